@@ -1,4 +1,5 @@
-"""The built-in model's recipe: the corpus of small Python tasks that it learns from, and its training run.
+"""The built-in model's recipe: the corpus of small Python tasks that it learns from, and its
+training run.
 
     python -m builtin_model.train --out out/builtin       # the model, from nothing
     python -m builtin_model.measure --out measured.json   # what its card says, beside `diffucoder eval builtin`

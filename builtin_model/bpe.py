@@ -45,12 +45,16 @@ def train_bpe(
     backend.train_from_iterator(texts, trainer)
     backend.model = joined(backend.model, spaced)
     backend.pre_tokenizer = usual
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    backend.add_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special_tokens]
+    )
     return DiffuCoderTokenizer(backend, chat_template)
 
 
 def joined(model: models.BPE, words: Sequence[str]) -> models.BPE:
-    """Add a merge of a space with each of some words, behind all others, so that what is in a word stays as it is."""
+    """Add a merge of a space with each of some words, behind all others, so that what is in a word
+    stays as it is.
+    """
     state = json.loads(model.__getstate__())
     vocabulary, merges = state["vocab"], [tuple(merge) for merge in state["merges"]]
     for word in words:
@@ -62,7 +66,9 @@ def joined(model: models.BPE, words: Sequence[str]) -> models.BPE:
 
 
 def save_tokenizer(tokenizer: DiffuCoderTokenizer, folder: Path) -> None:
-    """Write the files that DiffuCoder publishes: vocab.json, merges.txt, added_tokens.json and the chat template."""
+    """Write the files that DiffuCoder publishes: vocab.json, merges.txt, added_tokens.json and the
+    chat template.
+    """
     tokenizer.backend.model.save(str(folder))
     added = tokenizer.backend.get_added_tokens_decoder()
     ids = {token.content: token_id for token_id, token in sorted(added.items())}

@@ -1,4 +1,5 @@
-"""The classics of introductory courses: what a newcomer asks for first, and further words that people have for each.
+"""The classics of introductory courses: what a newcomer asks for first, and further words that
+people have for each.
 
 The words stand apart from the families' own, because the tasks that ship are drawn from those.
 """

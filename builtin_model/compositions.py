@@ -1,7 +1,7 @@
 """Compositions: pipelines of one to three list steps and a final result, described in a docstring.
 
-The function's name says nothing here, the description says everything; a pipeline that is held out is
-never seen in training under any name or wording.
+The function's name says nothing here, the description says everything; a pipeline that is held out
+is never seen in training under any name or wording.
 """
 
 import random
@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from builtin_model.tasks import NAME_POOLS, TESTS_PER_TASK, VAGUE_NAMES, HeaderStyle, substitute
 from jax_lm.data.prompts import BuiltinTask
 
-CONNECTIVES = ((", then ", ", then "), (", ", ", and "), (", ", " and "), (", then ", " and finally "))
+CONNECTIVES = (
+    (", then ", ", then "),
+    (", ", ", and "),
+    (", ", " and "),
+    (", then ", " and finally "),
+)
 """Between steps, and before the result."""
 
 
@@ -38,7 +43,10 @@ class Pipeline:
     final: Step
 
     def __str__(self) -> str:
-        return "|".join(f"{step.name}:{constant}" for step, constant in self.steps) + f"|{self.final.name}"
+        return (
+            "|".join(f"{step.name}:{constant}" for step, constant in self.steps)
+            + f"|{self.final.name}"
+        )
 
     @property
     def returns(self) -> str:
@@ -62,7 +70,9 @@ class Pipeline:
 
     def describe(self, rng: random.Random) -> str:
         """Say all steps in one sentence, each in one of its wordings."""
-        phrases = [substitute(rng.choice(step.phrases), {"k": constant}) for step, constant in self.steps]
+        phrases = [
+            substitute(rng.choice(step.phrases), {"k": constant}) for step, constant in self.steps
+        ]
         final = rng.choice(self.final.phrases)
         joint, last = rng.choice(CONNECTIVES)
         text = joint.join(phrases) + last + final
@@ -232,7 +242,9 @@ def draw_composition(rng: random.Random) -> BuiltinTask:
     parameter, name = rng.choice(kind.parameter_names()), rng.choice(VAGUE_NAMES)
     description = pipeline.describe(rng)
     tests = pipeline_tests(pipeline, name, rng)
-    style = HeaderStyle.draw(rng, docstrings={"line": 55, "block": 20, "example": 10, "comment": 15})
+    style = HeaderStyle.draw(
+        rng, docstrings={"line": 55, "block": 20, "example": 10, "comment": 15}
+    )
     hinted = f"{parameter}: {kind.type}" if style.hints else parameter
     header = f"def {name}({hinted}):"
     return BuiltinTask(

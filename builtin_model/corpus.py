@@ -1,8 +1,9 @@
-"""The built-in corpus: small Python tasks with docstrings and unit tests, generated, never downloaded.
+"""The built-in corpus: small Python tasks with docstrings and unit tests, generated, never
+downloaded.
 
-`draw_task` gives a train or a held-out task from a seeded generator. The two sides share families and
-words, never a combination: what is held out are names, constants and pipelines not seen together in
-training (`tasks.is_held_out`).
+`draw_task` gives a train or a held-out task from a seeded generator. The two sides share families
+and words, never a combination: what is held out are names, constants and pipelines not seen
+together in training (`tasks.is_held_out`).
 """
 
 import random

@@ -2,8 +2,8 @@
 
     python -m builtin_model.export
 
-Held-out tasks come in the order in which `diffucoder eval builtin` counts them, training tasks in that of
-`diffucoder grpo --data builtin`. Another order is another measurement, and another run.
+Held-out tasks come in the order in which `diffucoder eval builtin` counts them, training tasks in
+that of `diffucoder grpo --data builtin`. Another order is another measurement, and another run.
 """
 
 import gzip
@@ -42,7 +42,11 @@ def distinct_tasks(seed: int, count: int, *, held_out: bool) -> list[BuiltinTask
 
 
 def main(
-    out: Path = TASKS_FILE, /, *, held_out_count: int = HELD_OUT_COUNT, training_count: int = TRAINING_COUNT
+    out: Path = TASKS_FILE,
+    /,
+    *,
+    held_out_count: int = HELD_OUT_COUNT,
+    training_count: int = TRAINING_COUNT,
 ) -> None:
     """Write the tasks.
 
@@ -54,7 +58,10 @@ def main(
     records = [{"split": "held-out"} | asdict(task) for task in held_out(held_out_count)]
     records += [{"split": "training"} | asdict(task) for task in training(training_count)]
     # Neither the time nor the file's name goes into the header.
-    with out.open("wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+    with (
+        out.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
+    ):
         packed.write("".join(f"{json.dumps(record)}\n" for record in records).encode())
     print(f"{out}: {len(records)} tasks, {out.stat().st_size:,} bytes")
 

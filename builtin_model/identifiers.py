@@ -1,7 +1,7 @@
 """Names as people give them to functions and parameters: any word, any case, or none at all.
 
-A body has to repeat the names of its header, whatever they are. Drawn from a few hundred words and from random letters,
-they can only be copied, never remembered.
+A body has to repeat the names of its header, whatever they are. Drawn from a few hundred words and
+from random letters, they can only be copied, never remembered.
 """
 
 import builtins
@@ -46,7 +46,22 @@ VERBS = tuple(
     for word in line.split()
 )
 
-POSSESSORS = ("my", "my", "your", "our", "the", "new", "old", "given", "input", "all", "some", "in", "a", "this")
+POSSESSORS = (
+    "my",
+    "my",
+    "your",
+    "our",
+    "the",
+    "new",
+    "old",
+    "given",
+    "input",
+    "all",
+    "some",
+    "in",
+    "a",
+    "this",
+)
 """What people put in front of a name."""
 
 ONSETS = (*"bcdfghklmnprstvwz", "ch", "st", "tr", "th")
@@ -81,7 +96,10 @@ def draw_letters(rng: random.Random) -> str:
 
 def draw_coined(rng: random.Random) -> str:
     """Draw syllables that are no word: several tokens that stand side by side in no other name."""
-    syllables = (rng.choice(ONSETS) + rng.choice("aeiou") + rng.choice(CODAS) for _ in range(rng.randint(2, 4)))
+    syllables = (
+        rng.choice(ONSETS) + rng.choice("aeiou") + rng.choice(CODAS)
+        for _ in range(rng.randint(2, 4))
+    )
     return "".join(syllables)
 
 
@@ -136,7 +154,9 @@ FUNCTION_FORMS: dict[Callable[[random.Random], str], int] = {
 }
 
 
-def draw_name(rng: random.Random, forms: dict[Callable[[random.Random], str], int], taken: Collection[str]) -> str:
+def draw_name(
+    rng: random.Random, forms: dict[Callable[[random.Random], str], int], taken: Collection[str]
+) -> str:
     """Draw a name in one of these forms, none of those that are taken or reserved."""
     while True:
         name = rng.choices(list(forms), list(forms.values()))[0](rng)

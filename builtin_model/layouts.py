@@ -1,4 +1,5 @@
-"""Lay a program out as a prompt and what completes it: header, comment alone, question and answer, hole.
+"""Lay a program out as a prompt and what completes it: header, comment alone, question and answer,
+hole.
 
 Knows text, nothing of tokens.
 """
@@ -147,7 +148,9 @@ def opened(text: str, body: str, rng: random.Random) -> tuple[str, str]:
 def comment_prompt(program: Spelled, rng: random.Random) -> tuple[str, str]:
     """Show a comment or a docstring alone; the whole program completes it."""
     spoken = program.entry_point.replace("_", " ")
-    text = rng.choice((program.worded(rng), program.worded(rng), f"{spoken}: {program.worded(rng)}", spoken))
+    text = rng.choice(
+        (program.worded(rng), program.worded(rng), f"{spoken}: {program.worded(rng)}", spoken)
+    )
     form = rng.choices(COMMENTS, (60, 10, 10, 12, 8))[0]
     return form.format(text), ("" if form.endswith("\n") else "\n") + program.code
 
@@ -183,7 +186,9 @@ def signed_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:
 def named_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:
     """Ask by a name that need not say what is wanted: the question does."""
     forms = CLASS_QUESTIONS if program.is_class else NAMED_QUESTIONS
-    return answer(program, rng, tuple(form for form in forms if "{text}" in form or "{does}" in form))
+    return answer(
+        program, rng, tuple(form for form in forms if "{text}" in form or "{does}" in form)
+    )
 
 
 def unsigned_answer(program: Spelled, rng: random.Random) -> tuple[str, str]:

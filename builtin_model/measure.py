@@ -2,8 +2,9 @@
 
     python -m builtin_model.measure --out out/measured.json
 
-Spellings: twenty classics, each header in five spellings. Infilling: one hole in each held-out program. Chat: questions
-for held-out tasks. Outside: how sure the model is of answers that it cannot know, beside those that it can.
+Spellings: twenty classics, each header in five spellings. Infilling: one hole in each held-out
+program. Chat: questions for held-out tasks. Outside: how sure the model is of answers that it
+cannot know, beside those that it can.
 """
 
 import json
@@ -46,7 +47,9 @@ Suite = Literal["spellings", "infilling", "chat", "outside"]
 
 
 class AnswerPrompting(CompletionPrompting):
-    """Completes code, or answers a message with code; tests may call what it defines first `candidate`."""
+    """Completes code, or answers a message with code; tests may call what it defines first
+    `candidate`.
+    """
 
     def program(self, problem: Problem, answer: str) -> str:
         if problem.question:
@@ -105,7 +108,10 @@ def asked_problems(engine: DiffuCoderInference, count: int) -> Iterator[Problem]
     for number, task in enumerate(held_out_tasks(count)):
         form = CHAT_FORMS[number % len(CHAT_FORMS)]
         question = form.format(
-            prompt=task.prompt.rstrip(), header=header_of(task), description=task.description, name=task.entry_point
+            prompt=task.prompt.rstrip(),
+            header=header_of(task),
+            description=task.description,
+            name=task.entry_point,
         )
         yield Problem(
             name=f"{task.family}/{number}",
@@ -126,37 +132,64 @@ def header_of(task: BuiltinTask) -> str:
 
 
 def count_passed(
-    engine: DiffuCoderInference, problems: Sequence[Problem], options: GenerationOptions, prompting: Prompting
+    engine: DiffuCoderInference,
+    problems: Sequence[Problem],
+    options: GenerationOptions,
+    prompting: Prompting,
 ) -> dict:
     """Let the model attempt problems, and count what passed by group; with the outcome of each."""
     executor = Local(allow_unsafe=True)
-    evaluator = Evaluator(engine=engine, executor=executor, options=options, prompting=prompting, batch_size=BATCH_SIZE)
+    evaluator = Evaluator(
+        engine=engine,
+        executor=executor,
+        options=options,
+        prompting=prompting,
+        batch_size=BATCH_SIZE,
+    )
     attempts = sorted(evaluator.attempts(problems), key=lambda attempt: attempt.problem.name)
     groups = {
-        name: [a.passed for a in attempts if a.problem.group == name] for name in {a.problem.group for a in attempts}
+        name: [a.passed for a in attempts if a.problem.group == name]
+        for name in {a.problem.group for a in attempts}
     }
     return {
         "passed": sum(attempt.passed for attempt in attempts),
         "count": len(attempts),
-        "groups": {name: {"passed": sum(passed), "count": len(passed)} for name, passed in sorted(groups.items())},
+        "groups": {
+            name: {"passed": sum(passed), "count": len(passed)}
+            for name, passed in sorted(groups.items())
+        },
         "attempts": [
-            {"name": a.problem.name, "group": a.problem.group, "outcome": a.outcome, "completion": a.completion}
+            {
+                "name": a.problem.name,
+                "group": a.problem.group,
+                "outcome": a.outcome,
+                "completion": a.completion,
+            }
             for a in attempts
         ],
     }
 
 
-def count_doubted(engine: DiffuCoderInference, prompts: Sequence[str], options: GenerationOptions) -> dict:
-    """Complete prompts, and count the answers that the model is not sure of; with how sure it is of each."""
+def count_doubted(
+    engine: DiffuCoderInference, prompts: Sequence[str], options: GenerationOptions
+) -> dict:
+    """Complete prompts, and count the answers that the model is not sure of; with how sure it is of
+    each.
+    """
     sureness: dict[int, float] = {}
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     for start in range(0, len(order), BATCH_SIZE):
         numbers = order[start : start + BATCH_SIZE]
-        templates = [Template.completion(prompts[number], options.max_new_tokens) for number in numbers]
+        templates = [
+            Template.completion(prompts[number], options.max_new_tokens) for number in numbers
+        ]
         # A last batch of another size would compile the loop once more.
         templates += templates[-1:] * (BATCH_SIZE - len(templates))
         rows = engine.decode(templates, options).rows
-        sureness |= {number: row.sureness(options.temperature) for number, row in zip(numbers, rows, strict=False)}
+        sureness |= {
+            number: row.sureness(options.temperature)
+            for number, row in zip(numbers, rows, strict=False)
+        }
     return {
         "doubted": sum(value < BUILTIN_SURENESS for value in sureness.values()),
         "count": len(prompts),
@@ -182,7 +215,8 @@ def main(
         model: checkpoint; the built-in model if not given.
         suites: what to measure.
         count: held-out tasks of infilling and chat.
-        middle_length: of the hole in infilling: tokens, auto or oracle; as many as are allowed if not given.
+        middle_length: of the hole in infilling: tokens, auto or oracle; as many as are allowed if
+            not given.
         growth: whether holes find their own length; `middle_length` is then what they begin with.
         preset: of decoding.
         temperature: of decoding; greedy if not given.
@@ -196,10 +230,19 @@ def main(
         options = GenerationOptions(max_new_tokens=size, temperature=temperature, decoding=decoding)
         options = replace(options, growth=growth if suite == "infilling" else "off")
         if suite == "outside":
-            outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))["prompts"]
-            asked = {"outside": outside, "inside": [problem.prefix for problem in held_out_problems(count)]}
-            measured[suite] = {name: count_doubted(engine, prompts, options) for name, prompts in asked.items()}
-            shown = ", ".join(f"{name} {c['doubted']}/{c['count']}" for name, c in measured[suite].items())
+            outside = tomllib.loads((SAMPLES / "outside.toml").read_text(encoding="utf-8"))[
+                "prompts"
+            ]
+            asked = {
+                "outside": outside,
+                "inside": [problem.prefix for problem in held_out_problems(count)],
+            }
+            measured[suite] = {
+                name: count_doubted(engine, prompts, options) for name, prompts in asked.items()
+            }
+            shown = ", ".join(
+                f"{name} {c['doubted']}/{c['count']}" for name, c in measured[suite].items()
+            )
             sys.stdout.write(f"doubted: {shown}\n")
             continue
         problems = {

@@ -2,9 +2,10 @@
 
     python -m builtin_model.overlap
 
-Three readings of a program: the whole text; the code without descriptions; and the code under names that say nothing,
-in which a family's tasks are all alike, because what is held out of a family are its names and constants, not its
-algorithm. Pipelines are held out as such: there the last reading should find nothing.
+Three readings of a program: the whole text; the code without descriptions; and the code under names
+that say nothing, in which a family's tasks are all alike, because what is held out of a family are
+its names and constants, not its algorithm. Pipelines are held out as such: there the last reading
+should find nothing.
 """
 
 import ast
@@ -32,13 +33,17 @@ def readings(text: str) -> tuple[str, str, str]:
 
 
 class Anonymous(ast.NodeTransformer):
-    """Renames all that is no builtin by its first appearance, and drops hints, defaults and imports."""
+    """Renames all that is no builtin by its first appearance, and drops hints, defaults and
+    imports.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
 
     def renamed(self, name: str) -> str:
-        return name if hasattr(builtins, name) else self.names.setdefault(name, f"v{len(self.names)}")
+        return (
+            name if hasattr(builtins, name) else self.names.setdefault(name, f"v{len(self.names)}")
+        )
 
     def visit_Import(self, node: ast.Import) -> None: ...
 
@@ -79,7 +84,9 @@ def main(programs: int = 100_000, seed: int = 0, held_out: int = 2000) -> None:
     rng = random.Random(f"overlap {seed}")
     trained: tuple[set[str], ...] = (set(), set(), set())
     for _ in range(programs):
-        for seen, text in zip(trained, readings("".join(header_prompt(draw_spelled(rng), rng))), strict=True):
+        for seen, text in zip(
+            trained, readings("".join(header_prompt(draw_spelled(rng), rng))), strict=True
+        ):
             seen.add(text)
     tasks = held_out_tasks(held_out)
     for group, is_member in (("compositions", True), ("families", False)):

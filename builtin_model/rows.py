@@ -1,8 +1,9 @@
-"""Turn tasks into token rows for masked-diffusion training: which tokens there are, and which may be masked.
+"""Turn tasks into token rows for masked-diffusion training: which tokens there are, and which may
+be masked.
 
-A row is a context that stays visible and a canvas that may be masked. Four kinds teach four uses: complete
-a header, continue from anywhere, fill a hole, answer in chat. Spare canvas after the end of the text is a
-target too: so the model learns to end. Knows tokens, not models.
+A row is a context that stays visible and a canvas that may be masked. Four kinds teach four uses:
+complete a header, continue from anywhere, fill a hole, answer in chat. Spare canvas after the end
+of the text is a target too: so the model learns to end. Knows tokens, not models.
 """
 
 import random
@@ -54,11 +55,15 @@ def continuation_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
 
 
 def infilling_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
-    """Cut a hole between two visible parts: of the length of what was there, or longer, and then it ends itself."""
+    """Cut a hole between two visible parts: of the length of what was there, or longer, and then it
+    ends itself.
+    """
     prompt, completion = header_prompt(draw_spelled(rng), rng)
     text = prompt + completion
     start, end = draw_hole(text, len(prompt), rng)
-    before, hole, after = (tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:]))
+    before, hole, after = (
+        tokenizer.encode(part) for part in (text[:start], text[start:end], text[end:])
+    )
     length = draw_hole_length(len(hole), rng)
     hole = [*hole, tokenizer.token_id(END_OF_TEXT), *[tokenizer.pad_id] * length][:length]
     canvas = [False] * len(before) + [True] * len(hole) + [False] * len(after)
@@ -66,7 +71,9 @@ def infilling_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
 
 
 def draw_hole_length(needed: int, rng: random.Random) -> int:
-    """Draw the length of a hole that holds so many tokens: these, some more, or one of those that are tried."""
+    """Draw the length of a hole that holds so many tokens: these, some more, or one of those that
+    are tried.
+    """
     way = rng.random()
     if way < EXACT_SHARE:
         return needed
@@ -88,13 +95,17 @@ def chat_row(tokenizer: DiffuCoderTokenizer, rng: random.Random) -> Row:
 
 
 def draw_text(rng: random.Random) -> str:
-    """Draw what a prompt or a question and its completion hold, in the shares of a tokenizer's corpus."""
+    """Draw what a prompt or a question and its completion hold, in the shares of a tokenizer's
+    corpus.
+    """
     if rng.random() < 0.75:
         return "".join(draw_prompt(rng))
     return "\n".join(unsigned_answer(draw_spelled(rng, plain=True), rng))
 
 
-def split_row(prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end: str = END_OF_TEXT) -> Row:
+def split_row(
+    prompt: str, completion: str, tokenizer: DiffuCoderTokenizer, end: str = END_OF_TEXT
+) -> Row:
     """Encode prompt and completion apart, as they are when a user's prompt comes alone."""
     fixed = tokenizer.encode(prompt)
     written = [*tokenizer.encode(completion), tokenizer.token_id(end)]
@@ -118,9 +129,10 @@ def stream_batches(
 ) -> Iterator[Batch]:
     """Draw batches over the training side of the corpus, endlessly, from a seed.
 
-    Several samples share a row of `length` tokens, as many as fit. `shares` weighs their kinds. An open one has a
-    little spare canvas, or with `longer_share` up to a whole row of it (so that the model has seen canvases far longer
-    than its answers). The few samples that are longer than a row are drawn anew.
+    Several samples share a row of `length` tokens, as many as fit. `shares` weighs their kinds. An
+    open one has a little spare canvas, or with `longer_share` up to a whole row of it (so that the
+    model has seen canvases far longer than its answers). The few samples that are longer than a row
+    are drawn anew.
 
     Raises:
         ValueError: a batch holds no row.

@@ -1,8 +1,10 @@
-"""Spell tasks as people do: any names, hints, defaults and wordings, laid out as header, comment, question or hole.
+"""Spell tasks as people do: any names, hints, defaults and wordings, laid out as header, comment,
+question or hole.
 
-`spell` draws a program of a family or a pipeline under names that may be anything; the layouts say how it is asked for.
-What is held out is decided by the key alone, which is that of `tasks.instantiate`, so no spelling of a held-out
-combination is ever trained on. Knows text, nothing of tokens.
+`spell` draws a program of a family or a pipeline under names that may be anything; the layouts say
+how it is asked for. What is held out is decided by the key alone, which is that of
+`tasks.instantiate`, so no spelling of a held-out combination is ever trained on. Knows text,
+nothing of tokens.
 """
 
 import random
@@ -28,7 +30,9 @@ COMPOSITION_SHARE = 0.33
 
 
 def family_weight(family: Family) -> float:
-    """Weigh a family by the length of its body, every token of which must be right; classics count twice."""
+    """Weigh a family by the length of its body, every token of which must be right; classics count
+    twice.
+    """
     return min(4.0, max(1.0, len(family.body) / 120)) * (2.0 if family.name in CLASSICS else 1.0)
 
 
@@ -68,7 +72,11 @@ class Spelled:
     @property
     def signature(self) -> str:
         """Name and parameters, as in a sentence."""
-        return self.entry_point if self.is_class else f"{self.entry_point}({', '.join(self.parameters)})"
+        return (
+            self.entry_point
+            if self.is_class
+            else f"{self.entry_point}({', '.join(self.parameters)})"
+        )
 
     @property
     def code(self) -> str:
@@ -90,7 +98,11 @@ class Spelled:
     def worded(self, rng: random.Random) -> str:
         """Say what it does, in one of many ways, or as the corpus does."""
         wording = self.wording(rng)
-        return self.description if rng.random() < SAME_SHARE else wording.sentence(rng.choice(wording.forms()))
+        return (
+            self.description
+            if rng.random() < SAME_SHARE
+            else wording.sentence(rng.choice(wording.forms()))
+        )
 
 
 def indented(body: str) -> str:
@@ -98,8 +110,12 @@ def indented(body: str) -> str:
     return "\n".join(f"    {line}" if line else "" for line in body.split("\n"))
 
 
-def draw_spelled(rng: random.Random, *, plain: bool = False, usual_parameters: bool = False) -> Spelled:
-    """Draw a program of the training side; a `plain` one has the names that one would guess, or its parameters have."""
+def draw_spelled(
+    rng: random.Random, *, plain: bool = False, usual_parameters: bool = False
+) -> Spelled:
+    """Draw a program of the training side; a `plain` one has the names that one would guess, or its
+    parameters have.
+    """
     while True:
         if not plain and rng.random() < COMPOSITION_SHARE:
             program = spell_pipeline(rng, usual_parameters=usual_parameters)
@@ -110,7 +126,9 @@ def draw_spelled(rng: random.Random, *, plain: bool = False, usual_parameters: b
             return program
 
 
-def spell(family: Family, rng: random.Random, *, plain: bool = False, usual_parameters: bool = False) -> Spelled:
+def spell(
+    family: Family, rng: random.Random, *, plain: bool = False, usual_parameters: bool = False
+) -> Spelled:
     """Draw names, constants and hints for a program of `family`."""
     constants = {key: rng.choice(options) for key, options in family.constants.items()}
     canonical = tuple(param.split(":")[0].strip() for param in family.params)
@@ -123,7 +141,9 @@ def spell(family: Family, rng: random.Random, *, plain: bool = False, usual_para
     telling = substitute(template, values)
     is_telling = plain or rng.random() < 0.78
     namer = telling_name if is_telling else vague_name
-    entry_point = telling if plain else namer(telling, {*taken, *names}, rng, is_class=family.is_class)
+    entry_point = (
+        telling if plain else namer(telling, {*taken, *names}, rng, is_class=family.is_class)
+    )
     is_canonical = (
         template == family.names[0]
         and entry_point == telling
@@ -134,11 +154,14 @@ def spell(family: Family, rng: random.Random, *, plain: bool = False, usual_para
     hints = Hints.draw(rng)
     arguments = hints.arguments(list(zip(names, kinds, strict=True)), rng)
     header = (
-        f"class {entry_point}:" if family.is_class else f"def {entry_point}({arguments}){hints.result(family.returns)}:"
+        f"class {entry_point}:"
+        if family.is_class
+        else f"def {entry_point}({arguments}){hints.result(family.returns)}:"
     )
     return Spelled(
         family=family.name,
-        key=f"{family.name}|{entry_point}|{','.join(names)}|{constants}" + ("!" if is_canonical else ""),
+        key=f"{family.name}|{entry_point}|{','.join(names)}|{constants}"
+        + ("!" if is_canonical else ""),
         entry_point=entry_point,
         tests=unit_tests(family, entry_point, constants, rng),
         imports=hints.imports(header),
@@ -152,14 +175,22 @@ def spell(family: Family, rng: random.Random, *, plain: bool = False, usual_para
 
 
 def spell_pipeline(rng: random.Random, *, usual_parameters: bool = False) -> Spelled:
-    """Draw a pipeline whose function and parameter may be called anything, or the parameter as one would guess."""
+    """Draw a pipeline whose function and parameter may be called anything, or the parameter as one
+    would guess.
+    """
     pipeline = compositions.draw_pipeline(rng)
     kind = pipeline.kind
     known = [(name,) for name in kind.parameter_names()]
     (parameter,) = known[0]
     if not usual_parameters:
-        (parameter,) = rng.choice(known) if rng.random() < 0.5 else draw_parameters(rng, 1, kind.taken)
-    name = rng.choice(VAGUE_NAMES) if rng.random() < 0.5 else draw_name(rng, FUNCTION_FORMS, {parameter, *kind.taken})
+        (parameter,) = (
+            rng.choice(known) if rng.random() < 0.5 else draw_parameters(rng, 1, kind.taken)
+        )
+    name = (
+        rng.choice(VAGUE_NAMES)
+        if rng.random() < 0.5
+        else draw_name(rng, FUNCTION_FORMS, {parameter, *kind.taken})
+    )
     hints = Hints.draw(rng)
     header = f"def {name}({hints.arguments([(parameter, kind.type)], rng)}){hints.result(pipeline.returns)}:"
     return Spelled(
@@ -176,7 +207,9 @@ def spell_pipeline(rng: random.Random, *, usual_parameters: bool = False) -> Spe
     )
 
 
-def parameter_names(choices: list[tuple[str, ...]], taken: set[str], rng: random.Random) -> tuple[str, ...]:
+def parameter_names(
+    choices: list[tuple[str, ...]], taken: set[str], rng: random.Random
+) -> tuple[str, ...]:
     """Draw the canonical names, other usual ones, or any."""
     way = rng.random()
     if way < 0.3 or not choices[0]:
@@ -220,19 +253,32 @@ class Hints:
     @classmethod
     def draw(cls, rng: random.Random) -> "Hints":
         """Draw a style: neither, both, or one of the two."""
-        arguments, result = rng.choices(((False, False), (True, True), (True, False), (False, True)), (54, 32, 9, 5))[0]
+        arguments, result = rng.choices(
+            ((False, False), (True, True), (True, False), (False, True)), (54, 32, 9, 5)
+        )[0]
         return cls(arguments, result, rng.random() < 0.3, rng.random() < 0.05)
 
     def dialect(self, kind: str) -> str:
         """Write a type."""
         names = r"\b(list|dict|tuple|set)\["
-        return re.sub(names, lambda match: f"{match[1].capitalize()}[", kind) if self.from_typing else kind
+        return (
+            re.sub(names, lambda match: f"{match[1].capitalize()}[", kind)
+            if self.from_typing
+            else kind
+        )
 
     def arguments(self, parameters: list[tuple[str, str]], rng: random.Random) -> str:
         """Write what stands in the parentheses."""
-        written = [f"{name}: {self.dialect(kind)}" if self.on_arguments else name for name, kind in parameters]
+        written = [
+            f"{name}: {self.dialect(kind)}" if self.on_arguments else name
+            for name, kind in parameters
+        ]
         if self.default and parameters:
-            values = {"int": ("0", "1", "2", "5", "10"), "str": ('""', '"hello"', "' '"), "float": ("0.0", "1.0")}
+            values = {
+                "int": ("0", "1", "2", "5", "10"),
+                "str": ('""', '"hello"', "' '"),
+                "float": ("0.0", "1.0"),
+            }
             value = rng.choice(values.get(parameters[-1][1], ("None",)))
             written[-1] += f" = {value}" if self.on_arguments else f"={value}"
         return ", ".join(written)

@@ -1,10 +1,10 @@
 """Tasks of the built-in corpus: a family is a template, a task is one rendering of it.
 
 A family states one small programming problem: the names it may go by, its parameters, how people
-describe it, one canonical solution, and an oracle that is written differently from the solution. From
-a seeded random generator it yields tasks: a header (other names, type hints, with or without a
-docstring), the body that completes it, and unit tests. Every body has exactly one form per header, so
-that a small model can be certain of it.
+describe it, one canonical solution, and an oracle that is written differently from the solution.
+From a seeded random generator it yields tasks: a header (other names, type hints, with or without a
+docstring), the body that completes it, and unit tests. Every body has exactly one form per header,
+so that a small model can be certain of it.
 
 Knows nothing of tokens, models or training.
 """
@@ -26,7 +26,18 @@ NAME_POOLS: Mapping[str, tuple[str, ...]] = {
     "float": ("x", "value", "number", "amount", "v", "num", "n"),
     "bool": ("flag", "enabled", "value", "condition"),
     "str": ("text", "s", "string", "word", "sentence", "line", "message", "txt", "input_string"),
-    "list[int]": ("numbers", "nums", "arr", "values", "items", "xs", "lst", "data", "array", "integers"),
+    "list[int]": (
+        "numbers",
+        "nums",
+        "arr",
+        "values",
+        "items",
+        "xs",
+        "lst",
+        "data",
+        "array",
+        "integers",
+    ),
     "list[float]": ("numbers", "values", "data", "nums", "xs", "samples"),
     "list[str]": ("words", "strings", "items", "names", "texts", "tokens", "lst"),
     "list": ("items", "lst", "values", "elements", "xs", "data", "sequence", "arr"),
@@ -38,7 +49,20 @@ NAME_POOLS: Mapping[str, tuple[str, ...]] = {
 }
 """Names that a single parameter of each type may take when its family lists no alternatives."""
 
-ANY_NAMES = ("val", "inp", "arg", "p", "q", "z", "obj", "var", "input_value", "my_input", "thing", "foo")
+ANY_NAMES = (
+    "val",
+    "inp",
+    "arg",
+    "p",
+    "q",
+    "z",
+    "obj",
+    "var",
+    "input_value",
+    "my_input",
+    "thing",
+    "foo",
+)
 """Names that a single parameter of any type may take."""
 
 VAGUE_NAMES = (
@@ -72,7 +96,8 @@ class Family:
         constants: values that each constant of the template may take.
         inputs: draws one tuple of arguments for a test.
         oracle: the expected result, from the arguments and (as keywords) the constants.
-        script: for classes, test statements with `$f` for the class name, instead of inputs and oracle.
+        script: for classes, test statements with `$f` for the class name, instead of inputs and
+            oracle.
         imports: lines that the solution needs at module level; part of the prompt.
     """
 
@@ -95,13 +120,18 @@ class Family:
         return bool(self.script)
 
     def parameter_choices(self) -> list[tuple[str, ...]]:
-        """List all admissible tuples of parameter names, the canonical one first, none shadowing a local."""
+        """List all admissible tuples of parameter names, the canonical one first, none shadowing a
+        local.
+        """
         canonical = tuple(param.split(":")[0].strip() for param in self.params)
         if self.alternatives:
             choices = [canonical, *self.alternatives]
         elif len(self.params) == 1:
             kind = self.params[0].split(":")[1].strip()
-            choices = [canonical, *((name,) for name in (*NAME_POOLS[kind], *ANY_NAMES) if name != canonical[0])]
+            choices = [
+                canonical,
+                *((name,) for name in (*NAME_POOLS[kind], *ANY_NAMES) if name != canonical[0]),
+            ]
         else:
             choices = [canonical]
         taken = set(IDENTIFIER.findall(self.body))
@@ -109,7 +139,9 @@ class Family:
 
 
 def is_held_out(key: str) -> bool:
-    """Decide whether a key belongs to the held-out side; canonical phrasings (keys ending in "!") never do."""
+    """Decide whether a key belongs to the held-out side; canonical phrasings (keys ending in "!")
+    never do.
+    """
     digest = hashlib.sha256(key.encode()).digest()
     return not key.endswith("!") and int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
@@ -140,7 +172,9 @@ def instantiate(family: Family, rng: random.Random) -> BuiltinTask:
         and names == choices[0]
         and all(constants[key] == options[0] for key, options in family.constants.items())
     )
-    key = f"{family.name}|{entry_point}|{','.join(names)}|{constants}" + ("!" if is_canonical else "")
+    key = f"{family.name}|{entry_point}|{','.join(names)}|{constants}" + (
+        "!" if is_canonical else ""
+    )
     tests = unit_tests(family, entry_point, constants, rng)
     kinds = [param.split(":")[1].strip() for param in family.params]
     header = style.header(entry_point, list(zip(names, kinds, strict=True)), family)
@@ -155,7 +189,9 @@ def instantiate(family: Family, rng: random.Random) -> BuiltinTask:
     )
 
 
-def unit_tests(family: Family, entry_point: str, constants: dict, rng: random.Random) -> tuple[str, ...]:
+def unit_tests(
+    family: Family, entry_point: str, constants: dict, rng: random.Random
+) -> tuple[str, ...]:
     """Write `TESTS_PER_TASK` assert statements on drawn inputs, or the script of a class."""
     if family.is_class:
         return tuple(substitute(line, {"f": entry_point} | constants) for line in family.script)
@@ -180,7 +216,9 @@ class HeaderStyle:
 
     @classmethod
     def draw(cls, rng: random.Random, docstrings: Mapping[str, int] | None = None) -> "HeaderStyle":
-        """Draw a style; `docstrings` are the shares of the ways to describe a task, DOCSTRINGS if not given."""
+        """Draw a style; `docstrings` are the shares of the ways to describe a task, DOCSTRINGS if
+        not given.
+        """
         shares = docstrings or DOCSTRINGS
         return cls(
             hints=rng.random() < 0.35,
@@ -208,7 +246,9 @@ class HeaderStyle:
             text = f"{header}\n    {quotes}\n    {description}\n    {quotes}"
         elif self.docstring == "example" and example:
             call, result = example.groups()
-            text = f"{header}\n    {quotes}{description}\n\n    >>> {call}\n    {result}\n    {quotes}"
+            text = (
+                f"{header}\n    {quotes}{description}\n\n    >>> {call}\n    {result}\n    {quotes}"
+            )
         else:
             text = f"{header}\n    {quotes}{description}{quotes}"
         prefix = f"{imports}\n\n" if imports else ""

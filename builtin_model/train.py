@@ -1,9 +1,11 @@
-"""Train the built-in model: its tokenizer, its shape, a phase at a constant rate and one in which the rate falls.
+"""Train the built-in model: its tokenizer, its shape, a phase at a constant rate and one in which
+the rate falls.
 
     python -m builtin_model.train --out out/builtin
 
-rebuilds it from nothing on a CPU; `builtin_model/make.sh` also measures the result. The same command continues a run
-that was ended. The first phase may end at any step: `--stable-steps` below what it has done begins the second at once.
+rebuilds it from nothing on a CPU; `builtin_model/make.sh` also measures the result. The same
+command continues a run that was ended. The first phase may end at any step: `--stable-steps` below
+what it has done begins the second at once.
 """
 
 import logging
@@ -23,14 +25,28 @@ from typing import Any
 from flax import nnx
 
 from builtin_model.bpe import save_tokenizer, train_bpe
-from builtin_model.rows import chat_row, completion_row, continuation_row, draw_text, infilling_row, stream_batches
+from builtin_model.rows import (
+    chat_row,
+    completion_row,
+    continuation_row,
+    draw_text,
+    infilling_row,
+    stream_batches,
+)
 from jax_lm.checkpoints.description import complete
 from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch
 from jax_lm.host.terminal import TERMINATED
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.reports.run_folder import weights_digest
-from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN, DiffuCoderTokenizer
+from jax_lm.tokenizer import (
+    DIFFUSION_PAD,
+    END_OF_TEXT,
+    END_OF_TURN,
+    MASK,
+    START_OF_TURN,
+    DiffuCoderTokenizer,
+)
 from jax_lm.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.trainer import State
@@ -60,7 +76,11 @@ CHAT_TEMPLATE = (
 
 
 LOSS = LossConfig(
-    weighting="plain", normalisation="masked", high_levels=True, confident_share=0.5, masks_per_query=True
+    weighting="plain",
+    normalisation="masked",
+    high_levels=True,
+    confident_share=0.5,
+    masks_per_query=True,
 )
 """Generation starts from an empty canvas: this practises nearly empty ones, as the evidence bound hardly does, and
 those on which the end of the text is decided first."""
@@ -71,15 +91,16 @@ class Recipe:
     """Train the built-in model, from where an interrupted run in `out` stopped.
 
     Attributes:
-        out: folder for the checkpoint, the tokenizer and, per phase, metrics and what it resumes from.
+        out: folder for the checkpoint, the tokenizer and, per phase, metrics and what it resumes
+            from.
         stable_steps: updates at a constant rate; a run that has done more goes on to the decay.
         decay_steps: updates over which the rate falls to 0.
         tokens_per_batch: tokens of a batch, spare canvas included.
         learning_rate, muon_learning_rate: of AdamW, and of Muon for the matrices of the layers.
         seed: of the corpus, the initial weights and the masks.
         start: folder of a trained model to start from, with its tokenizer; nothing if not given.
-        workers: processes that draw batches ahead, for a device that is faster than one core draws; 0: none. What is
-            drawn is the same.
+        workers: processes that draw batches ahead, for a device that is faster than one core draws;
+            0: none. What is drawn is the same.
         save_every: updates from one checkpoint to resume from to the next.
     """
 
@@ -98,11 +119,17 @@ class Recipe:
         """List the phases by the names of their folders."""
         return {
             # The length of the schedule says nothing, as its floor is its peak.
-            "stable": self.training(max_steps=10**7, stop_after=self.stable_steps, warmup=100, min_lr_ratio=1.0),
-            "decay": self.training(max_steps=self.decay_steps, stop_after=None, warmup=20, min_lr_ratio=0.0),
+            "stable": self.training(
+                max_steps=10**7, stop_after=self.stable_steps, warmup=100, min_lr_ratio=1.0
+            ),
+            "decay": self.training(
+                max_steps=self.decay_steps, stop_after=None, warmup=20, min_lr_ratio=0.0
+            ),
         }
 
-    def training(self, *, max_steps: int, stop_after: int | None, warmup: int, min_lr_ratio: float) -> TrainerConfig:
+    def training(
+        self, *, max_steps: int, stop_after: int | None, warmup: int, min_lr_ratio: float
+    ) -> TrainerConfig:
         """Configure a phase: Muon for the matrices of the layers, AdamW for the rest."""
         optimizer = OptimizerConfig(
             learning_rate=self.learning_rate,
@@ -124,14 +151,18 @@ class Recipe:
 
 
 class Chunks:
-    """A source of seeded chunks of batches; it resumes by drawing again, and dropping, a part of one.
+    """A source of seeded chunks of batches; it resumes by drawing again, and dropping, a part of
+    one.
 
-    With a pool, `ahead` chunks are drawn before they are needed; its processes must be able to take `chunk`.
+    With a pool, `ahead` chunks are drawn before they are needed; its processes must be able to take
+    `chunk`.
     """
 
     arrays: Any = ()
 
-    def __init__(self, chunk: Callable[[int], Iterator[Any]], pool: Executor | None = None, ahead: int = 1) -> None:
+    def __init__(
+        self, chunk: Callable[[int], Iterator[Any]], pool: Executor | None = None, ahead: int = 1
+    ) -> None:
         self.chunk, self.pool, self.ahead, self.taken = chunk, pool, ahead, 0
         self.batches = self.batches_from(0)
 
@@ -142,7 +173,9 @@ class Chunks:
             for following in count(number):
                 yield from islice(self.chunk(following), done if following == number else 0, CHUNK)
         else:
-            for batches in drawn_ahead(self.pool, partial(whole_chunk, self.chunk), number, self.ahead):
+            for batches in drawn_ahead(
+                self.pool, partial(whole_chunk, self.chunk), number, self.ahead
+            ):
                 yield from batches[done:]
                 done = 0
 
@@ -170,8 +203,12 @@ def whole_chunk(chunk: Callable[[int], Iterator[Any]], number: int) -> list[Any]
     return list(islice(chunk(number), CHUNK))
 
 
-def drawn_ahead(pool: Executor, draw: Callable[[int], list[Any]], first: int, ahead: int) -> Iterator[list[Any]]:
-    """Yield what `draw` gives for `first`, `first + 1` and so on, `ahead` of which are drawn while one is used."""
+def drawn_ahead(
+    pool: Executor, draw: Callable[[int], list[Any]], first: int, ahead: int
+) -> Iterator[list[Any]]:
+    """Yield what `draw` gives for `first`, `first + 1` and so on, `ahead` of which are drawn while
+    one is used.
+    """
     waiting = deque(pool.submit(draw, number) for number in range(first, first + ahead))
     try:
         for number in count(first + ahead):
@@ -183,11 +220,19 @@ def drawn_ahead(pool: Executor, draw: Callable[[int], list[Any]], first: int, ah
 
 
 def build_tokenizer(seed: int, count: int = TOKENIZER_TEXTS) -> DiffuCoderTokenizer:
-    """Train a byte-level BPE on `count` texts of the training side of the corpus, with Dream's special tokens."""
+    """Train a byte-level BPE on `count` texts of the training side of the corpus, with Dream's
+    special tokens.
+    """
     rng = random.Random(seed)
     tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
     texts = (draw_text(rng) for _ in range(count))
-    return train_bpe(texts, vocab_size=VOCABULARY, special_tokens=tokens, spaced=SPACED, chat_template=CHAT_TEMPLATE)
+    return train_bpe(
+        texts,
+        vocab_size=VOCABULARY,
+        special_tokens=tokens,
+        spaced=SPACED,
+        chat_template=CHAT_TEMPLATE,
+    )
 
 
 def model_config(tokenizer: DiffuCoderTokenizer) -> DreamConfig:
@@ -218,7 +263,9 @@ def begin(recipe: Recipe) -> tuple[DreamForCausalLM, DiffuCoderTokenizer]:
     return DreamForCausalLM(model_config(tokenizer), rngs=nnx.Rngs(recipe.seed)), tokenizer
 
 
-def batches(recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, start: str, chunk: int) -> Iterator[Batch]:
+def batches(
+    recipe: Recipe, tokenizer: DiffuCoderTokenizer, phase: str, start: str, chunk: int
+) -> Iterator[Batch]:
     """Draw the batches of a chunk of a phase; a run from other weights draws others."""
     return stream_batches(
         tokenizer,
@@ -246,13 +293,20 @@ def main(recipe: Recipe) -> None:
     }
     # Spawned, as a process that runs JAX has threads and may hold a device.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(recipe.workers, mp_context=spawn) if recipe.workers else nullcontext() as pool:
+    with (
+        ProcessPoolExecutor(recipe.workers, mp_context=spawn)
+        if recipe.workers
+        else nullcontext() as pool
+    ):
         for phase, training in recipe.phases().items():
-            # A first phase that goes on after its decay began would be thrown away for what that had reached.
+            # A first phase that goes on after its decay began would be thrown away for what that
+            # had reached.
             behind = {"stable_steps": recipe.stable_steps} if phase == "decay" else {}
             chunk = partial(batches, recipe, tokenizer, phase, start)
             with closing(Chunks(chunk, pool, 2 * recipe.workers)) as source:
-                if not train(model, source, LOSS, training, recipe.out / phase, identity=identity | behind):
+                if not train(
+                    model, source, LOSS, training, recipe.out / phase, identity=identity | behind
+                ):
                     sys.exit(TERMINATED)
     save_tokenizer(tokenizer, recipe.out)
     model.save_pretrained(recipe.out, dtype="bfloat16")

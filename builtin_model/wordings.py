@@ -1,7 +1,8 @@
 """Say one description in the many ways in which people ask for a program.
 
-Knows English sentences of the corpus: an order ("Return the sum."), a statement ("This function returns the sum."), a
-condition first ("Given a list, return its sum."), or what a class is ("A stack with push and pop.").
+Knows English sentences of the corpus: an order ("Return the sum."), a statement ("This function
+returns the sum."), a condition first ("Given a list, return its sum."), or what a class is ("A
+stack with push and pop.").
 """
 
 import random
@@ -25,7 +26,10 @@ IMPERATIVES = frozenset(
 """Verbs with which a description begins that is an order; others begin with what is given, or with a noun."""
 
 SYNONYMS = (
-    (r"^Return True if", ("Check if", "Check whether", "Determine whether", "Tell whether", "Test if")),
+    (
+        r"^Return True if",
+        ("Check if", "Check whether", "Determine whether", "Tell whether", "Test if"),
+    ),
     (r"^Check (whether|if)", ("Determine if", "Test whether", "Return True if", "Decide whether")),
     (r"^Return the", ("Get the", "Compute the", "Find the", "Give the", "Calculate the")),
     (r"^(Compute|Calculate) the", ("Return the", "Find the", "Calculate the", "Compute the")),
@@ -69,8 +73,10 @@ class Wording:
     """A description as parts of sentences, none with a capital or a full stop.
 
     Attributes:
-        order: what to do: "return the sum of n"; for a class what it is: "a stack with push and pop".
-        does: what the function does: "returns the sum of n"; empty where only an order makes a sentence.
+        order: what to do: "return the sum of n"; for a class what it is: "a stack with push and
+            pop".
+        does: what the function does: "returns the sum of n"; empty where only an order makes a
+            sentence.
         is_class: whether it describes a class.
     """
 
@@ -88,7 +94,9 @@ class Wording:
             return cls(lower_first(match[1]), is_class=True)
         statement = STATEMENT.fullmatch(text)
         if statement:
-            return cls(f"{infinitive(statement[1])} {statement[2]}", f"{statement[1]} {statement[2]}")
+            return cls(
+                f"{infinitive(statement[1])} {statement[2]}", f"{statement[1]} {statement[2]}"
+            )
         verb, _, rest = text.partition(" ")
         if verb.lower() not in IMPERATIVES or not rest:
             return cls(lower_first(text))
@@ -101,7 +109,9 @@ class Wording:
     def sentence(self, form: str) -> str:
         """Fill a form: {order}, {does}, {thing}, with a capital where the field has one."""
         fields = {"order": self.order, "does": self.does, "thing": self.order}
-        return form.format(**fields, **{name.capitalize(): upper_first(text) for name, text in fields.items()})
+        return form.format(
+            **fields, **{name.capitalize(): upper_first(text) for name, text in fields.items()}
+        )
 
 
 def vary(rng: random.Random, description: str) -> str:

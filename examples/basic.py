@@ -8,7 +8,9 @@ from jax_lm.cli.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 
 
-def main(prompt: str = "def is_prime(n):", model: str | None = None, max_new_tokens: int = 64) -> None:
+def main(
+    prompt: str = "def is_prime(n):", model: str | None = None, max_new_tokens: int = 64
+) -> None:
     """Print the completed function.
 
     Args:

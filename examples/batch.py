@@ -3,7 +3,8 @@
     python examples/batch.py
     python examples/batch.py --prompts "def gcd(a, b):" "def lcm(a, b):" --preset exact
 
-A row's draws depend on the seed and its place in the batch, so that the same batch gives the same answers.
+A row's draws depend on the seed and its place in the batch, so that the same batch gives the same
+answers.
 """
 
 from jax_lm.cli.declared import run_main
@@ -15,7 +16,10 @@ PROMPTS = ("def gcd(a, b):", "def factorial(n):", "def word_count(text):", "def 
 
 
 def main(
-    prompts: tuple[str, ...] = PROMPTS, model: str | None = None, max_new_tokens: int = 64, preset: str = "turbo"
+    prompts: tuple[str, ...] = PROMPTS,
+    model: str | None = None,
+    max_new_tokens: int = 64,
+    preset: str = "turbo",
 ) -> None:
     """Print every completed function with its mean log-probability per token.
 
@@ -26,8 +30,12 @@ def main(
         preset: exact, fast or turbo.
     """
     engine = DiffuCoderInference(model)
-    options = GenerationOptions(max_new_tokens=max_new_tokens, decoding=Decoding(preset=preset), temperature=0.0)
-    batch = engine.decode([Template.completion(prompt, max_new_tokens) for prompt in prompts], options)
+    options = GenerationOptions(
+        max_new_tokens=max_new_tokens, decoding=Decoding(preset=preset), temperature=0.0
+    )
+    batch = engine.decode(
+        [Template.completion(prompt, max_new_tokens) for prompt in prompts], options
+    )
     for prompt, row in zip(prompts, batch.rows, strict=True):
         print(f"{prompt}{row.text}\n# {row.mean_log_confidence:.3f} per token\n")
     print(batch.describe())

@@ -4,9 +4,9 @@
     python examples/chat.py --opening "def gcd(a, b):"
     python examples/chat.py --model ./DiffuCoder-7B-Instruct --then "Now write lcm(a, b)."
 
-A conversation is a list of messages; the model's own answer is appended before the next question. What the answer
-begins with stands behind the prompt, and the model goes on from there. The built-in model saw no second questions:
-`--model` names a better one.
+A conversation is a list of messages; the model's own answer is appended before the next question.
+What the answer begins with stands behind the prompt, and the model goes on from there. The built-in
+model saw no second questions: `--model` names a better one.
 """
 
 from jax_lm.cli.declared import run_main

@@ -1,4 +1,5 @@
-"""Before and after: held-out problems answered by a trained policy and by the model that it started from.
+"""Before and after: held-out problems answered by a trained policy and by the model that it started
+from.
 
 python examples/grpo_inference.py --model out/grpo-example/model --problems 8
 """
@@ -26,13 +27,18 @@ def main(model: Path, problems: int = 8, max_new_tokens: int = 96) -> None:
     for name, folder in (("before", None), ("after", model)):
         engine = DiffuCoderInference(folder)
         evaluator = Evaluator(engine=engine, executor=Local(), options=options, batch_size=problems)
-        answers[name] = {attempt.problem.name: attempt for attempt in evaluator.attempts(held_out_problems(problems))}
+        answers[name] = {
+            attempt.problem.name: attempt
+            for attempt in evaluator.attempts(held_out_problems(problems))
+        }
     for key, before in answers["before"].items():
         print(f"--- {key}\n{before.problem.prefix}")
         for name, attempts in answers.items():
             print(f"[{name}: {attempts[key].outcome}]{attempts[key].completion}")
     for name, attempts in answers.items():
-        print(f"{name}: {sum(attempt.passed for attempt in attempts.values())} of {len(attempts)} passed")
+        print(
+            f"{name}: {sum(attempt.passed for attempt in attempts.values())} of {len(attempts)} passed"
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python examples/grpo_training.py --out out/grpo-example
 
-Runs on a laptop. The same with a checkpoint of your own: load it in place of the built-in model, and give rows with
-"prompt" and whatever columns your rewards read. `diffucoder grpo` is the command around the same trainer.
+Runs on a laptop. The same with a checkpoint of your own: load it in place of the built-in model,
+and give rows with "prompt" and whatever columns your rewards read. `diffucoder grpo` is the command
+around the same trainer.
 """
 
 import logging
@@ -25,7 +26,9 @@ def brevity(prompts: list, completions: list[str], **columns: object) -> list[fl
     return [-len(completion) / 1000 for completion in completions]
 
 
-def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, length: int = 96) -> None:
+def main(
+    out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, length: int = 96
+) -> None:
     """Train for some updates.
 
     Args:
@@ -46,7 +49,9 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
             prompts_per_step=prompts,
             max_prompt_length=96,
             score_chunk=generations,
-            generation=GenerationOptions(max_new_tokens=length, num_steps=length // 2, temperature=1.0),
+            generation=GenerationOptions(
+                max_new_tokens=length, num_steps=length // 2, temperature=1.0
+            ),
             training=TrainerConfig(
                 max_steps=steps,
                 optimizer=OptimizerConfig(learning_rate=2e-5, adam_beta2=0.99, max_grad_norm=1.0),
@@ -55,7 +60,9 @@ def main(out: Path, steps: int = 20, prompts: int = 4, generations: int = 4, len
             ),
         ),
         out=out,
-        rewards=WeightedSum({"tests": completed_code_reward, "brevity": brevity}, {"tests": 1.0, "brevity": 0.1}),
+        rewards=WeightedSum(
+            {"tests": completed_code_reward, "brevity": brevity}, {"tests": 1.0, "brevity": 0.1}
+        ),
     )
     if trainer.train():
         trainer.model.save_pretrained(out / "model", tokenizer=tokenizer, source=BUILTIN_MODEL)

@@ -2,8 +2,8 @@
 
     python examples/streaming.py --prompt "def gcd(a, b):"
 
-A masked-diffusion model does not write from left to right: the settled text, what stands before the first mask, may
-stay short for long and then grow by a leap.
+A masked-diffusion model does not write from left to right: the settled text, what stands before the
+first mask, may stay short for long and then grow by a leap.
 """
 
 from jax_lm.cli.declared import run_main
@@ -11,7 +11,9 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 
 
-def main(prompt: str = "def is_even(n):", model: str | None = None, max_new_tokens: int = 32) -> None:
+def main(
+    prompt: str = "def is_even(n):", model: str | None = None, max_new_tokens: int = 32
+) -> None:
     """Print a line per step and the finished text.
 
     Args:
@@ -21,11 +23,18 @@ def main(prompt: str = "def is_even(n):", model: str | None = None, max_new_toke
     """
     engine = DiffuCoderInference(model)
     text = ""
-    for event in engine.stream([prompt], GenerationOptions(max_new_tokens=max_new_tokens, temperature=0.0)):
+    for event in engine.stream(
+        [prompt], GenerationOptions(max_new_tokens=max_new_tokens, temperature=0.0)
+    ):
         pieces = [engine.tokenizer.decode([token]) for token in event.token_ids]
-        shown = ", ".join(f"{position}: {piece!r}" for position, piece in zip(event.positions, pieces, strict=True))
+        shown = ", ".join(
+            f"{position}: {piece!r}"
+            for position, piece in zip(event.positions, pieces, strict=True)
+        )
         text = event.text
-        print(f"step {event.step:3}  {shown if len(pieces) < 5 else f'{len(pieces)} positions'}  settled: {text!r}")
+        print(
+            f"step {event.step:3}  {shown if len(pieces) < 5 else f'{len(pieces)} positions'}  settled: {text!r}"
+        )
     print(prompt + text)
 
 

@@ -1,10 +1,12 @@
-"""Use every device of a TPU (or whatever JAX finds): what fits, the mesh, a batch over it, tokens per second.
+"""Use every device of a TPU (or whatever JAX finds): what fits, the mesh, a batch over it, tokens
+per second.
 
     python examples/tpu.py --model apple/DiffuCoder-7B-Instruct
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python examples/tpu.py      # four devices made of one CPU
 
-The mesh is chosen so that as many devices share a layer as there are key/value heads, and the others take rows of their
-own; `--mesh data=2,tensor=4` says it yourself. `diffucoder plan` answers for a TPU that is not here.
+The mesh is chosen so that as many devices share a layer as there are key/value heads, and the
+others take rows of their own; `--mesh data=2,tensor=4` says it yourself. `diffucoder plan` answers
+for a TPU that is not here.
 """
 
 import jax
@@ -16,7 +18,11 @@ from jax_lm.templates import Template
 
 
 def main(
-    model: str | None = None, mesh: str | None = None, rows: int = 8, max_new_tokens: int = 64, preset: str = "fast"
+    model: str | None = None,
+    mesh: str | None = None,
+    rows: int = 8,
+    max_new_tokens: int = 64,
+    preset: str = "fast",
 ) -> None:
     """Generate one batch twice: the first call compiles, the second one counts.
 

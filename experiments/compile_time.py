@@ -2,8 +2,9 @@
 
     python experiments/compile_time.py --dtype bfloat16 --out docs/results/measurements/compile_time.json
 
-Takes shapes only, no weights: it runs where the 7B model does not fit. The scan stacks each parameter over
-the layers; numbers are the median of `repeats` compilations with the compilation cache off.
+Takes shapes only, no weights: it runs where the 7B model does not fit. The scan stacks each
+parameter over the layers; numbers are the median of `repeats` compilations with the compilation
+cache off.
 """
 
 import dataclasses
@@ -51,12 +52,17 @@ def scanned(dtype: str) -> tuple[Callable, dict]:
     """The same function with the layers stacked and scanned over."""
     model = DreamForCausalLM.abstract(DIFFUCODER_7B, dtype)
     layer_graph, _ = nnx.split(model.model.layers[0])
-    shallow = DreamForCausalLM.abstract(dataclasses.replace(DIFFUCODER_7B, num_hidden_layers=1), dtype)
+    shallow = DreamForCausalLM.abstract(
+        dataclasses.replace(DIFFUCODER_7B, num_hidden_layers=1), dtype
+    )
     graph, state = nnx.split(shallow)
     params = nnx.to_pure_dict(state)
     layers = params["model"]["layers"].pop(0)
     stacked = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((DIFFUCODER_7B.num_hidden_layers, *leaf.shape), leaf.dtype), layers
+        lambda leaf: jax.ShapeDtypeStruct(
+            (DIFFUCODER_7B.num_hidden_layers, *leaf.shape), leaf.dtype
+        ),
+        layers,
     )
 
     def forward(params: dict, ids: jax.Array) -> jax.Array:
@@ -106,7 +112,9 @@ def main(arguments: Arguments) -> None:
         print(f"{name:18}", "  ".join(f"{key} {value:.2f}" for key, value in figures.items()))
     if arguments.out:
         asked = {"dtype": arguments.dtype, "canvas": arguments.canvas, "repeats": arguments.repeats}
-        arguments.out.write_text(json.dumps(about() | asked | {"results": results}, indent=2) + "\n", encoding="utf-8")
+        arguments.out.write_text(
+            json.dumps(about() | asked | {"results": results}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

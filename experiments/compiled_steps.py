@@ -1,10 +1,12 @@
-"""What XLA makes of a step of the 7B model, for machines that are not here: the tables of docs/results/compiled.
+"""What XLA makes of a step of the 7B model, for machines that are not here: the tables of
+docs/results/compiled.
 
     pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/compiled_steps.py
 
-Compiles every step with `diffucoder plan --explain`, in a process of its own, one after the other (some minutes each
-where the processor is shared), and writes what it says as JSON and as a table. A file that is there is kept; --again
-compiles anew. Nothing is measured: times are none of a compiler's business.
+Compiles every step with `diffucoder plan --explain`, in a process of its own, one after the other
+(some minutes each where the processor is shared), and writes what it says as JSON and as a table. A
+file that is there is kept; --again compiles anew. Nothing is measured: times are none of a
+compiler's business.
 """
 
 import argparse
@@ -62,7 +64,16 @@ def path_of(target: str, preset: str) -> Path:
 def compile_target(target: str, preset: str) -> None:
     """Compile the steps of a preset for a machine, and write what `plan` finds."""
     place = ("--model-config", "7b", "--topology", target, "--preset", preset)
-    command = [sys.executable, "-m", "jax_lm", "plan", *place, "--explain", "--out", str(path_of(target, preset))]
+    command = [
+        sys.executable,
+        "-m",
+        "jax_lm",
+        "plan",
+        *place,
+        "--explain",
+        "--out",
+        str(path_of(target, preset)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", flush=True)
     if not path_of(target, preset).is_file():
@@ -71,14 +82,17 @@ def compile_target(target: str, preset: str) -> None:
 
 def written() -> list[tuple[str, str]]:
     """List the targets and presets that there is a file of."""
-    return [(target, preset) for target in TARGETS for preset in PRESETS if path_of(target, preset).is_file()]
+    return [
+        (target, preset)
+        for target in TARGETS
+        for preset in PRESETS
+        if path_of(target, preset).is_file()
+    ]
 
 
 def table() -> str:
     """Put all that was found side by side."""
-    heads = (
-        "target, mesh, preset, pass, rows, memory GiB of GiB, kernels, products, communication, read GiB, least GiB, "
-    )
+    heads = "target, mesh, preset, pass, rows, memory GiB of GiB, kernels, products, communication, read GiB, least GiB, "
     heads += "written GiB, read again, moves, sorts, widest sort, logits arrays, widest rows"
     names = heads.split(", ")
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
@@ -98,26 +112,45 @@ def row(found: dict, target: str, preset: str, name: str) -> list[str]:
     def count(kind: str) -> str:
         return f"{sum(each['count'] for each in read[kind]):g}"
 
-    columns = [int(each["shape"].strip("]").split("[")[-1].split(",")[-1] or 1) for each in read["sorts"]]
+    columns = [
+        int(each["shape"].strip("]").split("[")[-1].split(",")[-1] or 1) for each in read["sorts"]
+    ]
     logit_rows = [int(each["what"].split()[0]) for each in read["logits"]]
     return [
         *(target, mesh, preset, name, str(one["rows"])),
         f"{memory / GIB:.2f} of {found['memory_limit'] / GIB:.2f}",
-        *(str(sum(read["kernels"].values())), str(read["kernels"].get("product", 0)), count("collectives")),
-        *(f"{read['read'] / GIB:.2f}", f"{one['least_bytes'] / GIB:.2f}", f"{read['written'] / GIB:.3f}"),
-        *(str(len(read["read_again"])), count("moves"), count("sorts"), str(max(columns, default=0))),
+        *(
+            str(sum(read["kernels"].values())),
+            str(read["kernels"].get("product", 0)),
+            count("collectives"),
+        ),
+        *(
+            f"{read['read'] / GIB:.2f}",
+            f"{one['least_bytes'] / GIB:.2f}",
+            f"{read['written'] / GIB:.3f}",
+        ),
+        *(
+            str(len(read["read_again"])),
+            count("moves"),
+            count("sorts"),
+            str(max(columns, default=0)),
+        ),
         *(count("logits"), str(max(logit_rows, default=0))),
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--again", action="store_true", help="compile what is there already")
     parser.add_argument("--only", choices=TARGETS, help="one target")
     arguments = parser.parse_args()
     for target in TARGETS:
         for preset in PRESETS:
-            if arguments.only in (None, target) and (arguments.again or not path_of(target, preset).is_file()):
+            if arguments.only in (None, target) and (
+                arguments.again or not path_of(target, preset).is_file()
+            ):
                 compile_target(target, preset)
     (FOLDER / "README.md").write_text(f"{HEADER}\n{versions()}\n\n{table()}\n{FOOTER}")
 
@@ -126,7 +159,12 @@ def versions() -> str:
     """Say when and by what each file was compiled, and which are missing."""
     about = [json.loads(path_of(*place).read_text()) for place in written()]
     found = sorted({f"{each['date']} with jax {each['jax']}, {each['compiler']}" for each in about})
-    missing = [f"{target} {preset}" for target in TARGETS for preset in PRESETS if (target, preset) not in written()]
+    missing = [
+        f"{target} {preset}"
+        for target in TARGETS
+        for preset in PRESETS
+        if (target, preset) not in written()
+    ]
     left = f" **Not compiled yet: {', '.join(missing)}.**" if missing else ""
     return f"Compiled on {'; '.join(found)}.{left}"
 

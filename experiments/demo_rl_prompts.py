@@ -1,8 +1,10 @@
-"""Prompts of experiments/demo_rl.sh: tasks of the corpus' training side that the built-in model solves sometimes.
+"""Prompts of experiments/demo_rl.sh: tasks of the corpus' training side that the built-in model
+solves sometimes.
 
     python experiments/demo_rl_prompts.py out/demo_rl/prompts.jsonl
 
-A group of completions that all pass, or all fail, has no advantages. The paper keeps hard problems for the same reason.
+A group of completions that all pass, or all fail, has no advantages. The paper keeps hard problems
+for the same reason.
 """
 
 import json
@@ -34,7 +36,12 @@ BATCH_SIZE = 16
 
 
 def main(
-    out: Path, /, tasks: int = 4000, model: Path = BUILTIN_MODEL, preset: str = "fast", num_steps: int | None = 12
+    out: Path,
+    /,
+    tasks: int = 4000,
+    model: Path = BUILTIN_MODEL,
+    preset: str = "fast",
+    num_steps: int | None = 12,
 ) -> None:
     """Try tasks, and keep those that are solved sometimes.
 
@@ -46,7 +53,10 @@ def main(
         num_steps: of decoding, as in training; None is as many as the preset takes.
     """
     sampling = GenerationOptions(
-        max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, num_steps=num_steps, decoding=Decoding(preset=preset)
+        max_new_tokens=NEW_TOKENS,
+        temperature=TEMPERATURE,
+        num_steps=num_steps,
+        decoding=Decoding(preset=preset),
     )
     tokenizer = DiffuCoderTokenizer.from_pretrained(model)
     sampler = Sampler(DreamForCausalLM.from_pretrained(model, dtype=jnp.float32))
@@ -58,13 +68,21 @@ def main(
         rows = [prompt for prompt in group for _ in range(SAMPLES)]
         keys = sample_keys(0, first, 0, jnp.arange(len(rows)))
         completions = sample_completions(
-            sampler, tokenizer, rows, sampling, keys=keys, width=prompts.width, batch_size=BATCH_SIZE
+            sampler,
+            tokenizer,
+            rows,
+            sampling,
+            keys=keys,
+            width=prompts.width,
+            batch_size=BATCH_SIZE,
         )
         totals = np.array(reward_completions(rewards, rows, completions).totals, np.float32)
         means = totals.reshape(-1, SAMPLES).mean(axis=1)
         kept += [prompt for prompt, mean in zip(group, means, strict=True) if LEAST < mean < MOST]
         passed += int(np.sum(means == 1))
-        print(f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True)
+        print(
+            f"{first + TOGETHER} tried, {passed} always solved, {len(kept)} sometimes", flush=True
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"prompt": prompt.content, **prompt.columns}) + "\n" for prompt in kept]
     out.write_text("".join(lines), encoding="utf-8")

@@ -2,9 +2,9 @@
 
     python experiments/demo_rl_sft.py out/demo_rl/prompts.jsonl out/demo_rl/sft-0 --seed 0
 
-As many updates, from the same prompts, over the same canvas; rows are as in the training of the built-in model, a
-header and its masked body. An update of theirs sees 256 completions three times (coupled), one of these 256 solutions
-once.
+As many updates, from the same prompts, over the same canvas; rows are as in the training of the
+built-in model, a header and its masked body. An update of theirs sees 256 completions three times
+(coupled), one of these 256 solutions once.
 """
 
 import json
@@ -37,7 +37,13 @@ MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
 
 
 def main(
-    prompts: Path, out: Path, /, seed: int = 0, steps: int = 20, rate: float = 5e-5, model: Path = BUILTIN_MODEL
+    prompts: Path,
+    out: Path,
+    /,
+    seed: int = 0,
+    steps: int = 20,
+    rate: float = 5e-5,
+    model: Path = BUILTIN_MODEL,
 ) -> None:
     """Fine-tune, and save the model.
 
@@ -70,12 +76,16 @@ def main(
         rng = np.random.default_rng((seed, chunk))
         while True:
             chosen = rng.choice(len(rows), ROWS, replace=len(rows) < ROWS)
-            yield collate([[rows[number]] for number in chosen], MAX_PROMPT + NEW_TOKENS, tokenizer.pad_id)
+            yield collate(
+                [[rows[number]] for number in chosen], MAX_PROMPT + NEW_TOKENS, tokenizer.pad_id
+            )
 
     optimizer = OptimizerConfig(
         learning_rate=rate, warmup_steps=3, min_lr_ratio=1.0, adam_beta2=0.99, max_grad_norm=1.0
     )
-    training = TrainerConfig(max_steps=steps, optimizer=optimizer, compute_dtype="float32", seed=seed, save_every=25)
+    training = TrainerConfig(
+        max_steps=steps, optimizer=optimizer, compute_dtype="float32", seed=seed, save_every=25
+    )
     if not train(policy, Chunks(batches), LOSS, training, out, identity={"prompts": len(rows)}):
         sys.exit(TERMINATED)
     # The folder's name says that the run is done.

@@ -1,11 +1,13 @@
-"""Table, curves and raw counts of experiments/demo_rl.sh, from the attempts and metrics that it leaves.
+"""Table, curves and raw counts of experiments/demo_rl.sh, from the attempts and metrics that it
+leaves.
 
     python experiments/demo_rl_table.py out/demo_rl
     python experiments/demo_rl_table.py docs/results/coupled_grpo/counts.json
 
-The first writes counts.json, curves.json, table.md and a picture of each curve there, and prints the table; the second
-computes the table again from the counts. Intervals hold 95 % of 10,000 draws of tasks, the same for all runs; those of
-an arm draw its seeds as well, and say what other seeds would give as far as three can.
+The first writes counts.json, curves.json, table.md and a picture of each curve there, and prints
+the table; the second computes the table again from the counts. Intervals hold 95 % of 10,000 draws
+of tasks, the same for all runs; those of an arm draw its seeds as well, and say what other seeds
+would give as far as three can.
 """
 
 import json
@@ -37,9 +39,13 @@ Counts = dict[str, dict[str, dict[str, list[int]]]]
 
 
 def counted(folder: Path) -> dict[str, list[int]]:
-    """Count for each task the samples that passed, and all that were judged; of one tried again the last counts."""
+    """Count for each task the samples that passed, and all that were judged; of one tried again the
+    last counts.
+    """
     outcomes: dict[tuple[str, int], str] = {}
-    for entry in map(json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()):
+    for entry in map(
+        json.loads, (folder / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+    ):
         outcomes[entry["name"], entry["sample"]] = entry["outcome"]
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for (name, _), outcome in outcomes.items():
@@ -70,36 +76,61 @@ def interval(of_runs: np.ndarray) -> str:
     rng = np.random.default_rng(0)
     tasks = rng.integers(0, of_runs.shape[1], (DRAWS, of_runs.shape[1]))
     runs = rng.integers(0, len(of_runs), (DRAWS, len(of_runs)))
-    means = [np.nanmean(of_runs[chosen][:, drawn]) for chosen, drawn in zip(runs, tasks, strict=True)]
+    means = [
+        np.nanmean(of_runs[chosen][:, drawn]) for chosen, drawn in zip(runs, tasks, strict=True)
+    ]
     low, high = np.quantile(means, [0.025, 0.975])
     return f"{np.nanmean(of_runs):+.1%} ({low:+.1%} to {high:+.1%})"
 
 
 def table(counts: Counts) -> str:
-    """Pass rates of each run and measure, the changes against the start and the control on the same tasks."""
+    """Pass rates of each run and measure, the changes against the start and the control on the same
+    tasks.
+    """
     lines = ["| run | sampled | change | greedy | change |", "|---|---|---|---|---|"]
     start = {measure: rates(counts, START, measure) for measure in MEASURES}
-    lines.append(f"| start | {np.nanmean(start['sampled']):.1%} | | {np.nanmean(start['greedy']):.1%} | |")
+    lines.append(
+        f"| start | {np.nanmean(start['sampled']):.1%} | | {np.nanmean(start['greedy']):.1%} | |"
+    )
     found = {
-        arm: {measure: np.array([rates(counts, name, measure) for name in names]) for measure in MEASURES}
+        arm: {
+            measure: np.array([rates(counts, name, measure) for name in names])
+            for measure in MEASURES
+        }
         for arm in ARMS
         if (names := runs_of(list(counts), arm))
     }
     for arm, of_measures in found.items():
         for number, name in enumerate(runs_of(list(counts), arm)):
-            changes = {measure: interval(of_measures[measure][[number]] - start[measure]) for measure in MEASURES}
-            lines.append(line(name, {measure: of_measures[measure][number] for measure in MEASURES}, changes))
-        changes = {measure: f"**{interval(of_measures[measure] - start[measure])}**" for measure in MEASURES}
+            changes = {
+                measure: interval(of_measures[measure][[number]] - start[measure])
+                for measure in MEASURES
+            }
+            lines.append(
+                line(name, {measure: of_measures[measure][number] for measure in MEASURES}, changes)
+            )
+        changes = {
+            measure: f"**{interval(of_measures[measure] - start[measure])}**"
+            for measure in MEASURES
+        }
         size = len(of_measures[MEASURES[0]])
         lines.append(line(f"**{arm}, mean of {size}**", of_measures, changes))
     for arm, other in COMPARED:
         # Of the same seed, as that orders the prompts.
         pairs = [
-            (f"{arm}-{seed}", f"{other}-{seed}") for seed in sorted(seeds_of(counts, arm) & seeds_of(counts, other))
+            (f"{arm}-{seed}", f"{other}-{seed}")
+            for seed in sorted(seeds_of(counts, arm) & seeds_of(counts, other))
         ]
         if pairs:
             cells = [
-                interval(np.array([rates(counts, run, measure) - rates(counts, its, measure) for run, its in pairs]))
+                interval(
+                    np.array(
+                        [
+                            rates(counts, run, measure) - rates(counts, its, measure)
+                            for run, its in pairs
+                        ]
+                    )
+                )
                 for measure in MEASURES
             ]
             lines.append(f"| {arm} over {other}, {len(pairs)} | | {cells[0]} | | {cells[1]} |")
@@ -113,7 +144,11 @@ def seeds_of(counts: Counts, arm: str) -> set[str]:
 
 def line(name: str, found: Mapping[str, np.ndarray], changes: Mapping[str, str]) -> str:
     """A line of the table: pass rates and their changes."""
-    cells = [cell for measure in MEASURES for cell in (f"{np.nanmean(found[measure]):.1%}", changes[measure])]
+    cells = [
+        cell
+        for measure in MEASURES
+        for cell in (f"{np.nanmean(found[measure]):.1%}", changes[measure])
+    ]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
@@ -134,12 +169,19 @@ def pictures(curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> d
     for name in CURVES:
         series: dict[str, Any] = {}
         for arm in ARMS:
-            values = [np.array(curves[run][name]) for run in runs_of(list(curves), arm) if curves[run].get(name)]
+            values = [
+                np.array(curves[run][name])
+                for run in runs_of(list(curves), arm)
+                if curves[run].get(name)
+            ]
             if values:
                 means = np.mean([each[: min(map(len, values))] for each in values], axis=0)
                 width = SMOOTHED if len(means) > 3 * SMOOTHED else 1
                 points = range(width, len(means) + 1)
-                series[arm] = [(int(means[end - 1, 0]), float(means[end - width : end, 1].mean())) for end in points]
+                series[arm] = [
+                    (int(means[end - 1, 0]), float(means[end - width : end, 1].mean()))
+                    for end in points
+                ]
         if series:
             top = max(1.0, *(value for points in series.values() for _, value in points))
             drawn[name] = line_chart(f"{name}, mean of the seeds", "update", name, series, top=top)
@@ -153,10 +195,20 @@ def main(place: Path) -> None:
     if place.is_file():
         print(table(json.loads(place.read_text(encoding="utf-8"))), end="")
         return
-    runs = [run for run in sorted(place.iterdir()) if all((run / name / "report.md").is_file() for name in MEASURES)]
+    runs = [
+        run
+        for run in sorted(place.iterdir())
+        if all((run / name / "report.md").is_file() for name in MEASURES)
+    ]
     names = [run.name for run in runs]
-    counts = {name: {measure: counted(place / name / measure) for measure in MEASURES} for name in names}
-    curves = {name: curves_of(place / name) for name in names if (place / name / "metrics.jsonl").is_file()}
+    counts = {
+        name: {measure: counted(place / name / measure) for measure in MEASURES} for name in names
+    }
+    curves = {
+        name: curves_of(place / name)
+        for name in names
+        if (place / name / "metrics.jsonl").is_file()
+    }
     (place / "counts.json").write_text(json.dumps(counts) + "\n", encoding="utf-8")
     (place / "curves.json").write_text(json.dumps(curves) + "\n", encoding="utf-8")
     for name, picture in pictures(curves).items():

@@ -1,13 +1,15 @@
-"""Train a model of the published width (3,584; a vocabulary of 152,064) with two layers, and compare the losses.
+"""Train a model of the published width (3,584; a vocabulary of 152,064) with two layers, and
+compare the losses.
 
 python experiments/full_width.py --kind sft --weights lora
 python experiments/full_width.py                                  # all of it: hours of two cores, and 24 GiB
 
-Twenty updates with per-layer remat and a loss in blocks of the vocabulary, in float32 on one device, in bfloat16 on one
-and on eight virtual ones; random weights, the same ones each time. Each run is a process of its own, whose losses must
-lie within 1e-3 of those in float32 (of their size, where they are above 1), and whose peak memory is printed. All
-weights are trained by Adafactor, as AdamW's moments would take 12 GiB more. Coupled-GRPO scores and learns from
-completions that are given: what a policy samples in bfloat16 is soon another text.
+Twenty updates with per-layer remat and a loss in blocks of the vocabulary, in float32 on one
+device, in bfloat16 on one and on eight virtual ones; random weights, the same ones each time. Each
+run is a process of its own, whose losses must lie within 1e-3 of those in float32 (of their size,
+where they are above 1), and whose peak memory is printed. All weights are trained by Adafactor, as
+AdamW's moments would take 12 GiB more. Coupled-GRPO scores and learns from completions that are
+given: what a policy samples in bfloat16 is soon another text.
 """
 
 import argparse
@@ -49,7 +51,12 @@ from jax_lm.training.update import in_dtype, partition
 KINDS, WEIGHTS, TOLERANCE = ("sft", "grpo"), ("lora", "full"), 1e-3
 RUNS = ((1, "float32"), (1, "bfloat16"), (8, "bfloat16"))
 ROWS, LENGTH = 8, 32
-RATES = {("sft", "lora"): 1e-4, ("sft", "full"): 1e-5, ("grpo", "lora"): 1e-5, ("grpo", "full"): 1e-6}
+RATES = {
+    ("sft", "lora"): 1e-4,
+    ("sft", "full"): 1e-5,
+    ("grpo", "lora"): 1e-5,
+    ("grpo", "full"): 1e-6,
+}
 """Of the recipes in recipes/."""
 MESHES = {"lora": MeshShape(fsdp=8), "full": MeshShape(fsdp=2, tensor=4)}
 """Virtual devices share one memory, in which each gathers what `fsdp` splits: with all weights split so eightfold, the
@@ -70,7 +77,9 @@ def wide_model(tokenizer: DiffuCoderTokenizer, weights: str, devices: int) -> Dr
 
 
 def training(kind: str, weights: str, dtype: str, steps: int) -> TrainerConfig:
-    optimizer = OptimizerConfig(learning_rate=RATES[kind, weights], optim=None if weights == "lora" else "adafactor")
+    optimizer = OptimizerConfig(
+        learning_rate=RATES[kind, weights], optim=None if weights == "lora" else "adafactor"
+    )
     return TrainerConfig(max_steps=steps, optimizer=optimizer, compute_dtype=dtype, log_every=1)
 
 
@@ -84,7 +93,9 @@ def batches(vocabulary: int) -> Iterator[Batch]:
         yield Batch(tokens, canvas, samples, None)
 
 
-def fine_tuning(weights: str, devices: int, config: TrainerConfig, out: Path) -> tuple[Trainer, Any]:
+def fine_tuning(
+    weights: str, devices: int, config: TrainerConfig, out: Path
+) -> tuple[Trainer, Any]:
     """Make the trainer of supervised fine-tuning, and its source."""
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     model = wide_model(tokenizer, weights, devices)
@@ -97,7 +108,9 @@ def fine_tuning(weights: str, devices: int, config: TrainerConfig, out: Path) ->
         partition(params, trained),
         config,
         out=out,
-        frozen=in_dtype(partition(params, lambda name: not trained(name)), config.compute_dtype or "float32"),
+        frozen=in_dtype(
+            partition(params, lambda name: not trained(name)), config.compute_dtype or "float32"
+        ),
     )
     return trainer, masked_diffusion.ByStep(lambda step: next(drawn))
 
@@ -124,29 +137,41 @@ def policy_optimisation(
         settings,
         out=out,
         rewards=WeightedSum(
-            {"length": lambda prompts, texts, **_: [len(text) % 7 / 7 for text in texts]}, {"length": 1.0}
+            {"length": lambda prompts, texts, **_: [len(text) % 7 / 7 for text in texts]},
+            {"length": 1.0},
         ),
         trained=is_lora if weights == "lora" else lambda name: True,
     )
 
     def given(policy: Any, prompts: Any, number: int, first: int = 0) -> Completions:
-        width, rng = trainer.source.rollouts.prompts.width, np.random.default_rng((1, number, first))
+        width, rng = (
+            trainer.source.rollouts.prompts.width,
+            np.random.default_rng((1, number, first)),
+        )
         tokens = rng.integers(0, 400, (len(prompts), width + new_tokens)).astype(np.int32)
-        return cut_at_stop(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer)
+        return cut_at_stop(
+            tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer
+        )
 
     trainer.source.rollouts.complete = given
     return trainer.trainer, trainer.source
 
 
-def run(kind: str, weights: str, devices: int, dtype: str, steps: int, new_tokens: int) -> dict[str, Any]:
+def run(
+    kind: str, weights: str, devices: int, dtype: str, steps: int, new_tokens: int
+) -> dict[str, Any]:
     """Train in this process; the losses, gradient norms and peak memory of all of it."""
     make = {"sft": fine_tuning, "grpo": partial(policy_optimisation, new_tokens=new_tokens)}[kind]
     with tempfile.TemporaryDirectory() as folder:
-        trainer, source = make(weights, devices, training(kind, weights, dtype, steps), Path(folder))
+        trainer, source = make(
+            weights, devices, training(kind, weights, dtype, steps), Path(folder)
+        )
         metrics = []
         for step in range(steps):
             metrics.append(jax.device_get(trainer.start(source).metrics))
-            sys.stderr.write(f"{kind} {weights} {dtype} on {devices}: update {step + 1} of {steps}\n")
+            sys.stderr.write(
+                f"{kind} {weights} {dtype} on {devices}: update {step + 1} of {steps}\n"
+            )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "losses": [float(each["loss"]) for each in metrics],
@@ -157,8 +182,8 @@ def run(kind: str, weights: str, devices: int, dtype: str, steps: int, new_token
 
 def in_process(*case: Any) -> dict[str, Any]:
     """Run a case in a process with its number of devices."""
-    # XLA's CPU compiler orders operations so that many run at once, and their outputs lie there at once: on eight
-    # devices, which share one memory, 40 GiB instead of five.
+    # XLA's CPU compiler orders operations so that many run at once, and their outputs lie there at
+    # once: on eight devices, which share one memory, 40 GiB instead of five.
     flags = f"--xla_force_host_platform_device_count={case[2]} --xla_cpu_enable_concurrency_optimized_scheduler=false"
     around = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__, "--case", *map(str, case)]
@@ -172,17 +197,23 @@ def furthest(ours: list[float], theirs: list[float]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--weights", choices=WEIGHTS, nargs="+", default=WEIGHTS)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--new-tokens", type=int, default=16, help="of each completion, in coupled-GRPO")
+    parser.add_argument(
+        "--new-tokens", type=int, default=16, help="of each completion, in coupled-GRPO"
+    )
     parser.add_argument("--case", nargs=6, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         kind, weights, devices, dtype, *numbers = arguments.case
         token_likelihood.LOGIT_BYTES = LOGIT_BYTES // int(devices)
-        sys.stdout.write(json.dumps(run(kind, weights, int(devices), dtype, *map(int, numbers))) + "\n")
+        sys.stdout.write(
+            json.dumps(run(kind, weights, int(devices), dtype, *map(int, numbers))) + "\n"
+        )
         return 0
     for name, value in (("--steps", arguments.steps), ("--new-tokens", arguments.new_tokens)):
         if value < 1:
@@ -191,7 +222,9 @@ def main() -> int:
     for kind, weights in itertools.product(arguments.kind, arguments.weights):
         exact: dict[str, Any] = {}
         for devices, dtype in RUNS:
-            report = in_process(kind, weights, devices, dtype, arguments.steps, arguments.new_tokens)
+            report = in_process(
+                kind, weights, devices, dtype, arguments.steps, arguments.new_tokens
+            )
             exact = exact or report
             apart, norms = (furthest(report[name], exact[name]) for name in ("losses", "norms"))
             worst, peak = max(worst, apart), report["peak_bytes"] / 2**30

@@ -1,4 +1,5 @@
-"""Temporary memory of coupled-GRPO's gradient with and without chunks, from XLA's own plan; nothing is computed.
+"""Temporary memory of coupled-GRPO's gradient with and without chunks, from XLA's own plan; nothing
+is computed.
 
 python experiments/grpo_memory.py
 """
@@ -40,7 +41,9 @@ def temporary_bytes(chunk: int) -> int:
         return jnp.sum(completion_scores(nnx.merge(graph, params), tokens, present, copies, chunk))
 
     tokens = jax.ShapeDtypeStruct((SAMPLES, PROMPT + COMPLETION), jnp.int32)
-    memory = jax.jit(jax.grad(total)).lower(nnx.to_pure_dict(state), tokens).compile().memory_analysis()
+    memory = (
+        jax.jit(jax.grad(total)).lower(nnx.to_pure_dict(state), tokens).compile().memory_analysis()
+    )
     assert memory
     return memory.temp_size_in_bytes
 
@@ -49,7 +52,9 @@ def main() -> None:
     """Print a table."""
     one = 3 * COMPLETION * CONFIG.vocab_size * 4
     sys.stdout.write(f"logits of one completion's three copies: {one / 2**30:.2f} GiB\n")
-    sys.stdout.write(f"weights: {CONFIG.vocab_size * CONFIG.hidden_size * 8 / 2**30:.2f} GiB in embedding and head\n")
+    sys.stdout.write(
+        f"weights: {CONFIG.vocab_size * CONFIG.hidden_size * 8 / 2**30:.2f} GiB in embedding and head\n"
+    )
     for chunk in (1, 4, SAMPLES):
         sys.stdout.write(f"score_chunk {chunk:2}: {temporary_bytes(chunk) / 2**30:6.2f} GiB\n")
 

@@ -1,11 +1,12 @@
-"""Kill a small run with SIGKILL at random moments, resume it each time, and compare with the uninterrupted run.
+"""Kill a small run with SIGKILL at random moments, resume it each time, and compare with the
+uninterrupted run.
 
     python experiments/kill_resume.py sft --kills 10
     python experiments/kill_resume.py grpo --kills 10
 
-SFT is that of a tiny model; GRPO that of the built-in model, with unit tests in the sandbox as rewards. A run that ends
-before all kills are spent is compared, and another begins. Prints one JSON line per run that ended, and exits with 1
-if any byte of the weights differs.
+SFT is that of a tiny model; GRPO that of the built-in model, with unit tests in the sandbox as
+rewards. A run that ends before all kills are spent is compared, and another begins. Prints one JSON
+line per run that ended, and exits with 1 if any byte of the weights differs.
 """
 
 import json
@@ -42,7 +43,14 @@ class KillResume:
 
 WEIGHTS = "model/model.safetensors"
 QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-SFT = {"length": 48, "rows": 8, "steps": 400, "save-every": 5, "learning-rate": 0.003, "packed": True}
+SFT = {
+    "length": 48,
+    "rows": 8,
+    "steps": 400,
+    "save-every": 5,
+    "learning-rate": 0.003,
+    "packed": True,
+}
 GRPO = {
     "data": "builtin", "prompts": 40, "reward-funcs": "completed_code", "reward-weights": 1.0, "num-generations": 4,
     "prompts-per-step": 2, "max-prompt-length": 64, "max-completion-length": 32, "decoding": "turbo",
@@ -68,12 +76,18 @@ def prepare(folder: Path) -> None:
     )
     DreamForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    rows = ({"prompt": f"Add {i} to {i % 7}.", "response": f"print({i} + {i % 7})"} for i in range(200))
+    rows = (
+        {"prompt": f"Add {i} to {i % 7}.", "response": f"print({i} + {i % 7})"} for i in range(200)
+    )
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def command(folder: Path, out: Path, config: KillResume) -> list[str]:
-    options = SFT | {"data": folder / "data.jsonl", "model": folder / "model"} if config.what == "sft" else GRPO
+    options = (
+        SFT | {"data": folder / "data.jsonl", "model": folder / "model"}
+        if config.what == "sft"
+        else GRPO
+    )
     words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
     return [sys.executable, "-m", "jax_lm", config.what, "--out", str(out), *words]
 
@@ -85,7 +99,9 @@ def entries(out: Path) -> int:
 
 
 def killed(process: subprocess.Popen, out: Path, until: int, delay: float) -> bool:
-    """Kill a process some seconds after its metrics have so many lines; whether it had not ended before."""
+    """Kill a process some seconds after its metrics have so many lines; whether it had not ended
+    before.
+    """
     while process.poll() is None and entries(out) < until:
         time.sleep(0.005)
     try:
@@ -114,7 +130,8 @@ def main(config: KillResume) -> int:
             out, here = folder / f"run-{run}", []
             process = subprocess.Popen(command(folder, out, config), **QUIET)
             while len(killed_at) + len(here) < config.kills:
-                # Some way on from where the killed process stood, so that the kills spread over the run.
+                # Some way on from where the killed process stood, so that the kills spread over the
+                # run.
                 done = min(entries(out), lines - 1)
                 until = rng.randint(done, min(done + 2 * lines // config.kills, lines - 1))
                 if not killed(process, out, until, delay=rng.uniform(0, 1)):
@@ -122,7 +139,10 @@ def main(config: KillResume) -> int:
                 here.append(newest(out))
                 process = subprocess.Popen(command(folder, out, config), **QUIET)
             equal = process.wait() == 0 and (out / WEIGHTS).read_bytes() == expected
-            print(json.dumps({"run": run, "newest checkpoint at each kill": here, "equal": equal}), flush=True)
+            print(
+                json.dumps({"run": run, "newest checkpoint at each kill": here, "equal": equal}),
+                flush=True,
+            )
             killed_at, run, differs = killed_at + here, run + 1, differs or not equal
     print(json.dumps({"what": config.what, "kills": len(killed_at), "all equal": not differs}))
     return int(differs)

@@ -1,12 +1,14 @@
-"""Tokenise a large corpus, train from it, and kill both on the way: are the bytes equal, and how much memory is held?
+"""Tokenise a large corpus, train from it, and kill both on the way: are the bytes equal, and how
+much memory is held?
 
     python experiments/large_corpus.py --megabytes 2000 --folder FOLDER
 
-The corpus is generated: functions with random names, constants and comments, so that the tokenizer's cache does not
-answer for it. It is tokenised, with a SIGKILL when a third and when two thirds of the shards are there; then a small
-model is adapted on it from nothing, twice: undisturbed, and with a SIGKILL after its second and fourth checkpoint.
-Prints one JSON object: sizes, seconds, whether the final weights are equal byte for byte, and of each run the peak of
-what its processes held (VmHWM of each: code, heap and mapped pages; summed up, though they share code).
+The corpus is generated: functions with random names, constants and comments, so that the
+tokenizer's cache does not answer for it. It is tokenised, with a SIGKILL when a third and when two
+thirds of the shards are there; then a small model is adapted on it from nothing, twice:
+undisturbed, and with a SIGKILL after its second and fourth checkpoint. Prints one JSON object:
+sizes, seconds, whether the final weights are equal byte for byte, and of each run the peak of what
+its processes held (VmHWM of each: code, heap and mapped pages; summed up, though they share code).
 """
 
 import json
@@ -121,7 +123,9 @@ def family(pid: int) -> list[int]:
 
 
 def run(words: list[str], killed_when: Callable[[], bool] | None = None) -> tuple[int, float]:
-    """Run a command, to its end or until it is to be killed; returns the peak of its memory in MiB, and seconds."""
+    """Run a command, to its end or until it is to be killed; returns the peak of its memory in MiB,
+    and seconds.
+    """
     start, peaks = time.monotonic(), {}
     process = subprocess.Popen([sys.executable, "-m", "jax_lm", *words], stdout=subprocess.DEVNULL)
     while process.poll() is None:
@@ -136,7 +140,11 @@ def run(words: list[str], killed_when: Callable[[], bool] | None = None) -> tupl
 
 
 def options(**values: object) -> list[str]:
-    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [
+        word
+        for name, value in values.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def count(folder: Path, pattern: str) -> int:
@@ -149,7 +157,11 @@ def main(config: LargeCorpus) -> int:
     write_corpus(corpus, config.megabytes * 10**6, config.seed)
     prepare_shape(shape)
     report["corpus_bytes"] = sum(path.stat().st_size for path in corpus.iterdir())
-    words = ["data", "tokenize", *options(data=corpus, model=shape, out=tokens, workers=config.workers)]
+    words = [
+        "data",
+        "tokenize",
+        *options(data=corpus, model=shape, out=tokens, workers=config.workers),
+    ]
     words += options(num_shards=config.num_shards)
     done = 0
     for part in (1, 2):
@@ -163,12 +175,19 @@ def main(config: LargeCorpus) -> int:
     report["token_bytes"] = sum(path.stat().st_size for path in tokens.glob("*.tokens"))
     adapt = ["adapt", *options(data=tokens, model=shape, **ADAPT)]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
-    report["train_peak_mib"], report["train_seconds"] = run([*adapt, "--out", str(folder / "whole")])
+    report["train_peak_mib"], report["train_seconds"] = run(
+        [*adapt, "--out", str(folder / "whole")]
+    )
     killed = folder / "killed"
     for step in (20, 40):
-        run([*adapt, "--out", str(killed)], lambda step=step: (killed / "checkpoints" / str(step)).is_dir())
+        run(
+            [*adapt, "--out", str(killed)],
+            lambda step=step: (killed / "checkpoints" / str(step)).is_dir(),
+        )
     report["resumed_peak_mib"], _ = run([*adapt, "--out", str(killed)])
-    ours, theirs = ((path / "model" / "model.safetensors").read_bytes() for path in (killed, folder / "whole"))
+    ours, theirs = (
+        (path / "model" / "model.safetensors").read_bytes() for path in (killed, folder / "whole")
+    )
     lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     report |= {"first_loss": losses[0], "last_loss": losses[-1], "weights_equal": ours == theirs}

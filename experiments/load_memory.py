@@ -1,9 +1,11 @@
-"""Host memory and time of loading a random checkpoint of about 2 GB, onto one device and onto eight.
+"""Host memory and time of loading a random checkpoint of about 2 GB, onto one device and onto
+eight.
 
     python experiments/load_memory.py --out docs/results/measurements/load_memory.json
 
-Every measurement is a process of its own. "anonymous" is what the process allocated at most (arrays of CPU devices in
-it, so that their size is the least there can be), without pages of mapped files, which the system may take back.
+Every measurement is a process of its own. "anonymous" is what the process allocated at most (arrays
+of CPU devices in it, so that their size is the least there can be), without pages of mapped files,
+which the system may take back.
 """
 
 import argparse
@@ -48,7 +50,9 @@ def write_checkpoint(folder: Path) -> int:
         bits = rng.integers(0x3C00, 0x3C80, math.prod(shape), np.uint16)
         return bits.view(ml_dtypes.bfloat16).reshape(shape)
 
-    huggingface.save_shards(folder, sizes, ((name, values(shape)) for name, shape in shapes.items()))
+    huggingface.save_shards(
+        folder, sizes, ((name, values(shape)) for name, shape in shapes.items())
+    )
     return sum(sizes.values())
 
 
@@ -77,26 +81,39 @@ def measure(folder: Path, mesh: str | None, int8: bool) -> dict[str, float]:
     thread = threading.Thread(target=watch)
     thread.start()
     start = time.perf_counter()
-    model = DreamForCausalLM.from_pretrained(folder, int8=int8, mesh=MeshShape.parse(mesh).mesh() if mesh else None)
+    model = DreamForCausalLM.from_pretrained(
+        folder, int8=int8, mesh=MeshShape.parse(mesh).mesh() if mesh else None
+    )
     arrays = list(parameters(model).values())
     jax.block_until_ready(arrays)
     seconds = time.perf_counter() - start
     done.set()
     thread.join()
     held = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
-    return {"seconds": round(seconds, 2), "arrays": held, "peak_anonymous": max(peak, anonymous()) - before}
+    return {
+        "seconds": round(seconds, 2),
+        "arrays": held,
+        "peak_anonymous": max(peak, anonymous()) - before,
+    }
 
 
 def child(folder: Path, case: dict) -> dict:
     """`measure` in a fresh process with that many virtual devices."""
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={case['devices']}", "JAX_PLATFORMS": "cpu"}
+    flags = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={case['devices']}",
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, __file__, "--measure", json.dumps({"folder": str(folder), **case})]
-    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=os.environ | flags, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -116,7 +133,12 @@ def main() -> None:
             f"peak {result['peak_anonymous'] / 2**30:5.2f} GiB  beyond the arrays {share:5.2f} shard files"
         )
     if arguments.out:
-        report = {"about": about(), "checkpoint_bytes": size, "shard_bytes": SHARD_BYTES, "results": results}
+        report = {
+            "about": about(),
+            "checkpoint_bytes": size,
+            "shard_bytes": SHARD_BYTES,
+            "results": results,
+        }
         arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

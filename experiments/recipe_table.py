@@ -1,10 +1,11 @@
-"""Compile the recipes of recipes/ with two and three layers, and write the table of docs/results/scale.
+"""Compile the recipes of recipes/ with two and three layers, and write the table of
+docs/results/scale.
 
     pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/recipe_table.py
 
-Each compilation is a process of its own (`experiments/recipes.py`), one after the other: half a minute for GPUs, five
-minutes and more for TPUs. What is in recipes.jsonl already is kept; --table writes the table of that alone. Nothing is
-measured but the time of the compiler.
+Each compilation is a process of its own (`experiments/recipes.py`), one after the other: half a
+minute for GPUs, five minutes and more for TPUs. What is in recipes.jsonl already is kept; --table
+writes the table of that alone. Nothing is measured but the time of the compiler.
 """
 
 import argparse
@@ -70,7 +71,13 @@ def read_found() -> dict[tuple, dict[str, Any]]:
 
 def compile_recipe(recipe: str, layers: int, without: tuple[str, ...]) -> None:
     """Compile a recipe with so many layers, and add what is found to the file."""
-    command = [sys.executable, "experiments/recipes.py", f"recipes/{recipe}", "--layers", str(layers)]
+    command = [
+        sys.executable,
+        "experiments/recipes.py",
+        f"recipes/{recipe}",
+        "--layers",
+        str(layers),
+    ]
     command += ["--without", *without] if without else []
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -90,7 +97,9 @@ def line(few: float, more: float) -> float:
 def sums(found: dict[str, Any]) -> dict[str, float]:
     """Sum up figures of a compilation."""
     # What begins and what ends a collective are two instructions.
-    collectives = [found["collectives"][kind] for kind in found["collectives"] if not kind.endswith("-done")]
+    collectives = [
+        found["collectives"][kind] for kind in found["collectives"] if not kind.endswith("-done")
+    ]
     return {
         "collectives": sum(count for count, _ in collectives),
         "sent": sum(size for _, size in collectives) / GIB,
@@ -104,12 +113,21 @@ def sums(found: dict[str, Any]) -> dict[str, float]:
 
 def row(few: dict[str, Any], more: dict[str, Any], whole: dict[str, Any] | None) -> list[str]:
     """List the figures of a recipe, of all layers if they were compiled."""
-    at = sums(whole) if whole else {name: line(sums(few)[name], sums(more)[name]) for name in sums(few)}
+    at = (
+        sums(whole)
+        if whole
+        else {name: line(sums(few)[name], sums(more)[name]) for name in sums(few)}
+    )
     return [
         *(few["recipe"].removesuffix(".yaml"), few["machine"], few["mesh"]),
         ", ".join(few["without"]),
         *(f"{at['kept']:.2f}", f"{at['working']:.2f}", f"{few['memory'] / GIB:.2f}"),
-        *(f"{at['collectives']:.0f}", f"{at['sent']:.1f}", f"{at['kernels']:.0f}", f"{at['traffic']:.0f}"),
+        *(
+            f"{at['collectives']:.0f}",
+            f"{at['sent']:.1f}",
+            f"{at['kernels']:.0f}",
+            f"{at['traffic']:.0f}",
+        ),
         *(
             f"{few['least_bytes_all'] / GIB:.0f}",
             f"{at['operations']:.0f}",
@@ -123,7 +141,9 @@ def table(found: dict[tuple, dict[str, Any]]) -> str:
     """Put the recipes under each other, with and without savings."""
     lines = [f"| {' | '.join(NAMES)} |", f"|{'---|' * len(NAMES)}"]
     for recipe, without in cases():
-        few, more, whole = (found.get((recipe, layers, without)) for layers in (*LAYERS, ALL_LAYERS))
+        few, more, whole = (
+            found.get((recipe, layers, without)) for layers in (*LAYERS, ALL_LAYERS)
+        )
         if few and more:
             lines.append(f"| {' | '.join(row(few, more, whole))} |")
     return "\n".join(lines)
@@ -137,7 +157,9 @@ def cases() -> list[tuple[str, tuple[str, ...]]]:
 
 def versions(found: dict[tuple, dict[str, Any]]) -> str:
     """Say when and by what it was compiled, and what is missing."""
-    by = sorted({f"{each['date']} with jax {each['jax']}, {each['compiler']}" for each in found.values()})
+    by = sorted(
+        {f"{each['date']} with jax {each['jax']}, {each['compiler']}" for each in found.values()}
+    )
     missing = [f"{recipe.removesuffix('.yaml')}{' without' if without else ''}" for recipe, without in cases()
                if any((recipe, n, without) not in found for n in LAYERS)]  # fmt: skip
     left = f" **Not compiled yet: {', '.join(missing)}.**" if missing else ""
@@ -145,7 +167,9 @@ def versions(found: dict[tuple, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true", help="compile nothing")
     arguments = parser.parse_args()
     for recipe, without in cases():

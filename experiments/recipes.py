@@ -1,11 +1,13 @@
-"""What the recipes of recipes/ take on their machines, from XLA's own plan of their updates; nothing is computed.
+"""What the recipes of recipes/ take on their machines, from XLA's own plan of their updates;
+nothing is computed.
 
     python experiments/recipes.py recipes/sft_v5e-16.yaml recipes/grpo_v5e-16.yaml --layers 2 3
     python experiments/recipes.py recipes/grpo_h100x8.yaml --without remat blocks lookup
 
-Reads each recipe as `diffucoder` does and compiles its update at full width for the machine that it names, with so many
-layers; what all 28 take follows along a line. Needs the compiler: extra `plan` for TPUs, `plan-gpu` for GPUs. Prints a
-JSON object per recipe; `experiments/recipe_table.py` makes the table of docs/results/scale of them.
+Reads each recipe as `diffucoder` does and compiles its update at full width for the machine that it
+names, with so many layers; what all 28 take follows along a line. Needs the compiler: extra `plan`
+for TPUs, `plan-gpu` for GPUs. Prints a JSON object per recipe; `experiments/recipe_table.py` makes
+the table of docs/results/scale of them.
 """
 
 import argparse
@@ -55,11 +57,15 @@ def read(recipe: Path) -> tuple[Topology, Any]:
     if found is None:
         raise ValueError(f"{recipe}: has no line '# machine: TOPOLOGY'")
     command = recipe.name.partition("_")[0]
-    return Topology.parse(found[1]), cli.parse([command, "--config", str(recipe), "--data", "data", "--out", "out"])
+    return Topology.parse(found[1]), cli.parse(
+        [command, "--config", str(recipe), "--data", "data", "--out", "out"]
+    )
 
 
 def abstract(config: DreamConfig, arguments: ModelArguments, seed: int) -> DreamForCausalLM:
-    """Make the model of a recipe with shapes in place of arrays: float32 masters, or what is below adapters."""
+    """Make the model of a recipe with shapes in place of arrays: float32 masters, or what is below
+    adapters.
+    """
     adapters = lora_config(arguments)
 
     def build() -> DreamForCausalLM:
@@ -79,15 +85,20 @@ def planned(settings: Settings, arguments: ModelArguments) -> PlannedStep:
     if isinstance(settings, GRPOConfig):
         new = settings.generation.max_new_tokens
         width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
-        rows = {"kind": "grpo", "batch": settings.completions, "canvas": width + new, "new_tokens": new}
+        rows = {
+            "kind": "grpo",
+            "batch": settings.completions,
+            "canvas": width + new,
+            "new_tokens": new,
+        }
     else:
         rows = {"kind": "sft", "batch": settings.batch_size, "canvas": settings.max_length}
     return PlannedStep(precision=precision, lora_rank=arguments.lora_rank, **rows)
 
 
 def without(savings: list[str], settings: Settings, stack: ExitStack) -> Settings:
-    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked up in its parts,
-    attention that does not write its scores."""
+    """Take back what saves memory: layers computed again, the head in blocks, the embedding looked
+    up in its parts, attention that does not write its scores."""
     if "blocks" in savings:
         stack.enter_context(patch.object(token_likelihood, "LOGIT_BYTES", 2**62))
     if "lookup" in savings:
@@ -107,10 +118,16 @@ def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
 
 
 def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
-    """Compile the update of a recipe with so many layers; figures of one device, and seconds of the compiler."""
+    """Compile the update of a recipe with so many layers; figures of one device, and seconds of the
+    compiler.
+    """
     topology, command = read(recipe)
     config, arguments = replace(DIFFUCODER_7B, num_hidden_layers=layers), command.model_arguments
-    shape = MeshShape.parse(arguments.mesh) if arguments.mesh else MeshShape.for_training(config, topology.devices)
+    shape = (
+        MeshShape.parse(arguments.mesh)
+        if arguments.mesh
+        else MeshShape.for_training(config, topology.devices)
+    )
     model = abstract(config, arguments, command.settings.training.seed)
     model.model.mesh = compiler.topology_mesh(topology, shape)
     trained = is_lora if arguments.lora_rank else lambda name: True
@@ -123,7 +140,10 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
     seconds = time.monotonic() - start
     kept, working = compiler.memory_of(program)
     about = StepShape(
-        vocabulary=config.vocab_size, hidden=config.hidden_size, memory=topology.chip.memory, in_loop=False
+        vocabulary=config.vocab_size,
+        hidden=config.hidden_size,
+        memory=topology.chip.memory,
+        in_loop=False,
     )
     least = training_bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
     return {
@@ -145,7 +165,11 @@ def figures(found: Explanation) -> dict[str, Any]:
         kind = each.what.removesuffix("-start")
         count, size = collectives.get(kind, (0, 0))
         collectives[kind] = [count + int(each.count), size + int(each.count) * each.bytes]
-    large = [f"{each.count:g} x {each.what} {each.shape}" for each in found.buffers if each.source != "argument"]
+    large = [
+        f"{each.count:g} x {each.what} {each.shape}"
+        for each in found.buffers
+        if each.source != "argument"
+    ]
     return {
         "kernels": found.launches,
         "collectives": collectives,
@@ -157,7 +181,9 @@ def figures(found: Explanation) -> dict[str, Any]:
 
 
 def traced_operations(jaxpr: Any) -> int:
-    """Count the multiplications and additions of all products of a program, on all devices together."""
+    """Count the multiplications and additions of all products of a program, on all devices
+    together.
+    """
     jaxpr = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
     return sum(operations(equation) for equation in jaxpr.eqns)
 
@@ -175,7 +201,9 @@ def operations(equation: Any) -> int:
 
 
 def runs(equation: Any) -> int:
-    """Count how often an equation runs its programs: those of a loop, of a kernel for its blocks, of each device."""
+    """Count how often an equation runs its programs: those of a loop, of a kernel for its blocks,
+    of each device.
+    """
     given = equation.params
     if equation.primitive.name == "scan":
         return given["length"]
@@ -200,10 +228,14 @@ def extrapolated(found: dict[int, int], layers: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipes", type=Path, nargs="+")
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist")
+    parser.add_argument(
+        "--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist"
+    )
     arguments = parser.parse_args()
     if min(arguments.layers) < 1:
         parser.error(f"--layers {min(arguments.layers)}: must be at least 1")

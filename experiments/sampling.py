@@ -1,10 +1,12 @@
-"""Time of generations and of their sampling by filters: how much it costs to look at the whole vocabulary.
+"""Time of generations and of their sampling by filters: how much it costs to look at the whole
+vocabulary.
 
     python experiments/sampling.py --out docs/results/measurements/sampling.json
 
-Random weights of the shape `small` (186M parameters, the published vocabulary). With the head as it is drawn, logits
-have a standard deviation of 0.45, which at temperature 0.2 is a flat distribution; with a head of ten times the size it
-is peaked. Contestants take turns, so that a busy machine slows all; medians after a warm-up. The load is recorded.
+Random weights of the shape `small` (186M parameters, the published vocabulary). With the head as it
+is drawn, logits have a standard deviation of 0.45, which at temperature 0.2 is a flat distribution;
+with a head of ten times the size it is peaked. Contestants take turns, so that a busy machine slows
+all; medians after a warm-up. The load is recorded.
 """
 
 import json
@@ -70,7 +72,11 @@ def settings(new_tokens: int, preset: str) -> dict[str, GenerationOptions]:
     """The settings that are compared; the first is what the others are compared with."""
     published = model_card_options(new_tokens, preset)
     greedy = replace(published, temperature=0.0, top_p=None, top_k=None)
-    return {"top_k 50, top_p 0.95": published, "top_p 0.95": replace(published, top_k=None), "greedy, none": greedy}
+    return {
+        "top_k 50, top_p 0.95": published,
+        "top_p 0.95": replace(published, top_k=None),
+        "greedy, none": greedy,
+    }
 
 
 def time_sampling(arguments: Arguments, logits: str) -> list[Row]:
@@ -81,15 +87,21 @@ def time_sampling(arguments: Arguments, logits: str) -> list[Row]:
     number = jax.random.uniform(jax.random.key(1), positions.shape)
 
     @partial(jax.jit, static_argnames="top_k")
-    def sampled(values: jax.Array, params: SamplingParams, top_k: int | None) -> tuple[jax.Array, ...]:
-        candidates = filtered(values, params, top_k=top_k, excluded_id=SHAPES["small"].mask_token_id)
+    def sampled(
+        values: jax.Array, params: SamplingParams, top_k: int | None
+    ) -> tuple[jax.Array, ...]:
+        candidates = filtered(
+            values, params, top_k=top_k, excluded_id=SHAPES["small"].mask_token_id
+        )
         tokens, probability = draw(number, candidates, params.temperature)
         return tokens, confidence(number, candidates, probability, positions, params.alg)
 
     cases = settings(arguments.new_tokens, "exact")
     calls = []
     for options in cases.values():
-        params = jax.tree.map(jnp.asarray, SamplingParams.of(options, arguments.new_tokens, arguments.new_tokens))
+        params = jax.tree.map(
+            jnp.asarray, SamplingParams.of(options, arguments.new_tokens, arguments.new_tokens)
+        )
         calls.append(partial(sampled, values, params, options.top_k))
     seconds = [timing.seconds for timing in time_in_turns(calls, arguments.repeats)]
     return rows_of(f"sampling of {arguments.rows} rows", "float32", logits, list(cases), seconds)
@@ -112,7 +124,9 @@ def time_generations(arguments: Arguments, dtype: str, logits: str) -> list[Row]
     return rows
 
 
-def rows_of(what: str, dtype: str, logits: str, names: list[str], seconds: list[float]) -> list[Row]:
+def rows_of(
+    what: str, dtype: str, logits: str, names: list[str], seconds: list[float]
+) -> list[Row]:
     """Return the median seconds of each setting, and their ratio to those of the first one."""
     case = {"what": what, "dtype": dtype, "logits": logits}
     return [

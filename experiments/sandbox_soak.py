@@ -1,11 +1,12 @@
-"""Many mixed candidates in a row: nothing may be left behind, memory must stay flat. Prints runs per second.
+"""Many mixed candidates in a row: nothing may be left behind, memory must stay flat. Prints runs
+per second.
 
     python experiments/sandbox_soak.py --runs 2000
 
-Each candidate has two tests. The mix: four parts each that pass and that fail, one part of each that raises, leaves,
-crashes, does not parse, floods, starts threads, forks, hogs memory, or loops (limit: 0.3 s per test).
-The exit status is 1 if a process, zombie, open file, thread, mount or temporary file is left, or memory grows
-by more than 5 MiB after the first tenth of the runs.
+Each candidate has two tests. The mix: four parts each that pass and that fail, one part of each
+that raises, leaves, crashes, does not parse, floods, starts threads, forks, hogs memory, or loops
+(limit: 0.3 s per test). The exit status is 1 if a process, zombie, open file, thread, mount or
+temporary file is left, or memory grows by more than 5 MiB after the first tenth of the runs.
 """
 
 import argparse
@@ -60,7 +61,9 @@ def remains() -> dict[str, set[str]]:
         "descriptors": set(os.listdir("/proc/self/fd")),
         "threads": {str(thread.ident) for thread in threading.enumerate()},
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
-        "temporary files": {name for name in os.listdir(tempfile.gettempdir()) if "diffucoder" in name},
+        "temporary files": {
+            name for name in os.listdir(tempfile.gettempdir()) if "diffucoder" in name
+        },
     }
 
 
@@ -70,7 +73,9 @@ def resident_mib() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--tier", choices=SAFE)
     options = parser.parse_args()
@@ -92,10 +97,14 @@ def main() -> int:
         after, growth = remains(), resident_mib() - memory
         left = {name: more for name in before if (more := after[name] - before[name])}
         print(f"{tier}: {len(jobs)} runs")
-        counts = Counter((name, result.outcome) for name, result in zip(names, results, strict=True))
+        counts = Counter(
+            (name, result.outcome) for name, result in zip(names, results, strict=True)
+        )
         for (name, outcome), count in sorted(counts.items()):
             print(f"  {count:5d} {name}: {outcome}")
-        print(f"  {(len(jobs) - warm) / seconds:.1f} runs/s with {os.cpu_count()} cores; memory {growth:+.1f} MiB")
+        print(
+            f"  {(len(jobs) - warm) / seconds:.1f} runs/s with {os.cpu_count()} cores; memory {growth:+.1f} MiB"
+        )
         print(f"  left behind: {left or 'nothing'}")
         worst |= bool(left) or growth > 5
     return worst

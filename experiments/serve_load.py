@@ -1,10 +1,11 @@
-"""Load on `diffucoder serve`: many clients on the loopback address; is each answer the one it would get alone?
+"""Load on `diffucoder serve`: many clients on the loopback address; is each answer the one it would
+get alone?
 
     python experiments/serve_load.py --out docs/results/measurements/serve_load.json
 
-Starts a server of its own with the built-in model (twice: the second finds its compilations in a cache), asks each
-prompt once by itself, then lets 1, 16 and 32 clients ask the same prompts, greedy, for a bounded time. Exits with 1 if
-a request failed, was lost, or was answered otherwise.
+Starts a server of its own with the built-in model (twice: the second finds its compilations in a
+cache), asks each prompt once by itself, then lets 1, 16 and 32 clients ask the same prompts,
+greedy, for a bounded time. Exits with 1 if a request failed, was lost, or was answered otherwise.
 """
 
 import http.client
@@ -85,11 +86,20 @@ class Arguments:
         for phase in phases:
             phase["times_one_client"] = round(phase["tokens_per_second"] / base, 2)
         results = {
-            "settings": {name: value for name, value in asdict(self).items() if name not in ("out", "cache")},
-            "ready_seconds": {"first start": round(cold_seconds, 1), "with a cache": round(ready_seconds, 1)},
+            "settings": {
+                name: value for name, value in asdict(self).items() if name not in ("out", "cache")
+            },
+            "ready_seconds": {
+                "first start": round(cold_seconds, 1),
+                "with a cache": round(ready_seconds, 1),
+            },
             "resident_megabytes": resident,
             "phases": phases,
-            "machine": {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()},
+            "machine": {
+                "cores": os.cpu_count(),
+                "processor": platform.machine(),
+                "python": platform.python_version(),
+            },
             "jax": version("jax"),
         }
         print(json.dumps(results, indent=1))
@@ -103,7 +113,13 @@ class Arguments:
         # What would have answered faster is compiled from then on; a measurement waits for it.
         wait_for_compilations(port)
         return [
-            load(port, self, count, self.last_seconds if count == self.clients[-1] else self.seconds, alone)
+            load(
+                port,
+                self,
+                count,
+                self.last_seconds if count == self.clients[-1] else self.seconds,
+                alone,
+            )
             for count in self.clients
         ]
 
@@ -111,11 +127,22 @@ class Arguments:
 @contextmanager
 def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, int, float]]:
     """Its process, its port, and how long it took until it was ready."""
-    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--slots", str(arguments.slots)]
+    command = [
+        sys.executable,
+        "-m",
+        "jax_lm",
+        "serve",
+        "--port",
+        "0",
+        "--slots",
+        str(arguments.slots),
+    ]
     command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
     start = time.monotonic()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -144,7 +171,11 @@ def wait_for_compilations(port: int) -> None:
     seen, since = -1.0, time.monotonic()
     while time.monotonic() - since < 10:
         lines = request(port, "GET", "/metrics")[1].splitlines()
-        now = next(float(line.split()[1]) for line in lines if line.startswith("diffucoder_compilations_total"))
+        now = next(
+            float(line.split()[1])
+            for line in lines
+            if line.startswith("diffucoder_compilations_total")
+        )
         if now != seen:
             seen, since = now, time.monotonic()
         time.sleep(0.5)
@@ -154,7 +185,9 @@ def request(port: int, method: str, path: str, body: dict | None = None) -> tupl
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     try:
         content = None if body is None else json.dumps(body)
-        connection.request(method, path, content, {"Content-Type": "application/json"} if content else {})
+        connection.request(
+            method, path, content, {"Content-Type": "application/json"} if content else {}
+        )
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -171,7 +204,9 @@ def ask(port: int, arguments: Arguments, prompt: str) -> tuple[str, int]:
     return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 
 
-def load(port: int, arguments: Arguments, clients: int, seconds: float, alone: dict[str, tuple[str, int]]) -> dict:
+def load(
+    port: int, arguments: Arguments, clients: int, seconds: float, alone: dict[str, tuple[str, int]]
+) -> dict:
     """What so many clients got in that time; each asks again as soon as it has its answer."""
     latencies: list[float] = []
     tokens, asked, failed, different = [], [], [], []
@@ -210,7 +245,11 @@ def load(port: int, arguments: Arguments, clients: int, seconds: float, alone: d
         "different": len(different),
         "tokens_per_second": round(sum(tokens) / took, 1),
         "requests_per_second": round(len(latencies) / took, 2),
-        "latency_seconds": {"p50": round(cuts[49], 3), "p95": round(cuts[94], 3), "max": round(max(latencies), 3)},
+        "latency_seconds": {
+            "p50": round(cuts[49], 3),
+            "p95": round(cuts[94], 3),
+            "max": round(max(latencies), 3),
+        },
     }
 
 

@@ -2,10 +2,11 @@
 
     python experiments/sft_vs_pytorch.py --out docs/results/measurements/sft_vs_pytorch.json
 
-The built-in model in float32, attention over the whole row, masked-diffusion loss weighted by 1/t, clipped AdamW.
-PyTorch's side is transformers' Qwen2 without a causal mask, with its fused attention; it takes the masks that ours
-drew, and loss and gradient norm of the first step are compared. Contestants take turns; medians after a warm-up. Needs
-torch and transformers (extra `parity`). Run it on an idle machine: the load before is recorded.
+The built-in model in float32, attention over the whole row, masked-diffusion loss weighted by 1/t,
+clipped AdamW. PyTorch's side is transformers' Qwen2 without a causal mask, with its fused
+attention; it takes the masks that ours drew, and loss and gradient norm of the first step are
+compared. Contestants take turns; medians after a warm-up. Needs torch and transformers (extra
+`parity`). Run it on an idle machine: the load before is recorded.
 """
 
 import json
@@ -72,10 +73,14 @@ class Ours:
         """Loss and gradient norm with the first step's masks."""
         key = jax.random.fold_in(jax.random.key(SEED), 1)
         gradients, metrics = gradient(self.loss, self.params, {}, self.batch, key)
-        return float(metrics["loss"]), float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients))))
+        return float(metrics["loss"]), float(
+            jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradients)))
+        )
 
     def step(self) -> Any:
-        self.params, self.optimizer, metrics = self.update(self.params, self.optimizer, {}, np.int32(1), self.batch)
+        self.params, self.optimizer, metrics = self.update(
+            self.params, self.optimizer, {}, np.int32(1), self.batch
+        )
         return metrics["loss"]
 
 
@@ -88,9 +93,13 @@ class PyTorch:
         tokens, canvas, samples = map(jnp.asarray, batch[:3])
         levels = noise_levels(key_level, samples, LOSS.level_draws, LOSS.minimum_level)
         assert model.config.mask_token_id is not None
-        noisy, masked = mask_tokens(key_mask, tokens, canvas, samples, levels, model.config.mask_token_id)
+        noisy, masked = mask_tokens(
+            key_mask, tokens, canvas, samples, levels, model.config.mask_token_id
+        )
         sizes = jnp.full(tokens.shape, float(tokens.shape[1]))
-        weights = jnp.where(masked, token_weights(LOSS, masked, samples, levels, sizes), 0) / tokens.size
+        weights = (
+            jnp.where(masked, token_weights(LOSS, masked, samples, levels, sizes), 0) / tokens.size
+        )
         as_torch = [torch.from_numpy(np.array(x)) for x in (noisy, tokens, weights)]
         self.noisy, self.tokens, self.weights = as_torch[0].long(), as_torch[1].long(), as_torch[2]
         rows, length = tokens.shape
@@ -109,7 +118,9 @@ class PyTorch:
         logits = self.model(input_ids=self.noisy, attention_mask=self.mask, use_cache=False).logits
         # Dream's shift: the logits of a position predict the next one; position 0 repeats its own.
         logits = torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), self.tokens.flatten(), reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), self.tokens.flatten(), reduction="none"
+        )
         loss = (losses * self.weights.flatten()).sum()
         loss.backward()
         return loss
@@ -135,7 +146,9 @@ def main(arguments: Arguments) -> None:
     contestants = {"jax": Ours(model, batch), "pytorch": PyTorch(model, batch)}
     first = {name: contestant.first() for name, contestant in contestants.items()}
     np.testing.assert_allclose(first["jax"], first["pytorch"], rtol=1e-4)
-    timings = time_in_turns([contestant.step for contestant in contestants.values()], arguments.repeats)
+    timings = time_in_turns(
+        [contestant.step for contestant in contestants.values()], arguments.repeats
+    )
     medians = {name: timing.seconds for name, timing in zip(contestants, timings, strict=True)}
     result = {
         **about(),

@@ -1,16 +1,18 @@
-"""Our presets against PyTorch, with the published loop and with Fast-dLLM's: same weights, prompts, steps and seed.
+"""Our presets against PyTorch, with the published loop and with Fast-dLLM's: same weights, prompts,
+steps and seed.
 
     python experiments/vs_pytorch.py --threads 2 --out docs/results/measurements/vs_pytorch.json
     python experiments/vs_pytorch.py --pytorch-model P --dtype bfloat16
 
-The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens with top_k are compared with ours (without
-it, entropies of random weights differ by less than float32 resolves), and `fast_dllm`; `diffucoder compare` shows
-the numbers of both module by module. Random weights make flat logits, of which a nucleus without top_k
-holds nearly the whole vocabulary.
+The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens with top_k are compared
+with ours (without it, entropies of random weights differ by less than float32 resolves), and
+`fast_dllm`; `diffucoder compare` shows the numbers of both module by module. Random weights make
+flat logits, of which a nucleus without top_k holds nearly the whole vocabulary.
 
-Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow them alike:
-PyTorch's threads wait for each other, so that another process on one of their cores costs it far more. Compare on an
-idle machine (the load before is recorded), or with `--threads 1`. Needs torch and transformers (extra `parity`).
+Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow
+them alike: PyTorch's threads wait for each other, so that another process on one of their cores
+costs it far more. Compare on an idle machine (the load before is recorded), or with `--threads 1`.
+Needs torch and transformers (extra `parity`).
 """
 
 import json
@@ -66,7 +68,12 @@ TIMES = {
     "seconds": "{seconds:,.3f}",
     "tokens_per_second": "{tokens_per_second:,.3f}",
 }
-RATIOS = {"comparison": "{comparison}", "ratio": "{ratio:.2f}", "target": "{target:g}", "": "{verdict}"}
+RATIOS = {
+    "comparison": "{comparison}",
+    "ratio": "{ratio:.2f}",
+    "target": "{target:g}",
+    "": "{verdict}",
+}
 PUBLISHED, FAST_DLLM = "PyTorch", "Fast-dLLM"
 PEERS = {"exact": PUBLISHED, "fast": FAST_DLLM}
 """Presets, and what a user of PyTorch would run instead."""
@@ -77,7 +84,8 @@ class Arguments:
     """What to compare.
 
     Attributes:
-        pytorch_model: checkpoint folder, loaded by both; random weights with the published vocabulary if not given.
+        pytorch_model: checkpoint folder, loaded by both; random weights with the published
+            vocabulary if not given.
         dtype: float32 or bfloat16, of both.
         prompt_tokens: length of the random prompts.
         new_tokens: length of the answers, and number of steps.
@@ -101,7 +109,9 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "prompt_tokens", "new_tokens", "long_new_tokens", "batch", "many", "repeats")
+        require_at_least_one(
+            self, "prompt_tokens", "new_tokens", "long_new_tokens", "batch", "many", "repeats"
+        )
         if self.threads is not None:
             require_at_least_one(self, "threads")
 
@@ -114,7 +124,9 @@ class Contestant:
     settings: str
     cell: Cell
 
-    def call(self, backend: JaxBackend | TorchLoops, prompts: np.ndarray, steps: int | None = None) -> Answers:
+    def call(
+        self, backend: JaxBackend | TorchLoops, prompts: np.ndarray, steps: int | None = None
+    ) -> Answers:
         """Generate; `steps` is smaller where a short call is warm-up enough."""
         options = OPTIONS[self.settings](self.cell.new_tokens, self.cell.preset)
         return backend.generate(prompts, replace(options, num_steps=steps))
@@ -125,7 +137,9 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
 
     def entry(backend: str, settings: str, batch: int, new_tokens: int) -> tuple[str, Contestant]:
         preset = {PUBLISHED: "exact", FAST_DLLM: "fast"}.get(backend, backend)
-        cell = Cell(batch=batch, prompt_tokens=arguments.prompt_tokens, new_tokens=new_tokens, preset=preset)
+        cell = Cell(
+            batch=batch, prompt_tokens=arguments.prompt_tokens, new_tokens=new_tokens, preset=preset
+        )
         return f"{backend} {settings} {batch} {new_tokens}", Contestant(backend, settings, cell)
 
     new, long = arguments.new_tokens, arguments.long_new_tokens
@@ -133,17 +147,28 @@ def contestants(arguments: Arguments) -> dict[str, Contestant]:
     return dict(
         [entry(name, settings, arguments.batch, new) for settings in OPTIONS for name in pairs]
         + [entry("exact", "readme", 1, long)]
-        + [entry(name, settings, 1, long) for settings in ("readme", "greedy") for name in ("fast", FAST_DLLM)]
+        + [
+            entry(name, settings, 1, long)
+            for settings in ("readme", "greedy")
+            for name in ("fast", FAST_DLLM)
+        ]
         + [entry("fast", "readme", 1, new), entry("fast", "readme", arguments.many, new)]
     )
 
 
 def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
-    """Return the comparisons: tokens per second over tokens per second, and the target of the ratio."""
+    """Return the comparisons: tokens per second over tokens per second, and the target of the
+    ratio.
+    """
     size, long = f"{arguments.batch} {arguments.new_tokens}", f"1 {arguments.long_new_tokens}"
     many, one = f"{arguments.many} {arguments.new_tokens}", f"1 {arguments.new_tokens}"
     comparisons = [
-        (f"{preset} over {peer}, {settings}", f"{preset} {settings} {size}", f"{peer} {settings} {size}", target)
+        (
+            f"{preset} over {peer}, {settings}",
+            f"{preset} {settings} {size}",
+            f"{peer} {settings} {size}",
+            target,
+        )
         for settings, target in (("readme", 4.0), ("nucleus", 1.0), ("greedy", 1.0))
         for preset, peer in PEERS.items()
     ]
@@ -159,10 +184,19 @@ def ratios(times: dict[str, Row], arguments: Arguments) -> list[dict[str, Any]]:
             f"exact readme {long}",
             2.0,
         ),
-        (f"fast, readme, batch {arguments.many} over batch 1", f"fast readme {many}", f"fast readme {one}", 3.0),
+        (
+            f"fast, readme, batch {arguments.many} over batch 1",
+            f"fast readme {many}",
+            f"fast readme {one}",
+            3.0,
+        ),
     ]
     return [
-        {"comparison": name, "ratio": times[a]["tokens_per_second"] / times[b]["tokens_per_second"], "target": target}
+        {
+            "comparison": name,
+            "ratio": times[a]["tokens_per_second"] / times[b]["tokens_per_second"],
+            "target": target,
+        }
         for name, a, b, target in comparisons
     ]
 
@@ -182,34 +216,48 @@ def compare(arguments: Arguments, folder: Path) -> dict[str, Any]:
         calls.append(call)
         # Nothing is compiled in PyTorch.
         warm_ups.append(partial(call, min(2, each.cell.new_tokens)) if is_torch else call)
-    timings = dict(zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True))
+    timings = dict(
+        zip(named, time_in_turns(calls, arguments.repeats, warm_ups=warm_ups), strict=True)
+    )
     times = {name: generation_row(named[name].cell, timing) for name, timing in timings.items()}
     prompts = random_prompts(config, arguments.batch, arguments.prompt_tokens, seed=0)
     exact, reference = (
-        backend.generate(prompts, greedy_options(arguments.new_tokens)).tokens for backend in (ours, theirs)
+        backend.generate(prompts, greedy_options(arguments.new_tokens)).tokens
+        for backend in (ours, theirs)
     )
     machine |= {"torch": torch.__version__, "transformers": transformers.__version__}
     machine |= {"torch_device": device, "torch_threads": torch.get_num_threads()}
     return {
         "about": machine,
         "arguments": {
-            name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(arguments).items()
         },
         "greedy_agreement": float((exact == reference).mean()),
         "ratios": ratios(times, arguments),
-        "rows": [{"name": f"{named[name].backend} {named[name].settings}"} | time for name, time in times.items()],
+        "rows": [
+            {"name": f"{named[name].backend} {named[name].settings}"} | time
+            for name, time in times.items()
+        ],
     }
 
 
 def markdown(result: dict[str, Any]) -> str:
     """Return the table of times, and the ratios with their targets."""
-    ratios = [row | {"verdict": "met" if row["ratio"] >= row["target"] else "missed"} for row in result["ratios"]]
+    ratios = [
+        row | {"verdict": "met" if row["ratio"] >= row["target"] else "missed"}
+        for row in result["ratios"]
+    ]
     times = table_section("Times", result["rows"], TIMES)
     targets = table_section("Ratios", ratios, RATIOS)
-    facts = ", ".join(f"{name} {value}" for name, value in result["about"].items() if name != "command")
+    facts = ", ".join(
+        f"{name} {value}" for name, value in result["about"].items() if name != "command"
+    )
     agreed = f"greedy tokens of exact equal to PyTorch's: {result['greedy_agreement']:.1%}"
     last = f"{result['arguments']['dtype']}; {agreed}; {facts}"
-    return "\n".join([*table(times.columns, times.rows), "", *table(targets.columns, targets.rows), "", last])
+    return "\n".join(
+        [*table(times.columns, times.rows), "", *table(targets.columns, targets.rows), "", last]
+    )
 
 
 def main(arguments: Arguments) -> None:

@@ -1,4 +1,6 @@
-"""`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is imported."""
+"""`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is
+imported.
+"""
 
 import os
 

@@ -56,10 +56,12 @@ class DiffuCoderInference:
     Args:
         model_path: folder or hub id; None is the built-in demonstration model.
         tokenizer_path: folder with the tokenizer; None is the model's own.
-        dtype: "float32", "bfloat16", or "int8" for int8 kernels with everything else in what fits the device; None
-            chooses what fits the device.
-        mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses them all.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the base that it names.
+        dtype: "float32", "bfloat16", or "int8" for int8 kernels with everything else in what fits
+            the device; None chooses what fits the device.
+        mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses them
+            all.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the
+            base that it names.
         verbose: say on standard error what was loaded, where and how fast.
 
     Raises:
@@ -78,21 +80,35 @@ class DiffuCoderInference:
         verbose: bool = True,
     ) -> None:
         if dtype is not None and dtype not in (*DTYPES, INT8):
-            raise ValueError(f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None")
+            raise ValueError(
+                f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None"
+            )
         start = time.perf_counter()
         self.found = find_model(model_path, adapter)
-        folder, self.is_builtin = self.found.folder, model_path is None and self.found.folder == BUILTIN_MODEL
+        folder, self.is_builtin = (
+            self.found.folder,
+            model_path is None and self.found.folder == BUILTIN_MODEL,
+        )
         self.config = DreamForCausalLM.read_config(folder)
-        self.tokenizer = DiffuCoderTokenizer.from_pretrained(folder if tokenizer_path is None else tokenizer_path)
-        self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size)
-        self.config = replace(self.config, expand_token_id=named_expand_id(self.config, self.tokenizer))
+        self.tokenizer = DiffuCoderTokenizer.from_pretrained(
+            folder if tokenizer_path is None else tokenizer_path
+        )
+        self.tokenizer.require_ids(
+            mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size
+        )
+        self.config = replace(
+            self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
+        )
         self.parameter_count = parameter_count(self.config)
         self.mesh_shape = choose_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         precision = "int8" if self.is_int8 else self.dtype
         self.planned = PlannedStep(precision=precision, batch=1, canvas=1, new_tokens=1)
-        with terminal.progress("loading") as report, explained(self.config, self.planned, self.mesh_shape):
+        with (
+            terminal.progress("loading") as report,
+            explained(self.config, self.planned, self.mesh_shape),
+        ):
             devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
                 folder, dtype=self.dtype, int8=self.is_int8, mesh=devices, on_progress=report
@@ -134,10 +150,12 @@ class DiffuCoderInference:
         return_full_text: bool = True,
         preset: str = DEFAULTS.decoding.preset,
     ) -> str | list[str]:
-        """Complete one prompt, or a batch of them; options as in `GenerationOptions`, draws from `seed`.
+        """Complete one prompt, or a batch of them; options as in `GenerationOptions`, draws from
+        `seed`.
 
         Returns:
-            Text up to the stop token, the prompt before it unless `return_full_text=False`; a list for a list.
+            Text up to the stop token, the prompt before it unless `return_full_text=False`; a list
+            for a list.
 
         Raises:
             ValueError: an option out of range, no prompt, or one that does not fit the context.
@@ -167,7 +185,8 @@ class DiffuCoderInference:
         seed: int = 0,
         **settings: Any,
     ) -> str:
-        """Answer a conversation ({"role": …, "content": …} messages, or one user message as a string).
+        """Answer a conversation ({"role": …, "content": …} messages, or one user message as a
+        string).
 
         Settings are those of `generate`, such as max_new_tokens or preset, and win over `options`.
         """
@@ -175,7 +194,9 @@ class DiffuCoderInference:
         if self.is_builtin:
             logger.warning(CHAT_NOTICE)
         with terminal.progress("generating", FIRST_NOTE) as report:
-            return self.complete([self.chat_prompt(messages)], options, seed=seed, on_progress=report)[0]
+            return self.complete(
+                [self.chat_prompt(messages)], options, seed=seed, on_progress=report
+            )[0]
 
     def chat_prompt(self, messages: str | Sequence[Message]) -> str:
         """Format a conversation with the chat template."""
@@ -190,13 +211,31 @@ class DiffuCoderInference:
         return answer.doubt(temperature) if self.is_builtin else None
 
     def complete(
-        self, prompts: Sequence[str], options: GenerationOptions, *, seed: int = 0, on_progress: Progress | None = None
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions,
+        *,
+        seed: int = 0,
+        on_progress: Progress | None = None,
     ) -> list[ReplayedText]:
-        """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided, and all."""
-        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
-        rows, read = self.decode(templates, options, seed=seed, on_progress=on_progress).rows, self.tokenizer.decode
-        replays = (Replay.of(each, row, read, options.temperature) for each, row in zip(prompts, rows, strict=True))
-        return [ReplayedText.of(row.text, replay) for row, replay in zip(rows, replays, strict=True)]
+        """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided,
+        and all.
+        """
+        templates = [
+            Template.completion(prompt, options.max_new_tokens)
+            for prompt in require_prompts(prompts)
+        ]
+        rows, read = (
+            self.decode(templates, options, seed=seed, on_progress=on_progress).rows,
+            self.tokenizer.decode,
+        )
+        replays = (
+            Replay.of(each, row, read, options.temperature)
+            for each, row in zip(prompts, rows, strict=True)
+        )
+        return [
+            ReplayedText.of(row.text, replay) for row, replay in zip(rows, replays, strict=True)
+        ]
 
     def infill(
         self,
@@ -211,16 +250,18 @@ class DiffuCoderInference:
         """Write what stands between `prefix` and `suffix`.
 
         Args:
-            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. An upper bound where the
-                hole finds its own length (`options.growth`).
-            middle_length: tokens of the hole instead, or "auto": a few lengths up to `max_new_tokens` are decoded
-                side by side, and the one with the highest mean log-probability per token is kept. Where the hole finds
-                its own length, the masks that it begins with (16 if not given).
+            max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. An upper
+                bound where the hole finds its own length (`options.growth`).
+            middle_length: tokens of the hole instead, or "auto": a few lengths up to
+                `max_new_tokens` are decoded side by side, and the one with the highest mean
+                log-probability per token is kept. Where the hole finds its own length, the masks
+                that it begins with (16 if not given).
             options: everything else about decoding.
             seed: of the draws.
 
         Raises:
-            ValueError: a length below 1, a text that does not fit the context, or what does not go with growth.
+            ValueError: a length below 1, a text that does not fit the context, or what does not go
+                with growth.
         """
         lengths = self.hole_lengths(max_new_tokens, middle_length, options)
         if self.is_growing(options):
@@ -228,17 +269,28 @@ class DiffuCoderInference:
         return self.decode_hole(prefix, suffix, lengths, options, seed=seed).rows[0].text
 
     def is_growing(self, options: GenerationOptions) -> bool:
-        """Whether holes between texts find their own length. Raises ValueError if they should and cannot."""
+        """Whether holes between texts find their own length.
+
+        Raises ValueError if they should and cannot.
+        """
         return grows(self.sampler.growth, [], options)
 
-    def hole_lengths(self, limit: int, middle_length: int | str | None, options: GenerationOptions) -> list[int]:
+    def hole_lengths(
+        self, limit: int, middle_length: int | str | None, options: GenerationOptions
+    ) -> list[int]:
         """List the lengths of a hole to try; where it finds its own, the masks that it begins with."""
         if self.is_growing(options):
             return [initial_length(limit, middle_length)]
         return candidate_lengths(limit, middle_length)
 
     def decode_hole(
-        self, prefix: str, suffix: str, lengths: Sequence[int], options: GenerationOptions, *, seed: int = 0
+        self,
+        prefix: str,
+        suffix: str,
+        lengths: Sequence[int],
+        options: GenerationOptions,
+        *,
+        seed: int = 0,
     ) -> DecodedBatch:
         """Fill the hole between two texts at each of these lengths, and keep the likeliest row."""
         templates = [Template.infilling(prefix, length, suffix) for length in lengths]
@@ -246,14 +298,22 @@ class DiffuCoderInference:
         return replace(batch, rows=(max(batch.rows, key=lambda row: row.mean_log_confidence),))
 
     def fill(
-        self, text: str, options: GenerationOptions = DEFAULTS, *, seed: int = 0, on_progress: Progress | None = None
+        self,
+        text: str,
+        options: GenerationOptions = DEFAULTS,
+        *,
+        seed: int = 0,
+        on_progress: Progress | None = None,
     ) -> str:
-        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>` by 12.
+        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>`
+        by 12.
 
         Where holes find their own length, the number is that of the masks that a hole begins with.
         """
         template = self.template(text, options)
-        return template.filled(self.decode([template], options, seed=seed, on_progress=on_progress).rows[0].holes)
+        return template.filled(
+            self.decode([template], options, seed=seed, on_progress=on_progress).rows[0].holes
+        )
 
     def template(self, text: str, options: GenerationOptions) -> Template:
         """Read a text with markers; those without a number have the length that the options say."""
@@ -276,7 +336,8 @@ class DiffuCoderInference:
             on_state: receives the canvas and its state after every step.
 
         Raises:
-            ValueError: no template, one that exceeds the context, or options that do not go together.
+            ValueError: no template, one that exceeds the context, or options that do not go
+                together.
             OutOfMemoryError: names the memory that the batch takes.
         """
         start = time.perf_counter()
@@ -288,46 +349,74 @@ class DiffuCoderInference:
         planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
         with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
-            for state in constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every):
+            for state in constrained_states(
+                self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
+            ):
                 if on_progress:
                     holes = int(canvas.layout(state.extra).holes.sum())
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
                 if on_state:
                     on_state(canvas, state)
             assert state is not None
-            decided = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
-            rows, forwards = tuple(row.generation(self.tokenizer) for row in decided), int(state.forwards)
-            return DecodedBatch(rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled())
+            decided = decided_rows(
+                canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
+            )
+            rows, forwards = (
+                tuple(row.generation(self.tokenizer) for row in decided),
+                int(state.forwards),
+            )
+            return DecodedBatch(
+                rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled()
+            )
 
     def stream(
-        self, prompts: Sequence[str], options: GenerationOptions = DEFAULTS, *, seed: int = 0, every: int = 1
+        self,
+        prompts: Sequence[str],
+        options: GenerationOptions = DEFAULTS,
+        *,
+        seed: int = 0,
+        every: int = 1,
     ) -> Iterator[DenoisingEvent]:
-        """Yield what every step decides, per row; the events of a row tell each of its positions once.
+        """Yield what every step decides, per row; the events of a row tell each of its positions
+        once.
 
         The texts of the last events are those of `complete`, from the same compiled loop.
         """
-        templates = [Template.completion(prompt, options.max_new_tokens) for prompt in require_prompts(prompts)]
+        templates = [
+            Template.completion(prompt, options.max_new_tokens)
+            for prompt in require_prompts(prompts)
+        ]
         canvas = self.canvas(templates, options)
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+            rows = decided_rows(
+                canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
+            )
             for number, row in enumerate(rows):
                 if (fresh := (seen & ~masked)[number]).any():
                     yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
             seen = masked
 
     def states(
-        self, canvas: Canvas, options: GenerationOptions, *, seed: int | Key[Array, "b"] = 0, every: int | None = 1
+        self,
+        canvas: Canvas,
+        options: GenerationOptions,
+        *,
+        seed: int | Key[Array, "b"] = 0,
+        every: int | None = 1,
     ) -> Iterator[SamplerState]:
-        """Yield the state after every `every` steps and at the end; with a grammar, at the end alone.
+        """Yield the state after every `every` steps and at the end; with a grammar, at the end
+        alone.
 
         Raises:
             OutOfMemoryError: names the memory that the canvas takes.
         """
         batch, length = canvas.tokens.shape
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
-            yield from constrained_states(self.sampler, canvas, options, self.tokenizer, seed=seed, every=every)
+            yield from constrained_states(
+                self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
+            )
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
         """Return a generation of this size, for planning."""
@@ -339,8 +428,13 @@ class DiffuCoderInference:
         require_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
 
-    def canvas(self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS) -> Canvas:
-        """Lay templates out as rows. Raises ValueError if there is none, or one exceeds the context."""
+    def canvas(
+        self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
+    ) -> Canvas:
+        """Lay templates out as rows.
+
+        Raises ValueError if there is none, or one exceeds the context.
+        """
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def require_context(self, tokens: int) -> None:
@@ -349,23 +443,30 @@ class DiffuCoderInference:
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """Read the text of each row, hole by hole, up to the stop token of each."""
-        rows = decided_rows(canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step)
+        rows = decided_rows(
+            canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
+        )
         return (row.generation(self.tokenizer) for row in rows)
 
     def benchmark_inference(
-        self, batch_sizes: Sequence[int] = (1, 2, 4, 8), seq_length: int = 128, num_iterations: int = 10
+        self,
+        batch_sizes: Sequence[int] = (1, 2, 4, 8),
+        seq_length: int = 128,
+        num_iterations: int = 10,
     ) -> dict[str, dict[str, float]]:
         """Time forward passes over canvases [batch, seq_length], what each denoising step does.
 
         Returns:
-            For each batch size "batch_N": average seconds per pass and canvas tokens per second, after a
-            warm-up pass that is not counted.
+            For each batch size "batch_N": average seconds per pass and canvas tokens per second,
+            after a warm-up pass that is not counted.
         """
         for name, value in (("seq_length", seq_length), ("num_iterations", num_iterations)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
         if seq_length > self.config.max_position_embeddings:
-            raise ValueError(f"seq_length={seq_length}: the context holds {self.config.max_position_embeddings} tokens")
+            raise ValueError(
+                f"seq_length={seq_length}: the context holds {self.config.max_position_embeddings} tokens"
+            )
         results = {}
         for batch in batch_sizes:
             if batch < 1:
@@ -413,7 +514,9 @@ def main(
         sys.stdout.write(prompt + text.rstrip("\n") + "\n")
         return
     for name, figures in engine.benchmark_inference().items():
-        sys.stdout.write(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}\n")
+        sys.stdout.write(
+            f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}\n"
+        )
 
 
 if __name__ == "__main__":

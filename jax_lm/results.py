@@ -1,4 +1,7 @@
-"""Results of a generation: texts with their tokens and confidences, and events on the way. Knows no model."""
+"""Results of a generation: texts with their tokens and confidences, and events on the way.
+
+Knows no model.
+"""
 
 import math
 from collections.abc import Iterator
@@ -9,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+# An answer below it is doubted; the card of the built-in model says how often that is right.
 BUILTIN_SURENESS = 0.96
-"""An answer below it is doubted; the card of the built-in model says how often that is right."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Generation:
     def sureness(self, temperature: float) -> float:
         """Geometric mean of the tokens' probabilities before the temperature; 0 without any.
 
-        A temperature T divides the log-odds of two candidates by T. Undone as if there were no third.
+        A temperature T divides the log-odds of two candidates by T. Undone as if there were no
+        third.
         """
         if not self.token_ids:
             return 0.0
@@ -96,7 +100,9 @@ class DecodedBatch:
         return self.tokens / max(self.forwards, 1)
 
     def describe(self) -> str:
-        """Tokens, time without compilation, speed, forwards and the time of compilation in one line."""
+        """Tokens, time without compilation, speed, forwards and the time of compilation in one
+        line.
+        """
         return (
             f"{self.tokens} tokens in {self.run_seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
             f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward · "
@@ -178,12 +184,16 @@ class DecidedRow:
         fresh: Bool[np.ndarray, "t"],
         masked: Bool[np.ndarray, "t"],
     ) -> DenoisingEvent:
-        """Return the event that this row, `number` in its batch, has just decided the columns `fresh`."""
+        """Return the event that this row, `number` in its batch, has just decided the columns
+        `fresh`.
+        """
         places = self.places
         open_places = places[masked[places]]
         settled = places[places < open_places[0]] if len(open_places) else places
         # A character may still lack its last bytes.
-        text = tokenizer.decode_until_stop(self.tokens[settled].tolist()).rstrip("\ufffd" if len(open_places) else "")
+        text = tokenizer.decode_until_stop(self.tokens[settled].tolist()).rstrip(
+            "\ufffd" if len(open_places) else ""
+        )
         return DenoisingEvent(
             row=number,
             step=step,
@@ -196,7 +206,10 @@ class DecidedRow:
 
 
 def decided_rows(
-    layout: tuple, tokens: Int[Array, "b t"], confidence: Float[Array, "b t"], commit_step: Int[Array, "b t"]
+    layout: tuple,
+    tokens: Int[Array, "b t"],
+    confidence: Float[Array, "b t"],
+    commit_step: Int[Array, "b t"],
 ) -> Iterator[DecidedRow]:
     """Iterate over the rows of a canvas with this layout (`jax_lm.diffusion.canvas.Layout`)."""
     _, holes, numbers, counts, stopped = layout

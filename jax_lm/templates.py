@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
+# Lengths that `middle_length="auto"` tries, as far as they are within the limit.
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Lengths that `middle_length="auto"` tries, as far as they are within the limit."""
+# Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to
+# 64.
 INITIAL_MASKS = 16
-"""Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to 64."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,18 @@ class Template:
         return isinstance(self.parts[-1], str)
 
     def width(self, tokenizer: DiffuCoderTokenizer) -> int:
-        """Count the tokens of the row that `encoded` would give, which may be more than memory holds."""
-        return sum(part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts)
+        """Count the tokens of the row that `encoded` would give, which may be more than memory
+        holds.
+        """
+        return sum(
+            part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts
+        )
 
     def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
-        """Encode to ids, and 1 where there is a hole. Parts are encoded apart, as what fills a hole cannot be known."""
+        """Encode to ids, and 1 where there is a hole.
+
+        Parts are encoded apart, as what fills a hole cannot be known.
+        """
         ids: list[int] = []
         holes: list[int] = []
         for part in self.parts:
@@ -87,14 +95,21 @@ def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
     if middle_length == "auto":
         return [length for length in AUTO_LENGTHS if length <= limit] or [limit]
     if isinstance(middle_length, str) or (middle_length is not None and middle_length < 1):
-        raise ValueError(f'middle_length={middle_length!r}: must be at least 1, "auto", or None for max_new_tokens')
+        raise ValueError(
+            f'middle_length={middle_length!r}: must be at least 1, "auto", or None for max_new_tokens'
+        )
     return [limit if middle_length is None else middle_length]
 
 
 def initial_length(limit: int, middle_length: int | str | None) -> int:
-    """Return the initial masks of a variable-length hole. Raises ValueError for a value out of range."""
+    """Return the initial masks of a variable-length hole.
+
+    Raises ValueError for a value out of range.
+    """
     if middle_length == "auto":
-        raise ValueError("middle_length='auto': such a hole finds its own length; a number of masks, or growth='off'")
+        raise ValueError(
+            "middle_length='auto': such a hole finds its own length; a number of masks, or growth='off'"
+        )
     (length,) = candidate_lengths(limit, middle_length)
     return min(length, INITIAL_MASKS) if middle_length is None else length
 

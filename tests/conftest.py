@@ -9,15 +9,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Compiled programs survive a run. Processes share them: pytest-xdist's workers and child processes inherit this.
+    # Compiled programs survive a run. Processes share them: pytest-xdist's workers and child
+    # processes inherit this.
     compiled = Path(__file__).parent.parent / ".pytest_cache" / "xla"
     if sum(path.stat().st_size for path in compiled.glob("*")) > 2**30:
         shutil.rmtree(compiled, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-# Tests compile much and run little: plain code, from the older emitters of loops, is compiled in half the time.
-# .ci/run repeats the recorded reference, the examples and the meshes as users compile them (an empty XLA_FLAGS).
+# Tests compile much and run little: plain code, from the older emitters of loops, is compiled in
+# half the time. .ci/run repeats the recorded reference, the examples and the meshes as users
+# compile them (an empty XLA_FLAGS).
 if version("jaxlib").startswith("0.10."):
     # Later ones have no older emitters, and end the process for a flag that they do not know.
     flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -50,9 +52,19 @@ LONGEST = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="whole benchmark files instead of samples (many minutes)")
-    parser.addoption("--release", action="store_true", help="what a release needs: wheel, examples, meshes and hosts")
-    parser.addoption("--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind")
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="whole benchmark files instead of samples (many minutes)",
+    )
+    parser.addoption(
+        "--release",
+        action="store_true",
+        help="what a release needs: wheel, examples, meshes and hosts",
+    )
+    parser.addoption(
+        "--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind"
+    )
 
 
 def pytest_xdist_auto_num_workers():
@@ -61,7 +73,9 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest modules: begun last, one of them would keep a worker busy while the others are done."""
+    """Begin with the longest modules: begun last, one of them would keep a worker busy while the
+    others are done.
+    """
     rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
@@ -146,7 +160,9 @@ def letters():
     """A tokenizer of single bytes with the special tokens of chat."""
     tokens = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
     template = (BUILTIN_MODEL / "chat_template.jinja").read_text(encoding="utf-8")
-    return train_bpe([], vocab_size=256 + len(tokens), special_tokens=tokens, chat_template=template)
+    return train_bpe(
+        [], vocab_size=256 + len(tokens), special_tokens=tokens, chat_template=template
+    )
 
 
 @pytest.fixture(scope="session")
@@ -171,11 +187,18 @@ def engine():
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """The built-in tokenizer with a model of random weights that are large enough for decided preferences."""
+    """The built-in tokenizer with a model of random weights that are large enough for decided
+    preferences.
+    """
     folder = tmp_path_factory.mktemp("tiny")
     shutil.copytree(BUILTIN_MODEL, folder, dirs_exist_ok=True)
     config = DreamForCausalLM.read_config(BUILTIN_MODEL)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "initializer_range": 0.4,
+    }
     DreamForCausalLM(replace(config, **sizes), rngs=nnx.Rngs(0)).save_pretrained(folder)
     return folder
 
@@ -192,7 +215,9 @@ def builtin_folder():
 
 @pytest.fixture(scope="module")
 def address(engine):
-    """Host and port of the module's engine; the libraries of the server are no part of every installation."""
+    """Host and port of the module's engine; the libraries of the server are no part of every
+    installation.
+    """
     from cases.server import listening
 
     with listening(engine) as address:

@@ -6,12 +6,24 @@ import json
 import numpy as np
 import pytest
 
-from jax_lm.data.acecode import AceCodeProblem, of_difficulty, prepare_acecode, problem_prompts, rewritten
+from jax_lm.data.acecode import (
+    AceCodeProblem,
+    of_difficulty,
+    prepare_acecode,
+    problem_prompts,
+    rewritten,
+)
 
 
-def row(number, qwen, llama, question="Add two numbers.", completion="def add(a, b):\n    return a + b"):
-    answers = [("qwen_coder_2.5", rate) for rate in qwen] + [("llama3_instruct", rate) for rate in llama]
-    inferences = [{"completion": f"# {name}", "model_name": name, "pass_rate": rate} for name, rate in answers]
+def row(
+    number, qwen, llama, question="Add two numbers.", completion="def add(a, b):\n    return a + b"
+):
+    answers = [("qwen_coder_2.5", rate) for rate in qwen] + [
+        ("llama3_instruct", rate) for rate in llama
+    ]
+    inferences = [
+        {"completion": f"# {name}", "model_name": name, "pass_rate": rate} for name, rate in answers
+    ]
     # The best answer, by a model that does not judge.
     inferences.append({"completion": completion, "model_name": "other", "pass_rate": 1.0})
     return {
@@ -39,12 +51,23 @@ def data(rows, tmp_path):
 
 def chosen(rows, difficulty):
     """The stated rule, row by row."""
-    rates = [[a["pass_rate"] for a in fields["inferences"] if a["model_name"] != "other"] for fields in rows]
+    rates = [
+        [a["pass_rate"] for a in fields["inferences"] if a["model_name"] != "other"]
+        for fields in rows
+    ]
     means, deviations = [np.mean(r) for r in rates], [np.std(r) for r in rates]
     p20, p25, p75 = (np.percentile(means, share) for share in (20, 25, 75))
     least = np.percentile(deviations, 40)
-    belongs = {"hard": lambda m: m <= p20, "medium": lambda m: p25 < m < p75, "easy": lambda m: m >= p75}[difficulty]
-    return [f["id"] for f, m, d in zip(rows, means, deviations, strict=True) if belongs(m) and d >= least]
+    belongs = {
+        "hard": lambda m: m <= p20,
+        "medium": lambda m: p25 < m < p75,
+        "easy": lambda m: m >= p75,
+    }[difficulty]
+    return [
+        f["id"]
+        for f, m, d in zip(rows, means, deviations, strict=True)
+        if belongs(m) and d >= least
+    ]
 
 
 @pytest.mark.parametrize("difficulty", ["hard", "medium", "easy"])
@@ -54,7 +77,10 @@ def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
     expected = chosen(rows, difficulty)
     assert len(expected) >= 10
     assert [fields["id"] for fields in written] == [name for name in expected for _ in range(2)]
-    assert f"{2 * len(expected)} prompts of {len(expected)} {difficulty} problems, from {len(rows)}" in said
+    assert (
+        f"{2 * len(expected)} prompts of {len(expected)} {difficulty} problems, from {len(rows)}"
+        in said
+    )
     first = written[0]
     assert first["prompt"] == [{"role": "user", "content": "Add two numbers."}]
     assert first["test_cases"] == rows[int(first["id"][1:])]["test_cases"]
@@ -95,7 +121,10 @@ def test_bad_rows_are_counted_and_named(data, rows, tmp_path, caplog):
     broken = [
         {**rows[0], "test_cases": []},
         {**rows[0], "inferences": [{"completion": "", "model_name": "other", "pass_rate": 0.5}]},
-        {**rows[0], "inferences": [{"completion": "", "model_name": "qwen_coder_2.5", "pass_rate": 2}]},
+        {
+            **rows[0],
+            "inferences": [{"completion": "", "model_name": "qwen_coder_2.5", "pass_rate": 2}],
+        },
         {**rows[0], "question": None},
         [],
     ]

@@ -1,4 +1,6 @@
-"""A file of prompts: every line is answered as if alone, a killed run goes on, nothing foreign is overwritten."""
+"""A file of prompts: every line is answered as if alone, a killed run goes on, nothing foreign is
+overwritten.
+"""
 
 import json
 
@@ -7,12 +9,22 @@ import pytest
 from jax_lm.cli import main as cli
 from jax_lm.cli.commands import answers
 
-PROMPTS = ["def add(a, b):", "def is_even(n):", "def gcd(a, b):\n    while b:", "def f(", "def last(items):"]
+PROMPTS = [
+    "def add(a, b):",
+    "def is_even(n):",
+    "def gcd(a, b):\n    while b:",
+    "def f(",
+    "def last(items):",
+]
 
 
 @pytest.fixture
 def files(tmp_path, tiny_folder):
-    lines = [{"prompt": PROMPTS[0], "id": "first"}, PROMPTS[1], {"prompt": [{"role": "user", "content": PROMPTS[2]}]}]
+    lines = [
+        {"prompt": PROMPTS[0], "id": "first"},
+        PROMPTS[1],
+        {"prompt": [{"role": "user", "content": PROMPTS[2]}]},
+    ]
     rows = [*lines, *PROMPTS[3:]]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", tiny_folder
@@ -20,9 +32,22 @@ def files(tmp_path, tiny_folder):
 
 def answer(files, *options, size=2):
     prompts, out, model = files
-    words = ["--prompts", prompts, "--out", out, "--model", model, "--batch-size", size, "--max-new-tokens", "8"]
+    words = [
+        "--prompts",
+        prompts,
+        "--out",
+        out,
+        "--model",
+        model,
+        "--batch-size",
+        size,
+        "--max-new-tokens",
+        "8",
+    ]
     status = cli.main(["generate", *map(str, words), *options])
-    return status, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return status, [
+        json.loads(line) for line in out.read_text().splitlines()
+    ] if out.exists() else []
 
 
 def test_every_line_is_answered_whatever_the_batch(files, capsys, tiny_inference):
@@ -47,7 +72,9 @@ def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cu
     seen = []
     described = answers.answer_line
     monkeypatch.setattr(
-        answers, "answer_line", lambda number, *rest: (seen.append(number), described(number, *rest))[1]
+        answers,
+        "answer_line",
+        lambda number, *rest: (seen.append(number), described(number, *rest))[1],
     )
     status, again = answer(files)
     assert (status, again) == (0, whole)
@@ -66,7 +93,9 @@ def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cu
 def test_nothing_foreign_is_overwritten(files, capsys, content, said):
     files[1].write_text(content)
     prompts, out, model = files
-    status = cli.main(["generate", "--prompts", str(prompts), "--out", str(out), "--model", str(model)])
+    status = cli.main(
+        ["generate", "--prompts", str(prompts), "--out", str(out), "--model", str(model)]
+    )
     assert status == 2
     assert said in capsys.readouterr().err
     assert out.read_text() == content

@@ -1,4 +1,6 @@
-"""The HTTP interface, asked by the official client and by hand: answers, streams, refusals, clients that go away."""
+"""The HTTP interface, asked by the official client and by hand: answers, streams, refusals, clients
+that go away.
+"""
 
 import http.client
 import json
@@ -34,7 +36,9 @@ def engine(tiny_inference):
 @pytest.fixture(scope="module")
 def expected(tiny_inference):
     """The greedy completion of PROMPT, without a server."""
-    return tiny_inference.complete([PROMPT], GenerationOptions(max_new_tokens=24, temperature=0.0))[0]
+    return tiny_inference.complete([PROMPT], GenerationOptions(max_new_tokens=24, temperature=0.0))[
+        0
+    ]
 
 
 def test_models(client):
@@ -79,7 +83,9 @@ def test_the_longest_answer_is_told_as_it_is(tiny_inference):
         assert "the context holds 96" in body["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/tiny", "/health", "/ready", "/metrics", "/"]
+)
 def test_head_is_get_without_a_body(address, path):
     status, headers, body = call(address, "HEAD", path)
     assert (status, body) == (200, "")
@@ -92,7 +98,10 @@ def test_token_ids_are_prompts(client, engine, expected):
     answer = client.completions.create(prompt=[ids, ids[:3]], **COMPLETION)
     assert answer.choices[0].text == expected
     assert answer.usage.prompt_tokens == len(ids) + 3
-    assert client.completions.create(prompt=ids, echo=True, **COMPLETION).choices[0].text == PROMPT + expected
+    assert (
+        client.completions.create(prompt=ids, echo=True, **COMPLETION).choices[0].text
+        == PROMPT + expected
+    )
     for wrong in ([engine.tokenizer.vocab_size], [-1], [1.5], [5, "a"]):
         with pytest.raises(openai.BadRequestError, match="prompt"):
             client.completions.create(prompt=wrong, **COMPLETION)
@@ -119,7 +128,10 @@ def test_filters_act(client, tiny_inference):
     likeliest = tiny_inference.complete([PROMPT], options)[0]
     drawn = COMPLETION | {"temperature": 1.0, "seed": 3}
     for extra in ({"top_k": 1}, {"min_p": 1.0}):
-        assert client.completions.create(prompt=PROMPT, extra_body=extra, **drawn).choices[0].text == likeliest
+        assert (
+            client.completions.create(prompt=PROMPT, extra_body=extra, **drawn).choices[0].text
+            == likeliest
+        )
     assert client.completions.create(prompt=PROMPT, **drawn).choices[0].text != likeliest
 
 
@@ -135,7 +147,11 @@ def test_a_conversation_goes_on_with_the_answers_own_message(client, engine):
     first = client.chat.completions.create(messages=messages, **COMPLETION).choices[0].message
     again = [*messages, first, {"role": "user", "content": "Shorter.", "name": "ann"}]
     answer = client.chat.completions.create(messages=again, **COMPLETION)
-    plain = [*messages, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Shorter."}]
+    plain = [
+        *messages,
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": "Shorter."},
+    ]
     assert answer.usage.prompt_tokens == len(engine.tokenizer.encode_chat(plain))
     assert (
         answer.choices[0].message.content
@@ -146,19 +162,23 @@ def test_a_conversation_goes_on_with_the_answers_own_message(client, engine):
 def test_suffix_is_infilling(client, tiny_inference):
     options = GenerationOptions(max_new_tokens=24, temperature=0.0)
     middle = tiny_inference.infill("def area(r):\n", "\n    return result\n", 24, options=options)
-    answer = client.completions.create(prompt="def area(r):\n", suffix="\n    return result\n", **COMPLETION)
+    answer = client.completions.create(
+        prompt="def area(r):\n", suffix="\n    return result\n", **COMPLETION
+    )
     assert answer.choices[0].text == middle
 
 
-@pytest.mark.parametrize("extra", [{}, {"preset": "fast"}, {"preset": "turbo"}, {"steps": 6, "alg": "maskgit_plus"}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"preset": "fast"}, {"preset": "turbo"}, {"steps": 6, "alg": "maskgit_plus"}]
+)
 def test_stream_is_the_answer_in_pieces(client, extra):
     whole = client.completions.create(prompt=PROMPT, extra_body=extra, **COMPLETION)
     options = COMPLETION | {"stream": True, "stream_options": {"include_usage": True}}
     *pieces, last = client.completions.create(prompt=PROMPT, extra_body=extra, **options)
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
-    assert [piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason] == [
-        whole.choices[0].finish_reason
-    ]
+    assert [
+        piece.choices[0].finish_reason for piece in pieces if piece.choices[0].finish_reason
+    ] == [whole.choices[0].finish_reason]
     assert (last.choices, last.usage) == ([], whole.usage)
 
 
@@ -167,11 +187,16 @@ def test_stop_text(client, expected):
     for streams in (False, True):
         answer = client.completions.create(prompt=PROMPT, stop=[stop], stream=streams, **COMPLETION)
         pieces = answer if streams else [answer]
-        assert "".join(piece.choices[0].text for piece in pieces) == expected[: expected.index(stop)]
+        assert (
+            "".join(piece.choices[0].text for piece in pieces) == expected[: expected.index(stop)]
+        )
 
 
 def test_chat(client, tiny_inference):
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write gcd."}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Write gcd."},
+    ]
     options = GenerationOptions(max_new_tokens=24, temperature=0.0)
     expected = tiny_inference.chat(messages, options)
     answer = client.chat.completions.create(messages=messages, logprobs=True, **COMPLETION)
@@ -180,7 +205,12 @@ def test_chat(client, tiny_inference):
     pieces = list(client.chat.completions.create(messages=messages, stream=True, **COMPLETION))
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Write "}, {"type": "text", "text": "gcd."}]}]
+    parts = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Write "}, {"type": "text", "text": "gcd."}],
+        }
+    ]
     other = client.chat.completions.create(messages=[messages[0], *parts], **COMPLETION)
     assert other.choices[0].message.content == expected
 
@@ -205,7 +235,9 @@ def test_denoise_tells_every_commit(address, expected):
     assert last == ("done", last[1] | {"text": expected})
     by_position = {commit["position"]: commit["text"] for commit in commits}
     assert "".join(by_position[place] for place in range(last[1]["tokens"])) == expected
-    *_, (name, data) = events(address, {"messages": [{"role": "user", "content": "gcd"}], **COMPLETION})
+    *_, (name, data) = events(
+        address, {"messages": [{"role": "user", "content": "gcd"}], **COMPLETION}
+    )
     assert (name, data["finish_reason"] in ("stop", "length")) == ("done", True)
 
 
@@ -243,7 +275,9 @@ INNER_NAMES = re.compile(r"constrained|tagged|#|pydantic|Input|list\[|Value erro
 
 @pytest.mark.parametrize("param", WRONG)
 def test_wrong_options_are_refused_by_name(address, param):
-    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | WRONG[param])
+    status, _, body = call(
+        address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | WRONG[param]
+    )
     assert status == 400
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["param"].split(".")[0] == param
@@ -270,7 +304,9 @@ def test_wrong_options_are_refused_by_name(address, param):
     ],
 )
 def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
-    status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | fields)
+    status, _, body = call(
+        address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION | fields
+    )
     assert (status, body["error"]["message"]) == (400, message)
 
 
@@ -279,7 +315,10 @@ def test_errors_reach_the_client_as_its_own(client, address):
         client.completions.create(prompt=PROMPT * 20, **COMPLETION)
     with pytest.raises(openai.NotFoundError, match="this server offers"):
         client.completions.create(prompt=PROMPT, **COMPLETION | {"model": "gpt"})
-    assert call(address, "POST", "/v1/completions", "{")[2]["error"]["message"] == "the body is not JSON"
+    assert (
+        call(address, "POST", "/v1/completions", "{")[2]["error"]["message"]
+        == "the body is not JSON"
+    )
     status, _, body = call(address, "GET", "/v1/completions")
     assert (status, body["error"]["type"]) == (405, "invalid_request_error")
     assert call(address, "GET", "/v1/nothing")[0] == 404
@@ -291,12 +330,20 @@ def test_special_tokens_in_a_text_are_its_characters(address, engine):
 
     marker = len(engine.tokenizer.encode_plain("<|im_end|>"))
     assert marker > 1
-    assert spent("/v1/completions", prompt=f"x{MASK}") == len(engine.tokenizer.encode_plain(f"x{MASK}")) > 3
+    assert (
+        spent("/v1/completions", prompt=f"x{MASK}")
+        == len(engine.tokenizer.encode_plain(f"x{MASK}"))
+        > 3
+    )
     chat = [
-        spent("/v1/chat/completions", messages=[{"role": "user", "content": f"a{end}"}]) for end in ("", "<|im_end|>")
+        spent("/v1/chat/completions", messages=[{"role": "user", "content": f"a{end}"}])
+        for end in ("", "<|im_end|>")
     ]
     assert chat[1] - chat[0] == marker
-    before, after = engine.tokenizer.encode_chat([{"role": "user", "content": "a<|im_end|>"}]), "<|im_end|>"
+    before, after = (
+        engine.tokenizer.encode_chat([{"role": "user", "content": "a<|im_end|>"}]),
+        "<|im_end|>",
+    )
     assert before.count(engine.tokenizer.token_id(after)) == 1
 
 
@@ -329,8 +376,14 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
         first.start()
         while not engine.queue.waiting:
             time.sleep(0.01)
-        status, headers, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)
-        assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "queue_full")
+        status, headers, body = call(
+            address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION
+        )
+        assert (status, body["error"]["type"], body["error"]["code"]) == (
+            429,
+            "rate_limit_error",
+            "queue_full",
+        )
         assert int(headers["retry-after"]) >= 1
         engine.refuse_new(0.0)
         assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 503
@@ -371,20 +424,26 @@ def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
         status, _, body = call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)
         assert (status, body["error"]["type"]) == (500, "server_error")
         assert "secret" not in json.dumps(body)
-        status, _, text = call(address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | COMPLETION)
+        status, _, text = call(
+            address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | COMPLETION
+        )
         assert (status, '"server_error"' in text, "[DONE]" in text) == (200, True, False)
     assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
 
 
 def test_keys_and_the_page(engine):
-    with listening(engine, ServerSettings(model="tiny"), RequestLimits(keys=(KEY,), hosts=())) as address:
+    with listening(
+        engine, ServerSettings(model="tiny"), RequestLimits(keys=(KEY,), hosts=())
+    ) as address:
         for path in ("/", "/page.css", "/page.js", "/health"):
             assert call(address, "GET", path)[0] == 200
         assert call(address, "GET", "/../pyproject.toml")[0] == 401
         for path in ("/v1/models", "/metrics", "/openapi.json"):
             assert call(address, "GET", path)[0] == 401
             assert call(address, "GET", path, Authorization=f"Bearer {KEY}")[0] == 200
-        wrong = openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="wrong", max_retries=0)
+        wrong = openai.OpenAI(
+            base_url="http://{}:{}/v1".format(*address), api_key="wrong", max_retries=0
+        )
         with pytest.raises(openai.AuthenticationError):
             wrong.models.list()
 
@@ -394,7 +453,13 @@ def test_prompts_are_not_logged_unless_asked(engine, caplog):
     for logs, count in ((False, 0), (True, 2)):
         caplog.clear()
         with listening(engine, ServerSettings(model="tiny", logs_prompts=logs)) as address:
-            call(address, "POST", "/v1/completions", {"prompt": "very private"} | COMPLETION, X_Request_ID="abc")
+            call(
+                address,
+                "POST",
+                "/v1/completions",
+                {"prompt": "very private"} | COMPLETION,
+                X_Request_ID="abc",
+            )
         assert sum(record.message == "texts" for record in caplog.records) == count
         assert ("private" in str([vars(record) for record in caplog.records])) == logs
         (line,) = [record.fields for record in caplog.records if record.message == "request"]

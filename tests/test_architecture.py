@@ -1,6 +1,7 @@
 """The shape of the packages: which module may import which, sizes, names. Standard library only.
 
-Which module may import which is the table of docs/architecture.md: a change of the shape is a line there.
+Which module may import which is the table of docs/architecture.md: a change of the shape is a line
+there.
 """
 
 import ast
@@ -15,12 +16,16 @@ PACKAGES = (ROOT / "jax_lm", ROOT / "untrusted")
 TABLE_ROW = re.compile(r"^\| (\d+) \| (.+?) \|", re.MULTILINE)
 LAYERS = {
     place: int(row)
-    for row, places in TABLE_ROW.findall((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    for row, places in TABLE_ROW.findall(
+        (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    )
     for place in re.findall("`([^`]+)`", places)
 }
 """Row of each module, and of each folder by its path with a slash, as docs/architecture.md has them."""
 
-MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODULES = 450, 60, 8, 20, 10
+# At 100 columns a line.
+MAX_LINES, MAX_FUNCTION_LINES = 530, 65
+MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODULES = 8, 20, 10
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12, "DiffuCoderLM.__init__": 10}
 """The signature is the published interface, or the harness's command line."""
 
@@ -40,7 +45,12 @@ def dotted(path):
     return ".".join(parts[1:] if parts[0] == "jax_lm" else parts)
 
 
-MODULES = {dotted(path): path for folder in PACKAGES for path in sorted(folder.rglob("*.py")) if path.stat().st_size}
+MODULES = {
+    dotted(path): path
+    for folder in PACKAGES
+    for path in sorted(folder.rglob("*.py"))
+    if path.stat().st_size
+}
 
 
 @functools.cache
@@ -81,7 +91,9 @@ def test_imports_go_one_way_down():
             folder = name.split(".")[0]
             siblings = target.split(".")[0] == folder and layer(target) == layer(name)
             allowed = layer(target) < layer(name) or siblings
-            assert allowed, f"{name} imports {target}, which is not above it in docs/architecture.md"
+            assert allowed, (
+                f"{name} imports {target}, which is not above it in docs/architecture.md"
+            )
 
 
 def test_no_circle_of_imports():
@@ -95,7 +107,9 @@ def test_no_circle_of_imports():
 def test_every_row_of_the_table_exists():
     for place in LAYERS:
         paths = [ROOT / place] if place.startswith("untrusted") else [ROOT / "jax_lm" / place]
-        assert all(path.is_dir() or path.with_suffix(".py").is_file() for path in paths), f"no {place}"
+        assert all(path.is_dir() or path.with_suffix(".py").is_file() for path in paths), (
+            f"no {place}"
+        )
 
 
 def test_the_sandbox_knows_nothing_of_language_models():
@@ -105,22 +119,32 @@ def test_the_sandbox_knows_nothing_of_language_models():
 
 
 def test_sizes():
-    loose = [name for name in MODULES if "." not in name and (ROOT / "jax_lm" / f"{name}.py").is_file()]
+    loose = [
+        name for name in MODULES if "." not in name and (ROOT / "jax_lm" / f"{name}.py").is_file()
+    ]
     assert len(loose) < MAX_LOOSE_MODULES, loose  # and __init__
     for module, tree in trees().items():
         lines = MODULES[module].read_text(encoding="utf-8").splitlines()
         assert len(lines) <= MAX_LINES, f"{module} has {len(lines)} lines"
         owners = {
-            child: f"{node.name}." for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body
+            child: f"{node.name}."
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for child in node.body
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 name = owners.get(node, "") + node.name
                 length = node.end_lineno - node.lineno + 1
                 assert length <= MAX_FUNCTION_LINES, f"{module}: {name} has {length} lines"
-                parameters = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                parameters = [
+                    arg.arg
+                    for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                ]
                 count = len([arg for arg in parameters if arg not in ("self", "cls")])
-                assert count <= MANY_PARAMETERS.get(name, MAX_PARAMETERS), f"{module}: {name} has {count} parameters"
+                assert count <= MANY_PARAMETERS.get(name, MAX_PARAMETERS), (
+                    f"{module}: {name} has {count} parameters"
+                )
 
 
 def test_names_and_docstrings():
@@ -134,11 +158,20 @@ def test_no_broad_except_and_no_unrestricted_pickle():
         text = MODULES[module].read_text(encoding="utf-8")
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler):
-                broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+                broad = node.type is None or ast.unparse(node.type) in (
+                    "Exception",
+                    "BaseException",
+                )
                 explained = "#" in text.splitlines()[node.lineno - 1]
-                assert not broad or explained, f"{module}:{node.lineno} catches everything without saying why"
+                assert not broad or explained, (
+                    f"{module}:{node.lineno} catches everything without saying why"
+                )
         assert "trust_remote_code" not in text
-        pickles = r"pickle\.loads?\b" if module == RESTRICTED_PICKLE else r"\bimport pickle\b|\bfrom pickle\b"
+        pickles = (
+            r"pickle\.loads?\b"
+            if module == RESTRICTED_PICKLE
+            else r"\bimport pickle\b|\bfrom pickle\b"
+        )
         assert not re.search(pickles, text), module
 
 

@@ -1,4 +1,6 @@
-"""Attempts: batches, lengths of gaps, problems that do not fit; a killed run goes on with the same settings."""
+"""Attempts: batches, lengths of gaps, problems that do not fit; a killed run goes on with the same
+settings.
+"""
 
 import json
 from dataclasses import replace
@@ -33,7 +35,11 @@ def evaluator_of(engine, options, **settings):
 
 
 def test_every_problem_is_attempted_once(engine):
-    problems = [gap("a"), gap("b", prefix="# longer\n" * 8 + "def double(x):\n    return "), gap("c")]
+    problems = [
+        gap("a"),
+        gap("b", prefix="# longer\n" * 8 + "def double(x):\n    return "),
+        gap("c"),
+    ]
     progress = []
     evaluator = evaluator_of(engine, TURBO, batch_size=2, prompting=CompletionPrompting(8))
     attempts = list(evaluator.attempts(problems, on_progress=lambda *now: progress.append(now)))
@@ -52,12 +58,18 @@ def test_samples_differ_and_a_run_goes_on_as_if_it_had_not_stopped(engine):
     # Something that the model cannot know.
     problems = [gap(name, prefix=f"def {name}(x, y):\n    ") for name in "abc"] * 2
     drawn = GenerationOptions(
-        max_new_tokens=16, temperature=1.0, top_k=None, top_p=None, decoding=Decoding(preset="turbo")
+        max_new_tokens=16,
+        temperature=1.0,
+        top_k=None,
+        top_p=None,
+        decoding=Decoding(preset="turbo"),
     )
 
     def attempts(done=frozenset()):
         evaluator = evaluator_of(engine, drawn, batch_size=2, prompting=CompletionPrompting(8))
-        return {attempt.key: attempt.completion for attempt in evaluator.attempts(problems, done=done)}
+        return {
+            attempt.key: attempt.completion for attempt in evaluator.attempts(problems, done=done)
+        }
 
     whole = attempts()
     assert set(whole) == {(name, sample) for name in "abc" for sample in (0, 1)}
@@ -79,7 +91,9 @@ def test_time_of_a_problem_is_its_limit():
 
 
 def test_a_problem_beyond_the_context_is_not_passed(engine):
-    (attempt,) = evaluator_of(engine, TURBO, batch_size=1).attempts([gap("long", prefix="x = 1\n" * 600)])
+    (attempt,) = evaluator_of(engine, TURBO, batch_size=1).attempts(
+        [gap("long", prefix="x = 1\n" * 600)]
+    )
     assert attempt.outcome == TOO_LONG
     assert not attempt.passed
     assert "the context holds 512" in attempt.detail
@@ -95,7 +109,9 @@ SETUP = {"suite": "humaneval", "n": 2, "generation": {"seed": 0}, "k": (1, 2)}
 
 def attempt(name, sample=0, outcome="passed"):
     problem = Problem(name, "gaps", "x = ", "\n", ("assert x",), "1")
-    return Attempt(problem, "x = 1\n", outcome, sample=sample, prompt="x = ", completion="1\u2028", forwards=3)
+    return Attempt(
+        problem, "x = 1\n", outcome, sample=sample, prompt="x = ", completion="1\u2028", forwards=3
+    )
 
 
 def test_a_second_start_knows_what_is_done(tmp_path):
@@ -168,5 +184,7 @@ def test_seed_and_options_are_settings_of_a_run(engine, tmp_path):
         Journal(tmp_path, settings()).close()
     with pytest.raises(ValueError, match="begun with seed=3, not 4"):
         Journal(tmp_path, settings(seed=4))
-    with pytest.raises(ValueError, match=r"begun with generation\.decoding\.preset='turbo', not 'exact'"):
+    with pytest.raises(
+        ValueError, match=r"begun with generation\.decoding\.preset='turbo', not 'exact'"
+    ):
         Journal(tmp_path, settings(options=replace(TURBO, decoding=EXACT)))

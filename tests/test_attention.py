@@ -1,7 +1,8 @@
-"""Attention by kernels and in blocks gives what attention in full gives, and is taken where it pays.
+"""Attention by kernels and in blocks gives what attention in full gives, and is taken where it
+pays.
 
-`pytest --release tests/test_attention.py` compiles an update for machines that are not here, and looks for
-scores in it.
+`pytest --release tests/test_attention.py` compiles an update for machines that are not here, and
+looks for scores in it.
 """
 
 import json
@@ -51,7 +52,9 @@ interpreted = partial(splash, interpret=True)
 
 
 def arrays_of(dtype, length, *, heads=HEADS, key_heads=KEY_HEADS, rows=2):
-    """Queries, keys and values, of which scores differ by several units, and what each output counts."""
+    """Queries, keys and values, of which scores differ by several units, and what each output
+    counts.
+    """
     keys = jax.random.split(jax.random.key(0), 4)
     q = 2 * jax.random.normal(keys[0], (rows, length, heads, SIZE))
     k, v = (jax.random.normal(key, (rows, key_heads, length, SIZE)) for key in keys[1:3])
@@ -63,7 +66,11 @@ def masks_of(length, rows=2):
     columns = jnp.arange(length)[None].repeat(rows, axis=0)
     starts = jnp.arange(1, rows + 1)[:, None] * (length // (2 * rows))
     samples = jnp.where(columns < length - 9, columns // (starts + 7), -1)
-    return {"none": None, "padded": columns >= starts, "packed": SampleMask(samples.astype(jnp.int32))}
+    return {
+        "none": None,
+        "padded": columns >= starts,
+        "packed": SampleMask(samples.astype(jnp.int32)),
+    }
 
 
 @partial(jax.jit, static_argnums=0)
@@ -83,7 +90,9 @@ def with_gradients(attention, arrays, mask):
 
 def distance(found, expected):
     """Root mean square of what differs, as a share of what is expected."""
-    return [np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2)) for a, b in zip(found, expected, strict=True)]
+    return [
+        np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2)) for a, b in zip(found, expected, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("length", [600, 256])
@@ -100,14 +109,19 @@ def test_splash_in_bfloat16_is_as_near_to_float32_as_attention_in_full(name):
     """At the size of the 7B model."""
     arrays, mask = arrays_of(jnp.bfloat16, 256), masks_of(256)[name]
     exact = with_gradients(attend_in_full, [x.astype(jnp.float32) for x in arrays], mask)
-    ours, full = (distance(with_gradients(each, arrays, mask), exact) for each in (interpreted, attend_in_full))
+    ours, full = (
+        distance(with_gradients(each, arrays, mask), exact)
+        for each in (interpreted, attend_in_full)
+    )
     assert max(a / b for a, b in zip(ours, full, strict=True)) < 1.5
     assert max(ours) < 0.01
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 1e-6), (jnp.bfloat16, 5e-3)])
 def test_blocks_give_what_attention_in_full_gives(dtype, bound):
-    """Three blocks of queries, of which each has a mask of its own; sums over them are float32 in any dtype."""
+    """Three blocks of queries, of which each has a mask of its own; sums over them are float32 in
+    any dtype.
+    """
     arrays = arrays_of(dtype, 192)
     mask = jnp.tril(jnp.ones((2, 192, 192), bool)).at[1, :, 7:9].set(True)
     with patch.object(attention, "BLOCK_BYTES", 4 * 2 * HEADS * 64 * 192):
@@ -128,7 +142,9 @@ def test_rows_without_any_key_are_finite_and_change_no_other(attention):
 def test_samples_are_the_mask_that_they_stand_for():
     arrays, mask = arrays_of(jnp.float32, 60, heads=4, key_heads=2), masks_of(60)["packed"]
     admitted = mask.samples[:, :, None] == mask.samples[:, None, :]
-    for ours, theirs in zip(*(with_gradients(attend, arrays, each) for each in (mask, admitted)), strict=True):
+    for ours, theirs in zip(
+        *(with_gradients(attend, arrays, each) for each in (mask, admitted)), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -152,7 +168,9 @@ def test_a_model_learns_the_same(tiny_model, monkeypatch, lean):
 
     def gradients():
         def total(state):
-            hidden = nnx.merge(graph, state).model(positions % 90, SampleMask(samples), positions, remat=True)
+            hidden = nnx.merge(graph, state).model(
+                positions % 90, SampleMask(samples), positions, remat=True
+            )
             return jnp.sum(jnp.sin(hidden) * (samples >= 0)[..., None])
 
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(jax.grad(total))(state))]
@@ -173,7 +191,9 @@ class Chip:
     compute_capability: str = "9.0"
 
 
-def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", size=SIZE, capability="9.0"):
+def chosen(
+    platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", size=SIZE, capability="9.0"
+):
     """What a machine takes."""
     q = jnp.zeros((1, length, HEADS, size), dtype)
     k = jnp.zeros((1, KEY_HEADS, keys or length, size), dtype)
@@ -185,10 +205,12 @@ def chosen(platform, dtype=jnp.bfloat16, length=2048, keys=None, name="packed", 
 def test_kernels_are_taken_where_they_pay(monkeypatch):
     monkeypatch.setattr(attention, "has_cudnn", lambda: True)
     assert chosen("cpu") is None
-    assert [chosen("tpu", name=name) for name in ("none", "padded", "packed", "each")] == [splash] * 3 + [
-        attend_in_blocks
-    ]
-    assert [chosen("gpu", name=name) for name in ("none", "padded", "packed", "each")] == [cudnn] * 4
+    assert [chosen("tpu", name=name) for name in ("none", "padded", "packed", "each")] == [
+        splash
+    ] * 3 + [attend_in_blocks]
+    assert [chosen("gpu", name=name) for name in ("none", "padded", "packed", "each")] == [
+        cudnn
+    ] * 4
     for platform in ("tpu", "gpu"):
         assert chosen(platform, dtype=jnp.float32) is None
         assert chosen(platform, length=33, keys=2048) is None
@@ -244,20 +266,26 @@ def test_cudnn_in_bfloat16_is_as_near_to_float32_as_attention_in_full(name):
     arrays = arrays_of(jnp.bfloat16, 512)
     mask = {**masks_of(512), "each": jnp.tril(jnp.ones((2, 512, 512), bool))}[name]
     exact = with_gradients(attend_in_full, [x.astype(jnp.float32) for x in arrays], mask)
-    ours, full = (distance(with_gradients(each, arrays, mask), exact) for each in (cudnn, attend_in_full))
+    ours, full = (
+        distance(with_gradients(each, arrays, mask), exact) for each in (cudnn, attend_in_full)
+    )
     assert max(a / b for a, b in zip(ours, full, strict=True)) < 1.5
 
 
 def child(*words, **environment):
     """What this file prints as a process of its own."""
     command = [sys.executable, __file__, *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_mesh_splits_rows_and_heads():
-    """Eight virtual devices, of which each interprets the kernel; where heads do not split, none is taken."""
+    """Eight virtual devices, of which each interprets the kernel; where heads do not split, none is
+    taken.
+    """
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     found = child("meshes", **os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
     assert list(found) == list(MESHES)
@@ -266,7 +294,11 @@ def test_a_mesh_splits_rows_and_heads():
 
 def on_meshes():
     """The child process: distances of outputs and gradients to those of one device."""
-    arrays, masks, report = arrays_of(jnp.float32, 128, heads=8, key_heads=4, rows=8), masks_of(128, 8).values(), {}
+    arrays, masks, report = (
+        arrays_of(jnp.float32, 128, heads=8, key_heads=4, rows=8),
+        masks_of(128, 8).values(),
+        {},
+    )
     expected = [with_gradients(attend_in_full, arrays, mask) for mask in masks]
     for name in MESHES:
         on_mesh, distances = partial(attend, mesh=MeshShape.parse(name).mesh()), []
@@ -288,14 +320,24 @@ def test_key_heads_that_do_not_split_are_attended_to_in_full():
 @pytest.mark.parametrize(
     "topology",
     [
-        pytest.param("v5e:2x2", marks=pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu")),
-        pytest.param("h100:4", marks=pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs plan-gpu")),
+        pytest.param(
+            "v5e:2x2",
+            marks=pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu"),
+        ),
+        pytest.param(
+            "h100:4",
+            marks=pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs plan-gpu"),
+        ),
     ],
 )
 def test_no_update_writes_the_scores_of_a_row(for_release, topology):
     """As compiled, with layers computed again; in full, they are the largest arrays of a layer."""
     # Without the suite's own flags: as users compile it.
-    clean = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("JAX_PLATFORMS", "XLA_FLAGS")
+    }
     found = child(topology, **clean)
     if not found["has_kernel"]:
         pytest.skip("needs cuDNN: nvidia-cudnn-cu12")
@@ -306,18 +348,28 @@ def test_no_update_writes_the_scores_of_a_row(for_release, topology):
 def scores_of(text, length):
     """Shapes of arrays over all queries and all keys of a row, for all heads."""
     least = HEADS * length * length
-    shapes = {f"{kind}[{sizes}]": sizes for kind, sizes in re.findall(r"\b(f32|bf16)\[([\d,]+)\]", text)}
-    return sorted(shape for shape, sizes in shapes.items() if math.prod(map(int, sizes.split(","))) >= least)
+    shapes = {
+        f"{kind}[{sizes}]": sizes for kind, sizes in re.findall(r"\b(f32|bf16)\[([\d,]+)\]", text)
+    }
+    return sorted(
+        shape for shape, sizes in shapes.items() if math.prod(map(int, sizes.split(","))) >= least
+    )
 
 
 def compiled_for(name, length=2048):
-    """The child process: arrays of scores in the update of a layer of the 7B model, with kernels and without."""
+    """The child process: arrays of scores in the update of a layer of the 7B model, with kernels
+    and without.
+    """
     topology = Topology.parse(name)
     compiler.prepare_compiler(topology)
     # A smaller vocabulary, which attention does not see, compiles in minutes less.
     config = replace(DIFFUCODER_7B, num_hidden_layers=1, vocab_size=4096, mask_token_id=4095)
-    training = TrainerConfig(max_steps=2, optimizer=OptimizerConfig(learning_rate=1e-5), compute_dtype="bfloat16")
-    settings = SftConfig(max_length=length, batch_size=4, packed=True, loss=LossConfig(remat=True), training=training)
+    training = TrainerConfig(
+        max_steps=2, optimizer=OptimizerConfig(learning_rate=1e-5), compute_dtype="bfloat16"
+    )
+    settings = SftConfig(
+        max_length=length, batch_size=4, packed=True, loss=LossConfig(remat=True), training=training
+    )
     model = DreamForCausalLM.abstract(config)
     model.model.mesh = compiler.topology_mesh(topology, MeshShape(fsdp=2, tensor=2))
 

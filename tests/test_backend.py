@@ -18,7 +18,11 @@ def test_outputs_are_those_of_the_recorded_model(golden_sampler, golden):
     ):
         np.testing.assert_allclose(found[name], golden[recorded], atol=2e-5)
     # A layer adds what its attention and its MLP put out.
-    after = golden["forward.hidden_states.0"] + found["model.layers.0.self_attn.o_proj"] + found["model.layers.0.mlp"]
+    after = (
+        golden["forward.hidden_states.0"]
+        + found["model.layers.0.self_attn.o_proj"]
+        + found["model.layers.0.mlp"]
+    )
     np.testing.assert_allclose(after, golden["forward.hidden_states.1"], atol=2e-5)
 
 
@@ -33,7 +37,7 @@ def test_generation_fills_every_position(golden_sampler):
 
 
 def test_int8_is_a_dtype_of_this_backend():
-    weights = JaxBackend.load(GOLDEN / "checkpoint", "int8").sampler.params["model"]["layers"][0]["mlp"]["up_proj"][
-        "weight"
-    ]
+    weights = JaxBackend.load(GOLDEN / "checkpoint", "int8").sampler.params["model"]["layers"][0][
+        "mlp"
+    ]["up_proj"]["weight"]
     assert weights.dtype == np.int8

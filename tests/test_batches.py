@@ -1,4 +1,6 @@
-"""Samples in rows, rows in batches; their order: seeded, stateless, packed, for any number of processes."""
+"""Samples in rows, rows in batches; their order: seeded, stateless, packed, for any number of
+processes.
+"""
 
 import dataclasses
 
@@ -62,7 +64,10 @@ def test_both_lengths_of_a_row_too_long_are_named():
 def samples(count=11):
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 9, count)
-    return [Row(tuple(map(int, rng.integers(0, 90, n))), (False,) + (True,) * (n - 1), open=False) for n in sizes]
+    return [
+        Row(tuple(map(int, rng.integers(0, 90, n))), (False,) + (True,) * (n - 1), open=False)
+        for n in sizes
+    ]
 
 
 def stream(*, packed=False, **options):
@@ -106,13 +111,17 @@ def test_an_epoch_shows_every_sample_once():
     batches = stream(batch_size=1)
     assert batches.steps(1.0) == 11
     assert batches.steps(2.5) == 28
-    shown = [tuple(row[row != STREAM_PAD]) for step in range(11) for row in batches.batch(step).tokens]
+    shown = [
+        tuple(row[row != STREAM_PAD]) for step in range(11) for row in batches.batch(step).tokens
+    ]
     assert sorted(shown) == sorted(sample.ids for sample in samples())
 
 
 def test_variation_depends_on_the_step():
     batches = stream(
-        vary=lambda sample, step, rng: dataclasses.replace(sample, ids=(int(rng.integers(90)),) * len(sample.ids))
+        vary=lambda sample, step, rng: dataclasses.replace(
+            sample, ids=(int(rng.integers(90)),) * len(sample.ids)
+        )
     )
     first, again, other = (batches.batch(step).tokens[:, 0] for step in (2, 2, 3))
     np.testing.assert_array_equal(first, again)

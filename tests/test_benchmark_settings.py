@@ -7,7 +7,13 @@ from jax_lm.benchmark.settings import Cell, Workload
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch_sizes", (1, 0)), ("new_tokens", (-4,)), ("prompt_tokens", (0,)), ("repeats", 0), ("batch_sizes", ())],
+    [
+        ("batch_sizes", (1, 0)),
+        ("new_tokens", (-4,)),
+        ("prompt_tokens", (0,)),
+        ("repeats", 0),
+        ("batch_sizes", ()),
+    ],
 )
 def test_refused_workloads_name_the_argument(name, value):
     with pytest.raises(ValueError, match=f"^{name}"):
@@ -33,5 +39,7 @@ def test_cells_are_every_combination():
 def test_a_cell_must_fit_the_context():
     cell = Cell(batch=1, prompt_tokens=5, new_tokens=4)
     cell.require_room(9)
-    with pytest.raises(ValueError, match="prompt_tokens=5 with new_tokens=4: the context holds 8 tokens"):
+    with pytest.raises(
+        ValueError, match="prompt_tokens=5 with new_tokens=4: the context holds 8 tokens"
+    ):
         cell.require_room(8)

@@ -1,4 +1,5 @@
-"""Published benchmark files, where they are at hand: every canonical solution passes, every empty body fails.
+"""Published benchmark files, where they are at hand: every canonical solution passes, every empty
+body fails.
 
 A sample of each file; all of it with `pytest --full tests/test_benchmarks.py`.
 """
@@ -37,7 +38,9 @@ LOCALS = {tier: Local(tier, packages=("numpy",)) for tier in SAFE if not why_not
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the benchmark files are not here")
 @pytest.mark.skipif(not LOCALS, reason="this host contains nothing")
-@pytest.mark.parametrize(("suite", "name", "count"), FILES, ids=[name.split("/")[1] for _, name, _ in FILES])
+@pytest.mark.parametrize(
+    ("suite", "name", "count"), FILES, ids=[name.split("/")[1] for _, name, _ in FILES]
+)
 def test_canonical_solutions_pass_and_empty_bodies_fail(request, suite, name, count):
     problems = file_problems(suite, FOLDER / name)
     assert len(problems) == count
@@ -49,7 +52,11 @@ def test_canonical_solutions_pass_and_empty_bodies_fail(request, suite, name, co
         tiers = list(LOCALS)[-1:]
     for tier in tiers:
         right = [Attempt(problem, problem.program(problem.canonical)) for problem in problems]
-        empty = [Attempt(problem, problem.program(problem.empty)) for problem in problems if problem.empty is not None]
+        empty = [
+            Attempt(problem, problem.program(problem.empty))
+            for problem in problems
+            if problem.empty is not None
+        ]
         judged = execute_attempts(LOCALS[tier], right + empty)
         said = [(a.problem.name, a.outcome, a.detail) for a in judged]
         assert [entry for entry in said[: len(right)] if entry[1] != "passed"] == []

@@ -1,4 +1,6 @@
-"""Several blocks at once (D2F) against a reading of it in plain Python: one row, no cache, a mask for each step."""
+"""Several blocks at once (D2F) against a reading of it in plain Python: one row, no cache, a mask
+for each step.
+"""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -7,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases.generation import count_compilations, greedy, ragged_prompts, tokens_of, with_random_weights
+from cases.generation import (
+    count_compilations,
+    greedy,
+    ragged_prompts,
+    tokens_of,
+    with_random_weights,
+)
 from cases.sequences import make_sequence
 from flax import nnx
 
@@ -19,7 +27,9 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.training.grpo_config import GRPOConfig
 
 PROMPT, COLUMNS, MANY = 5, 22, 100
-CAUSAL = Decoding(cache="causal", block_length=5, threshold=0.3, activate_threshold=0.8, active_blocks=MANY)
+CAUSAL = Decoding(
+    cache="causal", block_length=5, threshold=0.3, activate_threshold=0.8, active_blocks=MANY
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +57,9 @@ def block_of(column, length, start=PROMPT):
 
 @lru_cache
 def visible(width, length):
-    return np.array([[block_of(k, length) <= block_of(q, length) for k in range(width)] for q in range(width)])
+    return np.array(
+        [[block_of(k, length) <= block_of(q, length) for k in range(width)] for q in range(width)]
+    )
 
 
 @partial(jax.jit, static_argnames="graph")
@@ -59,7 +71,9 @@ def forward(graph, params, tokens, mask):
 def said(sampler, tokens, length):
     """The likeliest token of each column and its probability, without MASK."""
     mask = visible(len(tokens), length)
-    logits = forward(sampler.graph, sampler.params, jnp.asarray(tokens, jnp.int32)[None], mask[None])
+    logits = forward(
+        sampler.graph, sampler.params, jnp.asarray(tokens, jnp.int32)[None], mask[None]
+    )
     logits = np.array(logits)[0].astype(np.float64)
     logits = np.concatenate([logits[:1], logits[:-1]])
     logits[:, sampler.mask_id] = -np.inf
@@ -68,7 +82,9 @@ def said(sampler, tokens, length):
 
 
 def forced(sampler, given, decoding, stop_ids=(), columns=COLUMNS):
-    """Decode greedily: returns the tokens, the forwards, the blocks begun, and the most that were active at once."""
+    """Decode greedily: returns the tokens, the forwards, the blocks begun, and the most that were
+    active at once.
+    """
     chosen, mask = decoding.settings, sampler.mask_id
     length, width = chosen.block_length, PROMPT + columns
     # Blocks that are not begun are masked too; nobody who is begun can see them.
@@ -139,7 +155,9 @@ def test_a_block_computed_after_others_is_as_computed_with_all(golden_model):
             ids[:, rows], everything[:, rows], positions[:, rows], cache, jnp.int32(start)
         )
         real = present[:, rows]
-        np.testing.assert_allclose(np.asarray(part)[real], np.asarray(expected)[:, rows][real], atol=2e-5)
+        np.testing.assert_allclose(
+            np.asarray(part)[real], np.asarray(expected)[:, rows][real], atol=2e-5
+        )
 
 
 PACES = {
@@ -161,7 +179,11 @@ def test_it_is_the_published_algorithm(tiny, pace):
         state = decoded(model, prompt(seed), settings)
         assert tokens_of(state)[0].tolist() == tokens
         assert int(state.forwards) == int(state.step) == forwards
-        assert int(state.extra.begun[0]) == begun == -(-COLUMNS // settings.decoding.settings.block_length)
+        assert (
+            int(state.extra.begun[0])
+            == begun
+            == -(-COLUMNS // settings.decoding.settings.block_length)
+        )
         at_once, faster = max(at_once, most), faster + (forwards < COLUMNS)
     # Else the comparison says little.
     assert faster > 3
@@ -177,7 +199,10 @@ def test_blocks_follow_each_other_if_they_must(tiny):
     for start in range(5, COLUMNS, 5):
         assert steps[:start].max() < steps[start:].min()
     # With room for one block, no threshold says anything.
-    for other in ({"active_blocks": 1}, {"active_blocks": 1, "add_threshold": 0.0, "activate_threshold": 0.0}):
+    for other in (
+        {"active_blocks": 1},
+        {"active_blocks": 1, "add_threshold": 0.0, "activate_threshold": 0.0},
+    ):
         alone = decoded(model, prompt(2), options(**other))
         np.testing.assert_array_equal(alone.tokens, state.tokens)
         np.testing.assert_array_equal(alone.commit_step, state.commit_step)
@@ -188,10 +213,15 @@ def test_room_for_as_many_blocks_as_are_begun_is_room_without_an_end(tiny):
     enough, longer = 0, 0
     for seed in range(12):
         model = with_random_weights(tiny, np.random.default_rng(seed))
-        many, four, single = (options(block_length=3, add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1))
+        many, four, single = (
+            options(block_length=3, add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1)
+        )
         *_, most = forced(model, prompt(seed)[0].tolist(), many.decoding)
         if most <= 4:
-            endless, bounded = decoded(model, prompt(seed), many), decoded(model, prompt(seed), four)
+            endless, bounded = (
+                decoded(model, prompt(seed), many),
+                decoded(model, prompt(seed), four),
+            )
             np.testing.assert_array_equal(bounded.tokens, endless.tokens)
             np.testing.assert_array_equal(bounded.commit_step, endless.commit_step)
             enough += most > 2
@@ -201,13 +231,20 @@ def test_room_for_as_many_blocks_as_are_begun_is_room_without_an_end(tiny):
 
 
 def test_a_stop_token_ends_the_row_and_begins_no_block(tiny):
-    """The text up to it is the published one, which goes on with the blocks begun; ours is not decoded further."""
+    """The text up to it is the published one, which goes on with the blocks begun; ours is not
+    decoded further.
+    """
     stopped, fewer = 0, 0
     for seed in range(5):
-        model, settings = with_random_weights(tiny, np.random.default_rng(seed)), options(add_threshold=0.2)
+        model, settings = (
+            with_random_weights(tiny, np.random.default_rng(seed)),
+            options(add_threshold=0.2),
+        )
         whole = tokens_of(decoded(model, prompt(seed), settings))[0]
         stops = (int(whole[PROMPT + 7]),)
-        tokens, forwards, begun, _ = forced(model, prompt(seed)[0].tolist(), settings.decoding, stops)
+        tokens, forwards, begun, _ = forced(
+            model, prompt(seed)[0].tolist(), settings.decoding, stops
+        )
         state = decoded(model, prompt(seed), settings, stop_ids=stops)
         ours = tokens_of(state)[0].tolist()
         end = tokens.index(stops[0], PROMPT)
@@ -250,7 +287,9 @@ def test_rows_of_a_ragged_batch_are_what_they_are_alone(golden_sampler, settings
         alone = decoded(golden_sampler, bare, settings, columns=14, seed=keys[row : row + 1])
         np.testing.assert_array_equal(tokens_of(alone)[0, -14:], tokens_of(together)[row, -14:])
         np.testing.assert_array_equal(alone.commit_step[0, -14:], together.commit_step[row, -14:])
-        np.testing.assert_allclose(alone.confidence[0, -14:], together.confidence[row, -14:], atol=1e-5)
+        np.testing.assert_allclose(
+            alone.confidence[0, -14:], together.confidence[row, -14:], atol=1e-5
+        )
         assert int(alone.forwards) == ends[row] + 1
 
 
@@ -272,7 +311,9 @@ def test_it_is_another_computation_than_without_the_mask(golden_sampler):
     canvas = Canvas.after(*ragged_prompts(), 12)
     settings = options(block_length=4, add_threshold=1.0, threshold=1.0)
     causal = golden_sampler.generate(canvas, settings)
-    plain = golden_sampler.generate(canvas, greedy(alg="maskgit_plus", top_k=None, decoding=Decoding(block_length=4)))
+    plain = golden_sampler.generate(
+        canvas, greedy(alg="maskgit_plus", top_k=None, decoding=Decoding(block_length=4))
+    )
     assert (np.asarray(causal.confidence) != np.asarray(plain.confidence)).any()
 
 
@@ -281,13 +322,18 @@ def test_a_last_block_may_be_shorter_and_a_block_the_whole_answer(tiny):
         settings = options(block_length=length)
         state = decoded(tiny, prompt(1), settings, columns=columns)
         tokens, forwards, _, _ = forced(
-            tiny, prompt(1)[0].tolist(), replace(settings.decoding, block_length=length or columns), columns=columns
+            tiny,
+            prompt(1)[0].tolist(),
+            replace(settings.decoding, block_length=length or columns),
+            columns=columns,
         )
         assert tokens_of(state)[0].tolist() == tokens
         assert int(state.forwards) == forwards
 
 
-@pytest.mark.parametrize("other", [{"add_threshold": 0.7}, {"activate_threshold": 0.5}, {"threshold": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"add_threshold": 0.7}, {"activate_threshold": 0.5}, {"threshold": 0.8}], ids=str
+)
 def test_other_thresholds_compile_nothing(tiny, other):
     decoded(tiny, prompt(0), options())
     assert count_compilations(lambda: decoded(tiny, prompt(4), options(**other))) == 0
@@ -296,7 +342,9 @@ def test_other_thresholds_compile_nothing(tiny, other):
 def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
     settings = options(max_new_tokens=24, threshold=0.9, block_length=8)
     texts = tiny_inference.complete(["def f(x):", "y = 1\nz"], settings)
-    assert texts == [tiny_inference.complete([each], settings)[0] for each in ("def f(x):", "y = 1\nz")]
+    assert texts == [
+        tiny_inference.complete([each], settings)[0] for each in ("def f(x):", "y = 1\nz")
+    ]
     with pytest.raises(ValueError, match="cache='causal': only completes prompts"):
         tiny_inference.infill("def f(x):", "\n", 8, options=settings)
 
@@ -305,8 +353,14 @@ def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
     ("settings", "message"),
     [
         ({"add_threshold": 0.1}, "add_threshold=0.1: needs cache='causal', not 'none'"),
-        ({"active_blocks": 2, "preset": "fast"}, "active_blocks=2: needs cache='causal', not 'window'"),
-        ({"cache": "causal", "commit": "steps"}, "commit='steps': must be 'threshold' with cache='causal'"),
+        (
+            {"active_blocks": 2, "preset": "fast"},
+            "active_blocks=2: needs cache='causal', not 'window'",
+        ),
+        (
+            {"cache": "causal", "commit": "steps"},
+            "commit='steps': must be 'threshold' with cache='causal'",
+        ),
         ({"cache": "causal", "commit": "entropy"}, "commit='entropy': must be 'threshold'"),
         ({"cache": "causal", "refresh_steps": 3}, "refresh_steps=3: must be None"),
         ({"cache": "causal", "refresh_every": 3}, "refresh_every=3: must be 1"),
@@ -344,8 +398,13 @@ def test_what_a_canvas_or_a_call_may_not_have_is_refused(tiny):
     between[:, -1] = False
     with pytest.raises(ValueError, match="cache='causal': only completes prompts"):
         tiny.generate(replace(canvas, holes=between), options())
-    for given in ({"strict_reference": True}, {"hooks": Hooks(logits=lambda step, tokens, logits: logits)}):
-        with pytest.raises(ValueError, match="hooks, strict_reference: must not be given with cache='causal'"):
+    for given in (
+        {"strict_reference": True},
+        {"hooks": Hooks(logits=lambda step, tokens, logits: logits)},
+    ):
+        with pytest.raises(
+            ValueError, match="hooks, strict_reference: must not be given with cache='causal'"
+        ):
             tiny.generate(canvas, options(), **given)
     state = next(tiny.stream(canvas, options()))
     with pytest.raises(ValueError, match="state: must be None with cache='causal'"):
@@ -364,6 +423,12 @@ def test_no_policy_is_scored_without_the_mask_that_it_answers_with():
 
 def test_the_published_settings_are_the_defaults():
     chosen = Decoding(cache="causal").settings
-    found = chosen.add_threshold, chosen.activate_threshold, chosen.threshold, chosen.block_length, chosen.commit
+    found = (
+        chosen.add_threshold,
+        chosen.activate_threshold,
+        chosen.threshold,
+        chosen.block_length,
+        chosen.commit,
+    )
     assert found == (0.1, 0.95, 0.9, 32, "threshold")
     assert Decoding(preset="turbo", cache="causal").settings == chosen

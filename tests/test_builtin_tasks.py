@@ -17,12 +17,18 @@ def digest(tasks):
 
 def test_held_out_tasks_are_those_that_every_measurement_used():
     """Recorded with the first generator. A model card's pass@1 is over the first 300."""
-    assert digest(held_out_tasks(300)) == "ba7bfeeb2c9833371023242eb6f0751b925a00b2011602913467d031bd7c4d33"
+    assert (
+        digest(held_out_tasks(300))
+        == "ba7bfeeb2c9833371023242eb6f0751b925a00b2011602913467d031bd7c4d33"
+    )
 
 
 def test_training_tasks_are_those_that_runs_of_version_0_1_used():
     """Recorded with the first generator, seed 0: fingerprints of run folders depend on them."""
-    assert digest(training_tasks(2000)) == "4e4856678f109c564814a7e87153863cd8bd9dd6d5ea0faa401bf1f1ad88b9c4"
+    assert (
+        digest(training_tasks(2000))
+        == "4e4856678f109c564814a7e87153863cd8bd9dd6d5ea0faa401bf1f1ad88b9c4"
+    )
 
 
 @pytest.mark.parametrize(("split", "count"), [("held-out", 2000), ("training", 4000)])
@@ -31,7 +37,9 @@ def test_keys_are_distinct(split, count):
 
 
 def test_splits_share_no_key():
-    assert {task.key for task in held_out_tasks(2000)}.isdisjoint(task.key for task in training_tasks(4000))
+    assert {task.key for task in held_out_tasks(2000)}.isdisjoint(
+        task.key for task in training_tasks(4000)
+    )
 
 
 def test_fewer_tasks_are_the_first_ones():
@@ -63,4 +71,9 @@ def test_counts_that_cannot_be_had_are_named(read, count, message):
 
 def test_reading_needs_the_standard_library_alone():
     program = "import sys; import jax_lm.data.prompts; print(*{'jax', 'numpy', 'recipes'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from cases.generation import greedy
 
-from jax_lm.diffusion.candidates import Candidates, SamplingParams, confidence, disturbed, draw, filtered, row_entropy
+from jax_lm.diffusion.candidates import (
+    Candidates,
+    SamplingParams,
+    confidence,
+    disturbed,
+    draw,
+    filtered,
+    row_entropy,
+)
 from jax_lm.diffusion.commit_rules import ranks
 from jax_lm.diffusion.nucleus import Rows
 from jax_lm.options import ALGS, GenerationOptions
@@ -45,12 +53,15 @@ def dense(candidates, size):
     if isinstance(candidates, Rows):
         return np.exp(np.asarray(candidates.log_probs(candidates.logits, jnp.arange(size))))
     rows = np.zeros((*candidates.ids.shape[:2], size))
-    np.put_along_axis(rows, np.asarray(candidates.ids), np.exp(np.asarray(candidates.log_probs)), axis=-1)
+    np.put_along_axis(
+        rows, np.asarray(candidates.ids), np.exp(np.asarray(candidates.log_probs)), axis=-1
+    )
     return rows
 
 
 @pytest.mark.parametrize(
-    ("top_p", "top_k"), [(None, None), (None, 5), (0.9, None), (0.9, 5), (0.5, 50), (1e-6, None), (1.0, None)]
+    ("top_p", "top_k"),
+    [(None, None), (None, 5), (0.9, None), (0.9, 5), (0.5, 50), (1e-6, None), (1.0, None)],
 )
 def test_filters_equal_a_full_sort(top_p, top_k):
     logits = np.random.default_rng(0).normal(size=(4, 30, 120)).astype(np.float32) * 3
@@ -72,13 +83,17 @@ def test_min_p_equals_a_full_sort(top_p, top_k, min_p):
 @pytest.mark.parametrize("vocabulary", [30, 120])
 @pytest.mark.parametrize("top_k", [1, 7, 50])
 def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
-    logits = jnp.asarray(np.random.default_rng(3).normal(size=(4, 30, vocabulary)).astype(np.float32) * 3)
+    logits = jnp.asarray(
+        np.random.default_rng(3).normal(size=(4, 30, vocabulary)).astype(np.float32) * 3
+    )
     if vocabulary > 50:
         # Ties are cut at k; without a k that cuts anything, top_p keeps them all.
         logits = logits.at[0].set(1.0)
     traced = filtered(logits, params(top_p=0.9)._replace(top_k=jnp.int32(top_k)), top_k=50)
     static = filtered(logits, params(top_p=0.9), top_k=top_k)
-    np.testing.assert_allclose(dense(traced, vocabulary), dense(static, vocabulary), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        dense(traced, vocabulary), dense(static, vocabulary), rtol=0, atol=2e-6
+    )
     with pytest.raises(ValueError, match="needs a static top_k"):
         filtered(logits, params()._replace(top_k=jnp.int32(top_k)), top_k=None)
 
@@ -107,7 +122,9 @@ def test_confidences_by_hand():
     token, probability = draw(number, candidates, jnp.float32(0))
     assert int(token[0, 0]) == 7
     values = {
-        alg: float(confidence(number, candidates, probability, jnp.array([[4]]), jnp.int32(index))[0, 0])
+        alg: float(
+            confidence(number, candidates, probability, jnp.array([[4]]), jnp.int32(index))[0, 0]
+        )
         for index, alg in enumerate(ALGS)
     }
     assert values["maskgit_plus"] == pytest.approx(0.5)
@@ -139,7 +156,9 @@ def test_tokens_are_drawn_from_the_tempered_distribution():
     expected = np.array([0.36, 0.09, 0.01]) / 0.46
     shares = np.bincount(np.asarray(tokens[0]), minlength=4)[1:] / 20_000
     np.testing.assert_allclose(shares, expected, atol=4 * 0.0035)
-    np.testing.assert_allclose(np.unique(np.asarray(probability).round(4)), np.sort(expected).round(4), atol=2e-4)
+    np.testing.assert_allclose(
+        np.unique(np.asarray(probability).round(4)), np.sort(expected).round(4), atol=2e-4
+    )
 
 
 def test_entropy_is_that_of_the_logits_without_mask():

@@ -1,7 +1,7 @@
 """What a careless user types: one line, status 2, nothing written.
 
-They type in a folder with a file `taken`, a folder `empty`, a text `words.txt`, a recipe with a typo, models that are
-none.
+They type in a folder with a file `taken`, a folder `empty`, a text `words.txt`, a recipe with a
+typo, models that are none.
 """
 
 import errno
@@ -135,7 +135,10 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     for path in builtin_folder.iterdir():
         if path.name != "config.json":
             (tmp_path / "qwen" / path.name).symlink_to(path)
-    fields = json.loads((builtin_folder / "config.json").read_text()) | {"model_type": "qwen2", "mask_token_id": None}
+    fields = json.loads((builtin_folder / "config.json").read_text()) | {
+        "model_type": "qwen2",
+        "mask_token_id": None,
+    }
     (tmp_path / "qwen" / "config.json").write_text(json.dumps(fields))
     (tmp_path / "builtin").symlink_to(builtin_folder)
     return tmp_path
@@ -167,7 +170,9 @@ def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
 def test_a_taken_port_is_told_before_a_model_is_loaded(seat, capsys, monkeypatch):
     pytest.importorskip("uvicorn")
     loaded = []
-    monkeypatch.setattr("jax_lm.cli.commands.serving.DiffuCoderInference", lambda *_: loaded.append(1))
+    monkeypatch.setattr(
+        "jax_lm.cli.commands.serving.DiffuCoderInference", lambda *_: loaded.append(1)
+    )
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -187,8 +192,12 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
     [
         FULL,
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
-        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
-        RuntimeError("INTERNAL: write failed: No space left on device [tensorstore]\n  File x\n  File y"),
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
+        RuntimeError(
+            "INTERNAL: write failed: No space left on device [tensorstore]\n  File x\n  File y"
+        ),
     ],
 )
 def test_a_full_disk_is_one_line_whoever_says_so(capsys, error):
@@ -196,7 +205,9 @@ def test_a_full_disk_is_one_line_whoever_says_so(capsys, error):
         raise error
 
     assert terminal.run_guarded(command, debug=False) == 2
-    assert one_line(capsys).startswith(("error: No space left on device: ", "error: Disk quota exceeded: "))
+    assert one_line(capsys).startswith(
+        ("error: No space left on device: ", "error: Disk quota exceeded: ")
+    )
 
 
 def test_a_full_disk_below_another_error_is_found(capsys):
@@ -230,7 +241,13 @@ def test_what_is_not_installed_is_named_with_its_extra(capsys):
         one_line(capsys)
         == "error: this needs uvicorn.config, which is not installed: pip install 'jax-diffucoder[serve]'"
     )
-    extras = {"math_verify": "math", "tensorboardX": "tensorboard", "torch": "parity", "numpy": None, "this": None}
+    extras = {
+        "math_verify": "math",
+        "tensorboardX": "tensorboard",
+        "torch": "parity",
+        "numpy": None,
+        "this": None,
+    }
     assert {name: terminal.find_extra(name) for name in extras} == extras
 
 

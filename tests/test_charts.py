@@ -25,7 +25,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.mark.parametrize("missing", [math.nan, None])
 def test_a_line_chart_has_a_line_per_series_and_leaves_out_what_is_missing(missing):
-    chart = line_chart("a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, missing)]})
+    chart = line_chart(
+        "a <b>", "k & l", "share", {"one": [(1, 0.0), (2, 1.0)], "<two>": [(1, 0.5), (2, missing)]}
+    )
     root = ElementTree.fromstring(chart)
     lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
     assert [len(line) for line in lines] == [2, 1]
@@ -44,17 +46,28 @@ def test_an_axis_may_end_elsewhere():
     root = ElementTree.fromstring(line_chart("speed", "batch", "tokens/s", series, top=5000))
     low, middle = HEIGHT - BOTTOM, (HEIGHT - BOTTOM + TOP) / 2
     lines = [
-        [float(point.split(",")[1]) for point in line.get("points").split()] for line in root.iter(f"{SVG}polyline")
+        [float(point.split(",")[1]) for point in line.get("points").split()]
+        for line in root.iter(f"{SVG}polyline")
     ]
     assert lines == [[low, middle], [TOP, low]]
-    assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [low, middle, TOP, low]
+    assert [float(circle.get("cy")) for circle in root.iter(f"{SVG}circle")] == [
+        low,
+        middle,
+        TOP,
+        low,
+    ]
     assert "5,000" in [text.text for text in root.iter(f"{SVG}text")]
     assert [round_up(value) for value in (0, 0.03, 1, 1.01, 7, 1234)] == [1, 0.05, 1, 2, 10, 2000]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
-    [(0.296, 8.66, [2, 4, 6, 8]), (0, 255, [0, 100, 200]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-3, 3, [-2, 0, 2])],
+    [
+        (0.296, 8.66, [2, 4, 6, 8]),
+        (0, 255, [0, 100, 200]),
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-3, 3, [-2, 0, 2]),
+    ],
 )
 def test_ticks_are_round_numbers_within_the_axis(low, high, ticks):
     assert round_ticks(low, high) == pytest.approx(ticks)
@@ -79,6 +92,8 @@ def test_bars_are_as_long_as_their_values():
 
 
 def test_a_heat_chart_draws_what_is_above_zero():
-    root = ElementTree.fromstring(heat_chart("order", "position", "step", np.array([[1.0, 0.0], [0.5, 0.5]]), 2))
+    root = ElementTree.fromstring(
+        heat_chart("order", "position", "step", np.array([[1.0, 0.0], [0.5, 0.5]]), 2)
+    )
     cells = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill-opacity")]
     assert [float(rect.get("fill-opacity")) for rect in cells] == [1.0, 0.5, 0.5]

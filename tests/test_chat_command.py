@@ -1,4 +1,6 @@
-"""A conversation at the terminal: what is remembered, what the commands with a slash do, what goes wrong."""
+"""A conversation at the terminal: what is remembered, what the commands with a slash do, what goes
+wrong.
+"""
 
 import io
 import json
@@ -41,7 +43,10 @@ def test_answers_are_those_of_the_engine_and_are_remembered(conversation, tiny_i
     talked = conversation(system="Be brief.")
     assert talked.take("Write gcd.")
     first = capsys.readouterr().out
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write gcd."}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Write gcd."},
+    ]
     answer = tiny_inference.chat(messages, OPTIONS)
     assert first == answer.rstrip("\n") + "\n"
     assert talked.messages == [*messages, {"role": "assistant", "content": answer}]
@@ -60,7 +65,9 @@ def test_chat_takes_settings_as_generate_does(tiny_inference):
 
 
 def test_the_commands(conversation, capsys, tmp_path):
-    talked = conversation("def add(a, b):", "    return <|hole:4|>", ".", "unread", system="Be brief.")
+    talked = conversation(
+        "def add(a, b):", "    return <|hole:4|>", ".", "unread", system="Be brief."
+    )
     talked.take("Write gcd.")
     assert talked.take(f"/save {tmp_path / 'chat.json'}")
     assert json.loads((tmp_path / "chat.json").read_text()) == talked.messages
@@ -112,7 +119,9 @@ def test_an_interrupt_takes_the_message_back(conversation, capsys, monkeypatch):
 
 
 def test_a_piped_conversation(monkeypatch, capsys):
-    status, out, err = talk(monkeypatch, capsys, "Write a function \\\ngcd(a, b).\n\n/exit\nnever said\n")
+    status, out, err = talk(
+        monkeypatch, capsys, "Write a function \\\ngcd(a, b).\n\n/exit\nnever said\n"
+    )
     assert status == 0
     assert out.strip()
     assert "the built-in model answers with small Python functions alone" in err
@@ -123,15 +132,29 @@ def test_a_piped_conversation(monkeypatch, capsys):
 
 @pytest.fixture
 def screen(tmp_path, for_release):
-    """A terminal of tmux, in a folder of its own: types a line, and waits for what is to be seen behind it."""
+    """A terminal of tmux, in a folder of its own: types a line, and waits for what is to be seen
+    behind it.
+    """
     tmux = shutil.which("tmux")
     if tmux is None:
         pytest.skip("no tmux: apt-get install tmux")
     socket = [tmux, "-S", str(tmp_path / "tmux"), "-f", os.devnull]
     places = {"PYTHONPATH": str(Path(__file__).parent.parent), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "jax_lm", "chat", *QUICK]
-    start = ["new-session", "-d", "-x", "120", "-y", "200", "-c", str(tmp_path), shlex.join(command)]
-    subprocess.run([*socket, *start], check=True, env={**os.environ, **places, "TERM": "xterm-256color"})
+    start = [
+        "new-session",
+        "-d",
+        "-x",
+        "120",
+        "-y",
+        "200",
+        "-c",
+        str(tmp_path),
+        shlex.join(command),
+    ]
+    subprocess.run(
+        [*socket, *start], check=True, env={**os.environ, **places, "TERM": "xterm-256color"}
+    )
 
     def seen():
         return subprocess.run(
@@ -175,7 +198,14 @@ def test_a_conversation_in_a_terminal(screen, tmp_path):
     (tmp_path / "add.py").write_text(draft)
     shown = screen("/infill add.py", asks(6))
     assert [line.rstrip() for line in shown.splitlines() if line.startswith("> ")] == [
-        *("> Write gcd.", "> And lcm.", "> /save chat.json", "> /reset", "> /save empty.json", "> /infill add.py")
+        *(
+            "> Write gcd.",
+            "> And lcm.",
+            "> /save chat.json",
+            "> /reset",
+            "> /save empty.json",
+            "> /infill add.py",
+        )
     ]
     for each in messages[1::2]:
         for line in filter(None, each["content"].splitlines()):

@@ -13,7 +13,10 @@ from jax_lm.training.checkpoints import RunCheckpoints
 
 
 def test_state_and_rest_come_back_as_they_were(tmp_path):
-    state = {"layers": {0: {"weight": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)}}, "count": jnp.int32(7)}
+    state = {
+        "layers": {0: {"weight": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)}},
+        "count": jnp.int32(7),
+    }
     rest = {
         "number": 0.1 + 0.2,
         "large": 2**100,
@@ -48,7 +51,10 @@ def test_state_and_rest_come_back_as_they_were(tmp_path):
     [
         ({"a": jnp.ones(3), "b": jnp.ones(1)}, r"lacks \['b'\]: of another run"),
         ({}, r"holds the unknown \['a'\]"),
-        ({"a": jnp.ones(4)}, r"holds \['a'\] as \[\[3\], 'float32'\], this run has \[\[4\], 'float32'\]"),
+        (
+            {"a": jnp.ones(4)},
+            r"holds \['a'\] as \[\[3\], 'float32'\], this run has \[\[4\], 'float32'\]",
+        ),
         ({"a": jnp.ones(3, jnp.int32)}, r"this run has \[\[3\], 'int32'\]"),
     ],
 )
@@ -61,15 +67,22 @@ def test_state_of_another_run_is_named(tmp_path, like, named):
 
 @pytest.mark.parametrize("waits", ["save", "end"])
 def test_checkpoint_that_fails_in_the_background_leaves_the_one_before(tmp_path, waits):
-    """No file may grow beyond 100 kB, as on a full disk; the error comes with the next checkpoint, or at the end."""
-    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    """No file may grow beyond 100 kB, as on a full disk; the error comes with the next checkpoint,
+    or at the end.
+    """
+    handler, limits = (
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
 
     def fill(folder):
         with RunCheckpoints(folder, 1, in_background=True) as checkpoints:
             checkpoints.save(3, {"a": jnp.ones(3)}, {"number": 1})
             checkpoints.checkpointer.wait()
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-            checkpoints.save(6, {"a": jax.random.normal(jax.random.key(0), (100_000,))}, {"number": 2})
+            checkpoints.save(
+                6, {"a": jax.random.normal(jax.random.key(0), (100_000,))}, {"number": 2}
+            )
             if waits == "save":
                 checkpoints.save(9, {"a": jnp.ones(3)}, {})
 
@@ -87,7 +100,9 @@ def test_checkpoint_that_fails_in_the_background_leaves_the_one_before(tmp_path,
 def test_background_writes_the_state_of_its_step(tmp_path):
     """What the state is overwritten with meanwhile does not come into the checkpoint."""
     state = {"a": jnp.arange(2_000_000.0)}
-    overwrite = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0 - 1, tree), donate_argnums=0)
+    overwrite = jax.jit(
+        lambda tree: jax.tree.map(lambda leaf: leaf * 0 - 1, tree), donate_argnums=0
+    )
     with RunCheckpoints(tmp_path, 2, in_background=True) as checkpoints:
         checkpoints.save(1, state, {})
         jax.block_until_ready(overwrite(state))
@@ -103,5 +118,7 @@ def test_best_checkpoint_stays_beside_the_newest(tmp_path):
             checkpoints.save(step, {"a": jnp.full(3, step)}, {})
             if step == 4:
                 assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3", "4"]
-                np.testing.assert_array_equal(checkpoints.load_state({"a": jnp.zeros(3, jnp.int32)}, 2)["a"], 2)
+                np.testing.assert_array_equal(
+                    checkpoints.load_state({"a": jnp.zeros(3, jnp.int32)}, 2)["a"], 2
+                )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "6"]

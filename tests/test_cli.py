@@ -68,7 +68,11 @@ def test_prompt_from_standard_input(argument):
 
 def test_empty_standard_input_is_refused():
     result = subprocess.run(
-        [sys.executable, "-m", "jax_lm", "generate", "-"], input="\n", capture_output=True, text=True, check=False
+        [sys.executable, "-m", "jax_lm", "generate", "-"],
+        input="\n",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 2
     assert result.stderr == "error: prompt: standard input was empty\n"
@@ -156,7 +160,16 @@ def test_parity_check_of_no_folder(capsys, tmp_path):
 
 def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     folder = tmp_path / "results"
-    arguments = ["--limit", "4", "--batch-size", "2", "--max-new-tokens", "64", "--out", str(folder)]
+    arguments = [
+        "--limit",
+        "4",
+        "--batch-size",
+        "2",
+        "--max-new-tokens",
+        "64",
+        "--out",
+        str(folder),
+    ]
     status, out, _ = run(capsys, "eval", "builtin", *arguments)
     assert status == 0
     assert "pass@1" in out
@@ -171,7 +184,10 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
     assert status == 0
     assert "resuming after 3 attempts" in err
     redone = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
-    strip = [{name: value for name, value in each.items() if name != "seconds"} for each in (*attempts, *redone)]
+    strip = [
+        {name: value for name, value in each.items() if name != "seconds"}
+        for each in (*attempts, *redone)
+    ]
     assert strip[:4] == strip[4:]
     status, _, err = run(capsys, "eval", "builtin", *arguments, "--seed", "1")
     assert status == 2
@@ -195,7 +211,9 @@ def test_convert_verify_and_generate_from_the_copy(capsys, tmp_path):
     assert "FAILED" in out
 
 
-@pytest.mark.parametrize(("dtype", "status", "verdict"), [("bfloat16", 1, "does not fit"), ("int8", 0, "fits")])
+@pytest.mark.parametrize(
+    ("dtype", "status", "verdict"), [("bfloat16", 1, "does not fit"), ("int8", 0, "fits")]
+)
 def test_plan_for_one_chip(capsys, dtype, status, verdict):
     plan = ["plan", "--model-config", "7b", "--topology", "v5e:1x1", "--dtype", dtype, "--estimate"]
     found, out, _ = run(capsys, *plan)
@@ -250,7 +268,20 @@ def test_wrong_options_of_eval_are_one_line(capsys, arguments, named):
         (["infilling", "--data", "x", "--model", "m"], (144, 0.0)),
         (["humaneval", "--data", "x"], (144, 0.2)),
         (["humaneval+", "--data", "x", "--model", "m"], (512, 0.2)),
-        (["mbpp", "--data", "x", "--model", "m", "--max-new-tokens", "64", "--temperature", "0.4"], (64, 0.4)),
+        (
+            [
+                "mbpp",
+                "--data",
+                "x",
+                "--model",
+                "m",
+                "--max-new-tokens",
+                "64",
+                "--temperature",
+                "0.4",
+            ],
+            (64, 0.4),
+        ),
     ],
 )
 def test_defaults_of_eval_depend_on_the_suite(words, expected):
@@ -260,7 +291,11 @@ def test_defaults_of_eval_depend_on_the_suite(words, expected):
 
 def test_analyze_decodes_at_temperatures(capsys):
     generation = cli.parse(["analyze"]).generation
-    assert (generation.max_new_tokens, generation.alg, generation.top_p) == (64, "maskgit_plus", None)
+    assert (generation.max_new_tokens, generation.alg, generation.top_p) == (
+        64,
+        "maskgit_plus",
+        None,
+    )
     status, out, err = run(capsys, "analyze", "--temperature", "0.5")
     assert (status, out) == (2, "")
     assert one_error_line(err)
@@ -275,7 +310,16 @@ def test_eval_scores_what_is_known(capsys):
 
 
 def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
-    arguments = ["--limit", "2", "--temperatures", "0", "--max-new-tokens", "16", "--out", str(tmp_path / "a")]
+    arguments = [
+        "--limit",
+        "2",
+        "--temperatures",
+        "0",
+        "--max-new-tokens",
+        "16",
+        "--out",
+        str(tmp_path / "a"),
+    ]
     status, out, _ = run(capsys, "analyze", *arguments)
     assert status == 0
     assert "local@1" in out
@@ -301,13 +345,24 @@ def test_objects_for_programs(capsys, tmp_path):
     assert len(found["confidence"]) == len(found["token_ids"]) == found["tokens"]
     assert (found["stopped"], found["doubt"]) == (True, None)
     assert found["forwards"] >= found["tokens"] / 48
-    status, out, _ = run(capsys, "generate", "--prefix", "def area(r):", "--suffix", "return a", "--json", *QUICK)
+    status, out, _ = run(
+        capsys, "generate", "--prefix", "def area(r):", "--suffix", "return a", "--json", *QUICK
+    )
     assert json.loads(out)["text"].startswith("def area(r):")
     status, out, _ = run(capsys, "info", "--json", "--batch-size", "2")
     found = json.loads(out)
     assert (status, found["parameters"], found["config"]["vocab_size"]) == (0, 4_331_776, 1536)
     assert found["memory"]["float32"]["weights"] == 4 * 4_331_776
-    words = ["--model-config", "7b", "--topology", "v5e:1x1", "--preset", "turbo", "--threshold", "0.95"]
+    words = [
+        "--model-config",
+        "7b",
+        "--topology",
+        "v5e:1x1",
+        "--preset",
+        "turbo",
+        "--threshold",
+        "0.95",
+    ]
     status, out, _ = run(capsys, "plan", *words, "--estimate", "--json")
     found = json.loads(out)
     assert (status, found["fits"]) == (1, False)
@@ -318,10 +373,20 @@ def test_objects_for_programs(capsys, tmp_path):
 
 
 def test_stats_show_compilation_apart(capsys):
-    words = ["generate", "def add(a, b):", "--stats", "--max-new-tokens", "41", "--temperature", "0"]
+    words = [
+        "generate",
+        "def add(a, b):",
+        "--stats",
+        "--max-new-tokens",
+        "41",
+        "--temperature",
+        "0",
+    ]
     _, _, first = run(capsys, *words)
     _, _, second = run(capsys, *words)
-    seconds = [float(re.search(r"([0-9.]+) s of compilation before", err)[1]) for err in (first, second)]
+    seconds = [
+        float(re.search(r"([0-9.]+) s of compilation before", err)[1]) for err in (first, second)
+    ]
     assert seconds[0] > 0.05
     assert seconds[1] < seconds[0] / 2
 
@@ -364,7 +429,10 @@ def test_help_and_version_need_no_dashes(capsys):
 
 def test_help_lists_the_suites(capsys):
     _, out, _ = run(capsys, "eval", "--help")
-    assert "One of builtin, humaneval, humaneval+, mbpp, mbpp+, infilling, livecodebench." in " ".join(out.split())
+    assert (
+        "One of builtin, humaneval, humaneval+, mbpp, mbpp+, infilling, livecodebench."
+        in " ".join(out.split())
+    )
 
 
 def test_the_built_in_model_has_a_name():
@@ -393,15 +461,27 @@ def test_the_console_command_leaves_at_once_when_interrupted(status, monkeypatch
 
 
 def test_parsing_imports_nothing_heavy():
-    parse = "import sys; from jax_lm.cli import main; main.parse(['sft', '--data', 'x', '--out', 'y'])"
+    parse = (
+        "import sys; from jax_lm.cli import main; main.parse(['sft', '--data', 'x', '--out', 'y'])"
+    )
     probe = f"{parse}; print(sorted({{'jax', 'flax', 'numpy', 'tokenizers'}} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     assert result.stdout == "[]\n"
 
 
 def test_module_entry_point():
     result = subprocess.run(
-        [sys.executable, "-m", "jax_lm.inference", "--prompt", "def add(a, b):", "--max-new-tokens", "32"],
+        [
+            sys.executable,
+            "-m",
+            "jax_lm.inference",
+            "--prompt",
+            "def add(a, b):",
+            "--max-new-tokens",
+            "32",
+        ],
         capture_output=True,
         text=True,
         check=True,

@@ -1,7 +1,8 @@
 """Requests as clients send them: each is answered, with what was asked for, or refused by name.
 
-`samples/requests.jsonl` has one per line. Those of openai-python, LangChain and LiteLLM were recorded from packages of
-the version that is named; those of lm-evaluation-harness, llama.vscode and minuet are written down from their sources.
+`samples/requests.jsonl` has one per line. Those of openai-python, LangChain and LiteLLM were
+recorded from packages of the version that is named; those of lm-evaluation-harness, llama.vscode
+and minuet are written down from their sources.
 """
 
 import json
@@ -30,19 +31,31 @@ def engine(tiny_inference):
 
 
 def texts(answer):
-    """What the answer of any of the endpoints says, choice by choice; of a stream, put together again."""
+    """What the answer of any of the endpoints says, choice by choice; of a stream, put together
+    again.
+    """
     if isinstance(answer, str):
-        pieces = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
+        pieces = [
+            line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")
+        ]
         assert pieces.pop() == "[DONE]"
         chunks = [json.loads(piece) for piece in pieces]
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         assert choices[-1]["finish_reason"] in ("stop", "length")
         assert all("error" not in chunk for chunk in chunks)
-        return ["".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)]
+        return [
+            "".join(
+                choice.get("text") or choice.get("delta", {}).get("content") or ""
+                for choice in choices
+            )
+        ]
     if isinstance(answer, list) or "content" in answer:
         return [each["content"] for each in (answer if isinstance(answer, list) else [answer])]
     assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
-    return [choice["text"] if "text" in choice else choice["message"]["content"] for choice in answer["choices"]]
+    return [
+        choice["text"] if "text" in choice else choice["message"]["content"]
+        for choice in answer["choices"]
+    ]
 
 
 def name(sample):
@@ -73,18 +86,31 @@ def test_what_this_server_does_not_have_is_named(address, sample):
 
 def test_every_client_is_there():
     answered = {one["client"].split()[0] for one in REQUESTS if "refused" not in one}
-    assert answered >= {"openai-python", "langchain-openai", "litellm", "lm-eval", "llama.vscode", "minuet-ai.nvim"}
+    assert answered >= {
+        "openai-python",
+        "langchain-openai",
+        "litellm",
+        "lm-eval",
+        "llama.vscode",
+        "minuet-ai.nvim",
+    }
 
 
 def test_null_is_as_good_as_not_given():
     names = set(CompletionBody.model_fields) - {"prompt"}
-    assert CompletionBody.model_validate({"prompt": "x"} | dict.fromkeys(names)) == CompletionBody(prompt="x")
+    assert CompletionBody.model_validate({"prompt": "x"} | dict.fromkeys(names)) == CompletionBody(
+        prompt="x"
+    )
 
 
 def test_an_editor_gets_what_stands_between(address, engine):
     """As the endpoint of OpenAI gives it, with the text up to the cursor in two parts."""
     fields = {"temperature": 0, "preset": "turbo"}
-    openai = {"prompt": "def area(r):\n    return", "suffix": "\n\nprint(area(2))\n", "max_tokens": 12}
+    openai = {
+        "prompt": "def area(r):\n    return",
+        "suffix": "\n\nprint(area(2))\n",
+        "max_tokens": 12,
+    }
     expected = call(address, "POST", "/v1/completions", openai | fields)[2]
     llama = {
         "input_prefix": "def area(r):\n",
@@ -131,7 +157,8 @@ def test_what_is_nearest_to_the_cursor_is_kept(room, kept):
 
 
 @pytest.mark.parametrize(
-    ("least", "kept"), [(0, "a\n    b\n\n  c\nd"), (1, "a\n    b\n\n  c"), (3, "a\n    b\n"), (5, "a")]
+    ("least", "kept"),
+    [(0, "a\n    b\n\n  c\nd"), (1, "a\n    b\n\n  c"), (3, "a\n    b\n"), (5, "a")],
 )
 def test_a_line_that_is_indented_too_little_ends_the_text(least, kept):
     assert indented("a\n    b\n\n  c\nd", least) == kept

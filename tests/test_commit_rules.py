@@ -69,7 +69,9 @@ def committed(decoding, probability, holes=None):
         chosen = longest_run(jnp.float32(rule.factor), rank, probability, masked)
     else:
         decay = jnp.float32(rule.decay if rule.commit == "dynamic" else 0)
-        chosen = above_threshold(jnp.float32(rule.threshold), decay, rank, probability, masked, holes)
+        chosen = above_threshold(
+            jnp.float32(rule.threshold), decay, rank, probability, masked, holes
+        )
     return np.flatnonzero(np.asarray(chosen)[0]).tolist()
 
 
@@ -88,7 +90,9 @@ def test_dynamic_threshold_falls_as_the_block_fills():
 
 
 def by_definition(probability, factor):
-    """Largest n with p_i >= 1 - f / (i + 1) for all 2 <= i <= n, over the sorted probabilities; at least 1."""
+    """Largest n with p_i >= 1 - f / (i + 1) for all 2 <= i <= n, over the sorted probabilities; at
+    least 1.
+    """
     ordered = np.sort(np.asarray(probability, np.float32))[::-1]
     n = 1
     while n < len(ordered) and ordered[n] >= np.float32(1) - np.float32(factor) / np.float32(n + 2):
@@ -103,7 +107,9 @@ def test_factor_rule_against_its_definition(factor):
         probability = (1 - rng.random(9) ** 2 * rng.random()).tolist()
         chosen = committed(Decoding(commit="factor", factor=factor), probability)
         n = by_definition(probability, factor)
-        assert set(chosen) == set(np.argsort(-np.asarray(probability, np.float32), kind="stable")[:n].tolist())
+        assert set(chosen) == set(
+            np.argsort(-np.asarray(probability, np.float32), kind="stable")[:n].tolist()
+        )
 
 
 def test_factor_never_commits_a_token_that_fails():
@@ -131,16 +137,22 @@ def longest_prefix(entropy, bound):
 
 def test_entropies_are_bounded_as_by_brute_force():
     rng = np.random.default_rng(0)
-    entropy = rng.exponential(size=(1000, 9)).astype(np.float32) * rng.choice([0, 0.01, 1], (1000, 9))
+    entropy = rng.exponential(size=(1000, 9)).astype(np.float32) * rng.choice(
+        [0, 0.01, 1], (1000, 9)
+    )
     masked, scores = rng.random((1000, 9)) < 0.7, rng.random((1000, 9))
     rank = np.asarray(ranks(jnp.asarray(scores), jnp.asarray(masked)))
     for bound in (0.0, 0.05, 1.0, np.inf):
         chosen = np.asarray(
-            within_entropy(jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), jnp.asarray(masked))
+            within_entropy(
+                jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), jnp.asarray(masked)
+            )
         )
         for row in range(1000):
             order = sorted(np.flatnonzero(masked[row]), key=lambda column: rank[row, column])
-            count = longest_prefix(entropy[row, order].astype(np.float64), bound + 1e-6) if order else 0
+            count = (
+                longest_prefix(entropy[row, order].astype(np.float64), bound + 1e-6) if order else 0
+            )
             assert sorted(order[:count]) == np.flatnonzero(chosen[row]).tolist()
 
 
@@ -148,7 +160,9 @@ def test_a_bound_of_0_commits_one_and_what_is_certain():
     rank, masked = jnp.arange(4)[None], jnp.ones((1, 4), bool)
 
     def chosen(*entropy):
-        return np.flatnonzero(within_entropy(jnp.float32(0), rank, jnp.array([entropy]), masked)[0]).tolist()
+        return np.flatnonzero(
+            within_entropy(jnp.float32(0), rank, jnp.array([entropy]), masked)[0]
+        ).tolist()
 
     assert chosen(0.5, 0.5, 0.1, 0.0) == [0]
     assert chosen(0.0, 0.0, 0.3, 0.3) == [0, 1, 2]

@@ -1,4 +1,6 @@
-"""Differences are found where they are; PyTorch's backend, where it is installed, computes the same."""
+"""Differences are found where they are; PyTorch's backend, where it is installed, computes the
+same.
+"""
 
 import dataclasses
 import importlib.util
@@ -10,7 +12,12 @@ from cases.reference import GOLDEN
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, output_names
-from jax_lm.benchmark.comparison import comparison_report, comparison_verdicts, find_differences, numbers_verdict
+from jax_lm.benchmark.comparison import (
+    comparison_report,
+    comparison_verdicts,
+    find_differences,
+    numbers_verdict,
+)
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.worker import comparison_ids, last_error
 from jax_lm.cli import main as cli
@@ -18,14 +25,19 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 
-needs_torch = pytest.mark.skipif(bool(comparison.missing_packages()), reason="torch and transformers are not installed")
+needs_torch = pytest.mark.skipif(
+    bool(comparison.missing_packages()), reason="torch and transformers are not installed"
+)
 
 
 @pytest.fixture
 def outputs(tiny_config):
     """Numbers under the names that a backend hands out."""
     rng = np.random.default_rng(0)
-    return {name: rng.normal(size=(1, 4, 8)).astype(np.float32) for name in [*output_names(tiny_config), "logits"]}
+    return {
+        name: rng.normal(size=(1, 4, 8)).astype(np.float32)
+        for name in [*output_names(tiny_config), "logits"]
+    }
 
 
 def test_a_difference_is_found_where_it_is(outputs):
@@ -40,7 +52,11 @@ def test_a_difference_is_found_where_it_is(outputs):
     assert [each["kind"] for each in found] == ["embedding", *kinds, *kinds, "final norm", "logits"]
     assert numbers_verdict(found, 0.02).met
     missed = numbers_verdict(found, 0.001)
-    assert (missed.met, "16 of 17" in missed.measured, "k_proj" in missed.measured) == (False, True, True)
+    assert (missed.met, "16 of 17" in missed.measured, "k_proj" in missed.measured) == (
+        False,
+        True,
+        True,
+    )
 
 
 def test_what_is_not_a_number_is_not_within(outputs):
@@ -51,7 +67,9 @@ def test_what_is_not_a_number_is_not_within(outputs):
 
 def test_outputs_that_do_not_match_are_refused(outputs):
     with pytest.raises(ValueError, match="one backend alone: logits"):
-        find_differences(outputs, {name: value for name, value in outputs.items() if name != "logits"})
+        find_differences(
+            outputs, {name: value for name, value in outputs.items() if name != "logits"}
+        )
     with pytest.raises(ValueError, match=r"logits has shape \(1, 4, 8\) here and \(1, 4, 7\)"):
         find_differences(outputs, outputs | {"logits": outputs["logits"][..., 1:]})
 
@@ -71,7 +89,12 @@ def test_the_report_judges_speed_and_tokens(outputs):
     result = {
         "jax": measured({1: 10.0, 4: 30.0}),
         "pytorch": measured({1: 5.0, 4: 40.0}),
-        "workload": {"prompt_tokens": [16], "batch_sizes": [1, 4], "new_tokens": [32], "repeats": 3},
+        "workload": {
+            "prompt_tokens": [16],
+            "batch_sizes": [1, 4],
+            "new_tokens": [32],
+            "repeats": 3,
+        },
         "differences": find_differences(outputs, outputs),
         "greedy_agreement": 0.99,
         "tolerance": 1e-4,
@@ -91,7 +114,9 @@ def test_the_report_judges_speed_and_tokens(outputs):
 def test_without_pytorch_the_command_says_what_to_install(monkeypatch, capsys):
     find = importlib.util.find_spec
     found = {"torch": None, "transformers": find("json")}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found[name] if name in found else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: found[name] if name in found else find(name)
+    )
     assert cli.main(["compare"]) == 2
     assert capsys.readouterr().err == (
         "error: compare needs torch, which this environment lacks: pip install 'jax-diffucoder[parity]'\n"
@@ -125,11 +150,18 @@ def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, r
     ids = comparison_ids(config, (rows, 9))
     decoding = Decoding(preset="fast", cache="dual", first_token="force", block_length=8)
     options = GenerationOptions(
-        max_new_tokens=8 * blocks, temperature=0.0, top_p=0.9, top_k=50, decoding=decoding, early_stop=False
+        max_new_tokens=8 * blocks,
+        temperature=0.0,
+        top_p=0.9,
+        top_k=50,
+        decoding=decoding,
+        early_stop=False,
     )
     backend = TorchLoops(GOLDEN / "checkpoint", config)
     theirs = backend.generate(ids, options)
-    np.testing.assert_array_equal(JaxBackend(golden_sampler).generate(ids, options).tokens, theirs.tokens)
+    np.testing.assert_array_equal(
+        JaxBackend(golden_sampler).generate(ids, options).tokens, theirs.tokens
+    )
     assert theirs.forwards == 8 * blocks
     # Without a cache it is the published loop.
     published = dataclasses.replace(options, decoding=Decoding())
@@ -139,7 +171,9 @@ def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, r
 
 @needs_torch
 def test_the_published_loop_is_greedy_where_probabilities_do_not_add_up_to_1():
-    """Which in bfloat16 they may not: PyTorch's distribution refuses them, and published code then takes the best."""
+    """Which in bfloat16 they may not: PyTorch's distribution refuses them, and published code then
+    takes the best.
+    """
     import torch
 
     from jax_lm.benchmark.torch_reference import draw_tokens
@@ -178,8 +212,15 @@ def test_both_backends_compute_the_same(golden_sampler):
     ids, names = comparison_ids(config, (2, 24)), output_names(config)
     ours, theirs = JaxBackend(golden_sampler), TorchBackend(folder, config)
     expected = theirs.module_outputs(ids, names)
-    assert max(each["relative"] for each in find_differences(ours.module_outputs(ids, names), expected)) < 1e-5
-    options = GenerationOptions(max_new_tokens=16, num_steps=32, temperature=0.0, top_p=0.9, top_k=50)
+    assert (
+        max(
+            each["relative"] for each in find_differences(ours.module_outputs(ids, names), expected)
+        )
+        < 1e-5
+    )
+    options = GenerationOptions(
+        max_new_tokens=16, num_steps=32, temperature=0.0, top_p=0.9, top_k=50
+    )
     tokens = [backend.generate(ids[:, :9], options).tokens for backend in (ours, theirs)]
     assert tokens[0].shape == tokens[1].shape == (2, 16)
     np.testing.assert_array_equal(*tokens)
@@ -188,4 +229,7 @@ def test_both_backends_compute_the_same(golden_sampler):
     bias = model.model.layers[1].self_attn.v_proj.bias
     bias[...] = bias[...].at[0].add(0.5)
     found = find_differences(JaxBackend(Sampler(model)).module_outputs(ids, names), expected)
-    assert next(each["name"] for each in found if each["relative"] > 1e-4) == "model.layers.1.self_attn.v_proj"
+    assert (
+        next(each["name"] for each in found if each["relative"] > 1e-4)
+        == "model.layers.1.self_attn.v_proj"
+    )

@@ -1,6 +1,8 @@
-"""The real program, compiled for machines that are not here; needs libtpu (extra `plan`) or `plan-gpu`.
+"""The real program, compiled for machines that are not here; needs libtpu (extra `plan`) or
+`plan-gpu`.
 
-`pytest --release tests/test_compilation.py` also holds what a step of the 7B model takes on an H200.
+`pytest --release tests/test_compilation.py` also holds what a step of the 7B model takes on an
+H200.
 """
 
 import json
@@ -18,16 +20,22 @@ from jax_lm import config
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER, compile_lowered, memory_of
 
-needs_libtpu = pytest.mark.skipif(not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan")
+needs_libtpu = pytest.mark.skipif(
+    not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan"
+)
 needs_cuda = pytest.mark.skipif(not GPU_COMPILER.is_installed, reason="needs the extra plan-gpu")
 SMALL = ("--model-config", "small", "--max-length", "32", "--temperature", "0")
-CLEAN = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+CLEAN = {
+    name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")
+}
 
 
 def diffucoder(*words, status=0, **environment):
     """Standard output of a command, of which standard error must be empty."""
     command = [sys.executable, "-m", "jax_lm", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False, env=CLEAN | environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=550, check=False, env=CLEAN | environment
+    )
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     return done.stdout
 
@@ -53,7 +61,12 @@ def test_plan_compiles_for_a_gpu(family):
 @needs_cuda
 @pytest.mark.parametrize(
     "words",
-    [("sft",), ("grpo",), ("sft", "--lora-rank", "4"), ("sft", "--lora-rank", "4", "--dtype", "int8")],
+    [
+        ("sft",),
+        ("grpo",),
+        ("sft", "--lora-rank", "4"),
+        ("sft", "--lora-rank", "4", "--dtype", "int8"),
+    ],
     ids=" ".join,
 )
 def test_plan_compiles_an_update_for_gpus(words):
@@ -64,7 +77,8 @@ def test_plan_compiles_an_update_for_gpus(words):
 
 @needs_cuda
 def test_what_does_not_fit_a_card_is_refused_with_what_to_change():
-    # 186M parameters in float32 with three more numbers each fit; a batch of a million tokens does not.
+    # 186M parameters in float32 with three more numbers each fit; a batch of a million tokens does
+    # not.
     words = ("plan", *SMALL, "--topology", "l4:1", "--batch-size", "65536")
     printed = diffucoder(*words, status=1)
     assert "does not fit" in printed
@@ -72,11 +86,14 @@ def test_what_does_not_fit_a_card_is_refused_with_what_to_change():
 
 
 @pytest.mark.parametrize(
-    "topology", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h200:1", marks=needs_cuda)]
+    "topology",
+    [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h200:1", marks=needs_cuda)],
 )
 def test_a_step_is_explained(topology, tmp_path):
     out = tmp_path / "step.json"
-    printed = diffucoder("plan", *SMALL, "--topology", topology, "--preset", "fast", "--explain", "--out", str(out))
+    printed = diffucoder(
+        "plan", *SMALL, "--topology", topology, "--preset", "fast", "--explain", "--out", str(out)
+    )
     assert "refresh, as compiled" in printed
     assert "weights read again" in printed
     found = json.loads(out.read_text())
@@ -113,12 +130,27 @@ def test_the_published_figures_of_a_7b_step_are_within_its_budget(target, preset
 @pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
 def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
     out = tmp_path / "step.json"
-    words = ("plan", "--model-config", "7b", "--topology", target, "--preset", preset, "--explain", "--out", str(out))
-    subprocess.run([sys.executable, "-m", "jax_lm", *words], capture_output=True, check=False, env=CLEAN)
+    words = (
+        "plan",
+        "--model-config",
+        "7b",
+        "--topology",
+        target,
+        "--preset",
+        preset,
+        "--explain",
+        "--out",
+        str(out),
+    )
+    subprocess.run(
+        [sys.executable, "-m", "jax_lm", *words], capture_output=True, check=False, env=CLEAN
+    )
     assert over_budget(json.loads(out.read_text()), target, preset) == []
 
 
-@pytest.mark.skipif(not (TPU_COMPILER.is_installed or GPU_COMPILER.is_installed), reason="needs plan or plan-gpu")
+@pytest.mark.skipif(
+    not (TPU_COMPILER.is_installed or GPU_COMPILER.is_installed), reason="needs plan or plan-gpu"
+)
 def test_compilers_without_their_device_are_quiet():
     assert "cpu" in diffucoder("info")
 
@@ -151,7 +183,10 @@ def test_other_errors_of_the_compiler_stay():
 
 
 def test_what_a_program_needs_is_the_compilers_peak_where_it_knows_one(monkeypatch):
-    """TPUs have room for an update of sft_v5e-16, though not for the sum of its buffers. A CPU's peak is not one."""
+    """TPUs have room for an update of sft_v5e-16, though not for the sum of its buffers.
+
+    A CPU's peak is not one.
+    """
     array = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
     compiled = jax.jit(lambda x: x.T @ x).lower(array).compile()
     memory, product = compiled.memory_analysis(), 1024 * 1024 * 4
@@ -160,4 +195,7 @@ def test_what_a_program_needs_is_the_compilers_peak_where_it_knows_one(monkeypat
     assert kept == array.size * 4
     assert working >= max(product, memory.temp_size_in_bytes + product)
     monkeypatch.setattr(compiler, "on_tpus", lambda compiled: True)
-    assert memory_of(compiled) == (kept, memory.peak_memory_in_bytes - kept + memory.generated_code_size_in_bytes)
+    assert memory_of(compiled) == (
+        kept,
+        memory.peak_memory_in_bytes - kept + memory.generated_code_size_in_bytes,
+    )

@@ -15,13 +15,17 @@ def on_grid(seed=0):
 
 
 def test_weights_that_bfloat16_holds_stay():
-    assert jnp.array_equal(compute_copy({"w": on_grid()}, jnp.bfloat16)["w"].astype(jnp.float32), on_grid())
+    assert jnp.array_equal(
+        compute_copy({"w": on_grid()}, jnp.bfloat16)["w"].astype(jnp.float32), on_grid()
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, "bfloat16", jnp.dtype("bfloat16")])
 @pytest.mark.parametrize("share", [1 / 64, 0.25, 0.5, 0.9])
 def test_a_move_shows_as_often_as_it_is_large(share, dtype):
-    """Of a move by a share of a step of bfloat16, that share of the weights takes the step: none or all, to nearest."""
+    """Of a move by a share of a step of bfloat16, that share of the weights takes the step: none or
+    all, to nearest.
+    """
     weights = jnp.ones(SHAPE) * (1 + share * 2**-7)
     copy = compute_copy({"w": weights}, dtype)["w"].astype(jnp.float32)
     assert set(np.unique(copy)) == {1.0, 1 + 2**-7}
@@ -32,7 +36,9 @@ def test_a_move_shows_as_often_as_it_is_large(share, dtype):
 
 
 def test_a_product_with_moved_weights_is_that_of_float32():
-    """The error is that of independent rounding, and shrinks with the number of weights; to nearest, nothing moves."""
+    """The error is that of independent rounding, and shrinks with the number of weights; to
+    nearest, nothing moves.
+    """
     weights = on_grid()
     moves = 2.0**-12 * jnp.abs(weights)
     inputs = jnp.ones(SHAPE[1])
@@ -41,12 +47,16 @@ def test_a_product_with_moved_weights_is_that_of_float32():
     def moved(copy):
         return float(jnp.sum((copy.astype(jnp.float32) - weights) @ inputs))
 
-    assert moved(compute_copy({"w": weights + moves}, jnp.bfloat16)["w"]) == pytest.approx(exact, rel=0.03)
+    assert moved(compute_copy({"w": weights + moves}, jnp.bfloat16)["w"]) == pytest.approx(
+        exact, rel=0.03
+    )
     assert moved((weights + moves).astype(jnp.bfloat16)) == 0
 
 
 def test_draws_belong_to_name_and_place():
-    """Equal weights give equal copies, those of two layers do not round alike, and neighbours do not."""
+    """Equal weights give equal copies, those of two layers do not round alike, and neighbours do
+    not.
+    """
     weights = jnp.full(SHAPE, 1 + 2.0**-8)
     tree = {"a": {"w": weights}, "b": {"w": weights}}
     first, again = (compute_copy(tree, jnp.bfloat16) for _ in range(2))
@@ -68,9 +78,17 @@ def test_what_is_not_finite_and_what_is_negative():
 
 
 def test_other_dtypes_are_cast():
-    tree = {"int8": jnp.arange(3, dtype=jnp.int8), "bf16": jnp.ones(3, jnp.bfloat16), "f32": jnp.full(3, 0.1)}
+    tree = {
+        "int8": jnp.arange(3, dtype=jnp.int8),
+        "bf16": jnp.ones(3, jnp.bfloat16),
+        "f32": jnp.full(3, 0.1),
+    }
     copy = compute_copy(tree, jnp.float32)
-    assert {name: leaf.dtype for name, leaf in copy.items()} == {"int8": "int8", "bf16": "float32", "f32": "float32"}
+    assert {name: leaf.dtype for name, leaf in copy.items()} == {
+        "int8": "int8",
+        "bf16": "float32",
+        "f32": "float32",
+    }
     assert jnp.array_equal(copy["f32"], tree["f32"])
 
 
@@ -81,7 +99,9 @@ def test_gradients_pass_to_the_masters():
     def loss(params, batch, key):
         return LossTerms(jnp.sum(params["w"].astype(jnp.float32) * 3), jnp.float32(1), {})
 
-    gradients, metrics = gradient(loss, {"w": weights}, {}, jnp.zeros((1, 1)), jax.random.key(0), dtype=jnp.bfloat16)
+    gradients, metrics = gradient(
+        loss, {"w": weights}, {}, jnp.zeros((1, 1)), jax.random.key(0), dtype=jnp.bfloat16
+    )
     assert gradients["w"].dtype == jnp.float32
     assert jnp.array_equal(gradients["w"], jnp.full(SHAPE, 3.0))
     copy = compute_copy({"w": weights}, jnp.bfloat16)["w"].astype(jnp.float32)
@@ -89,7 +109,9 @@ def test_gradients_pass_to_the_masters():
 
 
 def test_accumulation_keeps_no_copy_of_all_weights():
-    """Each part copies a weight where it is used: a copy of all, made once, would lie there meanwhile."""
+    """Each part copies a weight where it is used: a copy of all, made once, would lie there
+    meanwhile.
+    """
     params = {str(layer): jnp.zeros((1024, 1024)) for layer in range(12)}
     batch = {"tokens": jnp.zeros((8, 1024), jnp.bfloat16)}
 

@@ -1,4 +1,6 @@
-"""Connections that carry no request: bounded in number and time, so that a crowd of them silences nobody."""
+"""Connections that carry no request: bounded in number and time, so that a crowd of them silences
+nobody.
+"""
 
 import asyncio
 import resource
@@ -41,7 +43,9 @@ async def application(scope, receive, send):
         await asyncio.sleep(2)
     body = b"x" * (2**26 if scope["path"] == "/large" else 2)
     length = str(len(body)).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
+    )
     await send({"type": "http.response.body", "body": body})
 
 
@@ -49,7 +53,9 @@ async def application(scope, receive, send):
 def listening(**limits):
     """A server with such limits: its address, and its connections."""
     addresses = []
-    limits = ConnectionLimits(**{"total": 8, "head_seconds": 0.6, "unread_seconds": 0.6, "idle_seconds": 2} | limits)
+    limits = ConnectionLimits(
+        **{"total": 8, "head_seconds": 0.6, "unread_seconds": 0.6, "idle_seconds": 2} | limits
+    )
     options = ListenOptions(port=0, grace=2.0, connections=limits)
     server = HttpServer(application, Idle(), options, lambda *address: addresses.append(address))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -111,7 +117,10 @@ def test_the_head_of_a_second_request_has_one_too():
 
 
 def test_who_does_not_read_is_dropped():
-    with listening() as (address, connections), connected(address, 1, HEAD.replace(b"here", b"large") + b"\r\n"):
+    with (
+        listening() as (address, connections),
+        connected(address, 1, HEAD.replace(b"here", b"large") + b"\r\n"),
+    ):
         assert len(connections.open) == 1
         time.sleep(2)
         assert not connections.open
@@ -123,7 +132,8 @@ def test_beyond_the_bound_the_oldest_without_a_request_goes():
         busy = HEAD.replace(b"here", b"slow") + b"\r\n"
         with connected(address, 1, busy) as (first,), connected(address, 5) as waiting:
             with connected(address, 2):
-                # Six of eight are what one address may have: two of the older ones had to go, not the busy one.
+                # Six of eight are what one address may have: two of the older ones had to go, not
+                # the busy one.
                 assert [is_ended(one) for one in waiting] == [True, True, False, False, False]
                 assert len(connections.open) == 6
                 assert call(address, "GET", "/here")[0] == 200
@@ -188,7 +198,9 @@ def test_as_many_as_files_may_be_open():
         assert 80 < limits.total < 192
         assert limits.per_address == int(0.75 * limits.total)
         assert ConnectionLimits.here(50).total == 50
-        with pytest.raises(ValueError, match=r"connections=250: the limit of 256 open files leaves \d+"):
+        with pytest.raises(
+            ValueError, match=r"connections=250: the limit of 256 open files leaves \d+"
+        ):
             ConnectionLimits.here(250)
         with pytest.raises(ValueError, match="connections=7: must be at least 8"):
             ConnectionLimits.here(7)

@@ -25,14 +25,17 @@ def tokenizer(builtin_folder):
 
 
 def write(path: Path, *lines):
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     return path
 
 
 def texts(row, tokenizer):
     """What stays visible, and what is learnt."""
     return [
-        tokenizer.decode(i for i, c in zip(row.ids, row.canvas, strict=True) if c is kind) for kind in (False, True)
+        tokenizer.decode(i for i, c in zip(row.ids, row.canvas, strict=True) if c is kind)
+        for kind in (False, True)
     ]
 
 
@@ -95,7 +98,9 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
 
 
 def test_file_without_a_usable_row_is_refused(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match=r"0 samples, 1 refused \(line 1: has neither.*nothing to learn from"):
+    with pytest.raises(
+        ValueError, match=r"0 samples, 1 refused \(line 1: has neither.*nothing to learn from"
+    ):
         read_samples(write(tmp_path / "a.jsonl", {"x": 1}), conversation_rows(tokenizer, 128))
     with pytest.raises(ValueError, match=r"data='.*absent.jsonl' cannot be read"):
         read_samples(tmp_path / "absent.jsonl", conversation_rows(tokenizer, 128))
@@ -117,7 +122,12 @@ def test_closed_samples_end_in_their_own_pads():
 def test_every_form_of_a_conversation_is_the_same_sample(tokenizer, tmp_path):
     speakers = {"system": "system", "user": "human", "assistant": "gpt"}
     turns = [{"from": speakers[each["role"]], "value": each["content"]} for each in MESSAGES]
-    forms = [{"messages": MESSAGES}, {"conversations": turns}, {"conversations": MESSAGES}, {"messages": turns}]
+    forms = [
+        {"messages": MESSAGES},
+        {"conversations": turns},
+        {"conversations": MESSAGES},
+        {"messages": turns},
+    ]
     to_rows = conversation_rows(tokenizer, 512)
     expected, *others = read_samples(write(tmp_path / "a.jsonl", *forms), to_rows).rows
     assert others == [expected] * 3
@@ -131,7 +141,10 @@ def test_a_json_array_gives_what_lines_give(tokenizer, tmp_path, caplog, text):
     (tmp_path / "a.json").write_text(text.replace("{row}", row))
     to_rows = conversation_rows(tokenizer, 512)
     found = read_samples(tmp_path / "a.json", to_rows)
-    assert found.rows == read_samples(write(tmp_path / "a.jsonl", *[{"messages": MESSAGES}] * 2), to_rows).rows
+    assert (
+        found.rows
+        == read_samples(write(tmp_path / "a.jsonl", *[{"messages": MESSAGES}] * 2), to_rows).rows
+    )
     assert found.refused == [(3, "expected a JSON object, not int")]
     assert "2 samples, 1 refused (row 3: expected a JSON object" in caplog.messages[0]
     lines = write(tmp_path / "lines.json", {"messages": MESSAGES})
@@ -144,10 +157,22 @@ def test_a_json_array_gives_what_lines_give(tokenizer, tmp_path, caplog, text):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"conversations": [{"from": "bot", "value": "a"}] * 2}, "from='bot' must be one of system, human, user, gpt"),
-        ({"conversations": "a"}, "conversations: must be at least two objects with role and content, or with from"),
-        ({"conversations": [{"from": "human"}] * 2}, "conversations: all must be objects with role and content, or"),
-        ({"conversations": [{"from": "human", "value": "a"}] * 2}, "conversations: must end with what the assistant"),
+        (
+            {"conversations": [{"from": "bot", "value": "a"}] * 2},
+            "from='bot' must be one of system, human, user, gpt",
+        ),
+        (
+            {"conversations": "a"},
+            "conversations: must be at least two objects with role and content, or with from",
+        ),
+        (
+            {"conversations": [{"from": "human"}] * 2},
+            "conversations: all must be objects with role and content, or",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "a"}] * 2},
+            "conversations: must end with what the assistant",
+        ),
         ({"prompt": "a", "response": "b", "completion": "c"}, "both a response and a completion"),
         ({"prompt": "a", "completion": 5}, "no completion that is text"),
     ],
@@ -159,7 +184,14 @@ def test_what_is_wrong_with_a_form_is_named(tokenizer, fields, reason):
 
 
 def test_columns_of_other_names(tokenizer):
-    fields = {"question": "Two?", "answer": "2", "chat": MESSAGES, "messages": [], "completion": "3", "body": "x = 1"}
+    fields = {
+        "question": "Two?",
+        "answer": "2",
+        "chat": MESSAGES,
+        "messages": [],
+        "completion": "3",
+        "body": "x = 1",
+    }
 
     def read(kind, *columns):
         return rows_reader(kind, tokenizer, 512, columns)(fields)
@@ -170,5 +202,7 @@ def test_columns_of_other_names(tokenizer):
     )
     assert read("conversations", ("messages", "chat")) == plain({"messages": MESSAGES})
     assert read("text", ("text", "body")) == text_rows(tokenizer, 512)({"text": "x = 1"})
-    with pytest.raises(BadRowError, match="has no column 'code', only question, answer, chat, messages, completion"):
+    with pytest.raises(
+        BadRowError, match="has no column 'code', only question, answer, chat, messages, completion"
+    ):
         read("text", ("text", "code"))

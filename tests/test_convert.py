@@ -1,4 +1,6 @@
-"""Conversions and their verification: every bit survives, and a killed run leaves nothing that loads."""
+"""Conversions and their verification: every bit survives, and a killed run leaves nothing that
+loads.
+"""
 
 import json
 import random
@@ -41,8 +43,14 @@ print("done", flush=True)
 
 def stored(folder):
     """Every tensor of a folder with safetensors: dtype, shape and bytes."""
-    values = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
-    return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in values.items()}
+    values = {
+        name: value
+        for path in folder.glob("*.safetensors")
+        for name, value in load_file(path).items()
+    }
+    return {
+        name: (str(value.dtype), value.shape, value.tobytes()) for name, value in values.items()
+    }
 
 
 def failures(folder):
@@ -76,10 +84,15 @@ def test_built_in_model_survives_the_round_trip(builtin_folder, tmp_path):
 
 
 def test_orbax_loads_as_it_is_and_in_another_dtype(orbax_copy, golden_model):
-    loaded, rounded = parameters(DreamForCausalLM.from_pretrained(orbax_copy)), parameters(golden_model)
+    loaded, rounded = (
+        parameters(DreamForCausalLM.from_pretrained(orbax_copy)),
+        parameters(golden_model),
+    )
     assert all(np.array_equal(loaded[name], rounded[name]) for name in rounded)
     loaded = parameters(DreamForCausalLM.from_pretrained(orbax_copy, dtype="bfloat16"))
-    expected = {name: np.asarray(value).astype(ml_dtypes.bfloat16) for name, value in rounded.items()}
+    expected = {
+        name: np.asarray(value).astype(ml_dtypes.bfloat16) for name, value in rounded.items()
+    }
     assert [name for name in expected if loaded[name].tobytes() != expected[name].tobytes()] == []
 
 
@@ -95,7 +108,10 @@ def test_int8_copy_is_what_quantising_on_the_way_gives(tmp_path, form):
     ours = parameters(DreamForCausalLM.from_pretrained(tmp_path / "int8"))
     theirs = parameters(DreamForCausalLM.from_pretrained(CHECKPOINT, int8=True))
     assert set(ours) == set(theirs)
-    assert all(ours[name].dtype == theirs[name].dtype and np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert all(
+        ours[name].dtype == theirs[name].dtype and np.array_equal(ours[name], theirs[name])
+        for name in ours
+    )
     assert failures(tmp_path / "int8") == []
     assert sum(value.nbytes for value in ours.values()) < 0.4 * 781_568
 
@@ -217,7 +233,8 @@ def test_quantised_rows_are_within_half_a_step():
 
 
 def run_conversion(folder, lines=None, delay=0.0):
-    """Convert in another process, killed `delay` seconds after its line of that number; when each line came, and said.
+    """Convert in another process, killed `delay` seconds after its line of that number; when each
+    line came, and said.
 
     Counting lines instead of seconds alone hits the same work on a machine that is slower at times.
     """
@@ -234,7 +251,9 @@ def run_conversion(folder, lines=None, delay=0.0):
 
 
 def kill_at_random_moments(folder, times, seed=0):
-    """How often a conversion was killed at what, and what was left: nothing or a whole checkpoint, nothing else."""
+    """How often a conversion was killed at what, and what was left: nothing or a whole checkpoint,
+    nothing else.
+    """
     whole = run_conversion(folder / "whole")
     assert whole[-1][1] == "done"
     start, end = whole[0][0], whole[-1][0]
@@ -246,7 +265,15 @@ def kill_at_random_moments(folder, times, seed=0):
         said = run_conversion(target, len(before), moment - before[-1])
         numbers = [int(number) for number in said[-1][1].split() if number.isdecimal()]
         share = numbers[0] / numbers[1] if numbers else float(said[-1][1] == "done")
-        stage = "reading" if share < 0.5 else "writing" if share == 0.5 else "reading back" if share < 1 else "the end"
+        stage = (
+            "reading"
+            if share < 0.5
+            else "writing"
+            if share == 0.5
+            else "reading back"
+            if share < 1
+            else "the end"
+        )
         if target.exists():
             assert failures(target) == []
             counts[stage, "complete"] += 1

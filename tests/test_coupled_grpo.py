@@ -1,4 +1,6 @@
-"""The trainer of coupled-GRPO on a tiny policy: what it learns from, that it learns, that it resumes."""
+"""The trainer of coupled-GRPO on a tiny policy: what it learns from, that it learns, that it
+resumes.
+"""
 
 import functools
 import operator
@@ -50,7 +52,13 @@ def test_the_ratio_is_one_at_the_first_update_of_a_rollout_alone(finished):
 
 def test_metrics_of_the_phases(finished):
     first, second, third, *_ = entries(finished.out)
-    for name in ("rollout_seconds", "reward_seconds", "score_seconds", "rollout_tokens_per_second", "reward_fives"):
+    for name in (
+        "rollout_seconds",
+        "reward_seconds",
+        "score_seconds",
+        "rollout_tokens_per_second",
+        "reward_fives",
+    ):
         assert first[name] > 0
         assert name not in second
     assert "update_seconds" not in first
@@ -58,7 +66,12 @@ def test_metrics_of_the_phases(finished):
     assert third["update_tokens_per_second"] > 0
     assert first["kl"] == pytest.approx(0, abs=1e-9)
     assert 0 < second["kl"] < 1
-    assert {"zero_variance_groups", "unfinished_completions", "clipped_share", "loss"} <= first.keys()
+    assert {
+        "zero_variance_groups",
+        "unfinished_completions",
+        "clipped_share",
+        "loss",
+    } <= first.keys()
     assert [path.name for path in sorted((finished.out / "completions").iterdir())] == [
         f"{rollout:06}.jsonl" for rollout in range(21)
     ]
@@ -68,7 +81,9 @@ def test_metrics_of_the_phases(finished):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(finished, policy, letters, tmp_path):
-    """From the middle of a rollout and of an epoch, after the reference has moved, as if killed after that."""
+    """From the middle of a rollout and of an epoch, after the reference has moved, as if killed
+    after that.
+    """
     shutil.copytree(finished.out, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "41")
     for rollout in (18, 19, 20):
@@ -89,7 +104,10 @@ def test_another_run_is_refused(finished, policy, letters):
     ):
         with pytest.raises(ValueError, match=difference):
             trainer_of(policy, letters, finished.out, **changes).train()
-    for rows, identity, difference in ((ROWS[:4], {}, "prompts="), (ROWS, {"lora": {"rank": 4}}, "lora.rank=None")):
+    for rows, identity, difference in (
+        (ROWS[:4], {}, "prompts="),
+        (ROWS, {"lora": {"rank": 4}}, "lora.rank=None"),
+    ):
         trainer = DiffuGRPOTrainer(
             policy, letters, rows, settings(), out=finished.out, rewards=FIVES, identity=identity
         )
@@ -99,7 +117,10 @@ def test_another_run_is_refused(finished, policy, letters):
 
 def test_the_reference_moves_a_share_of_the_way(rollout):
     trainer, _, _ = rollout
-    reference, params = trainer.source.arrays, jax.tree.map(lambda leaf: leaf + 1, trainer.state.params)
+    reference, params = (
+        trainer.source.arrays,
+        jax.tree.map(lambda leaf: leaf + 1, trainer.state.params),
+    )
     moved = mix(jax.tree.map(jnp.copy, reference), params, 0.6)
     for name, leaf in flatten(moved).items():
         expected = 0.4 * dict(flatten(reference))[name] + 0.6 * dict(flatten(params))[name]
@@ -136,10 +157,17 @@ def test_the_reference_follows_moves_that_bfloat16_would_round_away(policy, lett
 
 def test_the_reference_lies_where_the_weights_do(policy, letters, tmp_path):
     trainer = trainer_of(policy.on_mesh(MeshShape().mesh()), letters, tmp_path)
-    placed = [jax.tree.map(lambda leaf: leaf.sharding, tree) for tree in (trainer.source.arrays, trainer.state.params)]
+    placed = [
+        jax.tree.map(lambda leaf: leaf.sharding, tree)
+        for tree in (trainer.source.arrays, trainer.state.params)
+    ]
     assert placed[0] == placed[1]
     specs = {sharding.spec for sharding in jax.tree.leaves(placed[0])}
-    assert {PartitionSpec("tensor", "fsdp"), PartitionSpec("fsdp", "tensor"), PartitionSpec()} <= specs
+    assert {
+        PartitionSpec("tensor", "fsdp"),
+        PartitionSpec("fsdp", "tensor"),
+        PartitionSpec(),
+    } <= specs
 
 
 def test_a_few_unequal_scores_are_rounding_and_many_end_the_run(policy, letters, tmp_path, caplog):
@@ -175,14 +203,20 @@ def test_gradients_do_not_depend_on_accumulation(rollout):
     for parts, chunk in ((1, 8), (4, 2)):
         score = functools.partial(trainer.source.score_rows, chunk=chunk)
         loss = grpo_loss(score, settings())
-        whole = jax.jit(functools.partial(gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts))
+        whole = jax.jit(
+            functools.partial(
+                gradient, loss, frozen={}, batch=batch, key=jax.random.key(0), parts=parts
+            )
+        )
         results.append(whole(params=trainer.state.params))
     (whole, metrics), (split, split_metrics) = results
     size = float(optax.tree.norm(whole))
     assert size > 0.01
     assert float(optax.tree.norm(jax.tree.map(jnp.subtract, split, whole))) <= 1e-6 * size
     assert float(split_metrics["loss"]) == pytest.approx(float(metrics["loss"]), rel=1e-5)
-    assert float(split_metrics["max_log_ratio"]) == pytest.approx(float(metrics["max_log_ratio"]), rel=1e-5)
+    assert float(split_metrics["max_log_ratio"]) == pytest.approx(
+        float(metrics["max_log_ratio"]), rel=1e-5
+    )
 
 
 def test_each_update_of_a_rollout_has_masks_of_its_own(rollout):
@@ -194,8 +228,12 @@ def test_each_update_of_a_rollout_has_masks_of_its_own(rollout):
 
 
 def batches_of(policy, letters, out, scores, **changes):
-    """The batches of a first rollout whose completions get these rewards, None where one is not judged."""
-    rewards = WeightedSum({"listed": lambda prompts, completions, **columns: scores}, {"listed": 1.0})
+    """The batches of a first rollout whose completions get these rewards, None where one is not
+    judged.
+    """
+    rewards = WeightedSum(
+        {"listed": lambda prompts, completions, **columns: scores}, {"listed": 1.0}
+    )
     trainer = trainer_of(policy, letters, out, rewards, **changes)
     return trainer.source.make(trainer.state.params, 0)
 
@@ -218,7 +256,9 @@ def test_shuffled_rewards_are_the_same_ones_elsewhere(policy, letters, tmp_path)
     assert not np.array_equal(first.advantages, plain)
     np.testing.assert_array_equal(np.sort(first.advantages), np.sort(plain))
     np.testing.assert_array_equal(first.advantages, second.advantages)
-    assert [entry["reward"] for entry in entries(tmp_path, "completions/000000.jsonl")] == rewards[:4].tolist()
+    assert [entry["reward"] for entry in entries(tmp_path, "completions/000000.jsonl")] == rewards[
+        :4
+    ].tolist()
     assert metrics["reward"] == pytest.approx(rewards.mean())
 
 
@@ -232,7 +272,13 @@ def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, 
         with pytest.raises(ValueError, match=message):
             trainer_of(policy, letters, tmp_path / "run", **changes)
     with pytest.raises(ValueError, match="no reward named 'coed'"):
-        DiffuGRPOTrainer(policy, letters, ROWS, settings(reward_funcs=("coed",), reward_weights=(1.0,)), out=tmp_path)
+        DiffuGRPOTrainer(
+            policy,
+            letters,
+            ROWS,
+            settings(reward_funcs=("coed",), reward_weights=(1.0,)),
+            out=tmp_path,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -240,17 +286,28 @@ def test_updates_from_other_weights_than_sampled_are_caught(policy, letters, tmp
     def meddle(prompts, completions, **columns):
         """Changes the weights while the completions that they wrote are rewarded."""
         state = trainer.state
-        trainer.trainer.state = state._replace(params=jax.tree.map(lambda leaf: leaf * 1.01, state.params))
+        trainer.trainer.state = state._replace(
+            params=jax.tree.map(lambda leaf: leaf * 1.01, state.params)
+        )
         return fives(prompts, completions)
 
-    trainer = trainer_of(policy, letters, tmp_path, WeightedSum({"meddle": meddle}, {"meddle": 1.0}))
-    with pytest.raises(RuntimeError, match=r"step 5: \|s - s_old\| is above 0\.001 for .* of the tokens"):
+    trainer = trainer_of(
+        policy, letters, tmp_path, WeightedSum({"meddle": meddle}, {"meddle": 1.0})
+    )
+    with pytest.raises(
+        RuntimeError, match=r"step 5: \|s - s_old\| is above 0\.001 for .* of the tokens"
+    ):
         trainer.train()
-    assert [record.message[:7] for record in caplog.records if "s_old" in record.message] == ["step 1:", "step 3:"]
+    assert [record.message[:7] for record in caplog.records if "s_old" in record.message] == [
+        "step 1:",
+        "step 3:",
+    ]
 
 
 def test_held_out_prompts_are_evaluated_and_not_learnt_from(policy, letters, tmp_path):
-    """Two of the five, every second update and at the end; with weights that stay, always with the same reward."""
+    """Two of the five, every second update and at the end; with weights that stay, always with the
+    same reward.
+    """
     still = OptimizerConfig(learning_rate=1e-12, weight_decay=0.0)
     asked = []
 
@@ -258,16 +315,24 @@ def test_held_out_prompts_are_evaluated_and_not_learnt_from(policy, letters, tmp
         asked.append(tuple(prompts))
         return fives(prompts, completions)
 
-    changes = {"held_out_prompts": 2, "training": training(max_steps=5, evaluate_every=2, optimizer=still)}
-    trainer = trainer_of(policy, letters, tmp_path, WeightedSum({"fives": watched}, {"fives": 1.0}), **changes)
+    changes = {
+        "held_out_prompts": 2,
+        "training": training(max_steps=5, evaluate_every=2, optimizer=still),
+    }
+    trainer = trainer_of(
+        policy, letters, tmp_path, WeightedSum({"fives": watched}, {"fives": 1.0}), **changes
+    )
     assert trainer.train(lambda params: {"leaves": float(len(jax.tree.leaves(params)))})
     held_out = tuple(prompt.content for prompt in trainer.held_out)
     assert len(held_out) == 2
     evaluated, learnt = (
-        [names for names in asked if (names == held_out) is is_held_out] for is_held_out in (True, False)
+        [names for names in asked if (names == held_out) is is_held_out]
+        for is_held_out in (True, False)
     )
     assert len(evaluated) == len(learnt) == 3
-    assert {name for names in learnt for name in names} == {row["prompt"] for row in ROWS} - set(held_out)
+    assert {name for names in learnt for name in names} == {row["prompt"] for row in ROWS} - set(
+        held_out
+    )
     results = [entry for entry in entries(tmp_path) if "eval_reward" in entry]
     assert [entry["step"] for entry in results] == [2, 4, 5]
     assert results[0].keys() == {
@@ -275,20 +340,26 @@ def test_held_out_prompts_are_evaluated_and_not_learnt_from(policy, letters, tmp
         "eval_unfinished_completions", "eval_leaves",
     }  # fmt: skip
     assert len({entry["eval_reward"] for entry in results}) == 1
-    with pytest.raises(ValueError, match="held_out_prompts=5: must leave some of the 5 prompts that fit"):
+    with pytest.raises(
+        ValueError, match="held_out_prompts=5: must leave some of the 5 prompts that fit"
+    ):
         trainer_of(policy, letters, tmp_path / "none", held_out_prompts=5)
 
 
 def test_one_iteration_with_a_reference(policy, letters, tmp_path):
     """The reference implementation crashes on it."""
-    trainer = trainer_of(policy, letters, tmp_path, num_iterations=1, training=training(max_steps=2))
+    trainer = trainer_of(
+        policy, letters, tmp_path, num_iterations=1, training=training(max_steps=2)
+    )
     assert trainer.train()
     assert entries(tmp_path)[1]["kl"] > 0
 
 
 def test_a_single_update_needs_no_old_scores(policy, letters, tmp_path, rollout):
     """It takes the step that it takes with them, as the policy that sampled is the present one."""
-    (batch,), _ = batches_of(policy, letters, tmp_path, [float(row % 3) for row in range(16)], num_iterations=1)
+    (batch,), _ = batches_of(
+        policy, letters, tmp_path, [float(row % 3) for row in range(16)], num_iterations=1
+    )
     assert batch.old_scores is None
     trainer, (first, _), _ = rollout
     first = first._replace(advantages=batch.advantages)
@@ -310,7 +381,9 @@ def test_no_reference_without_beta(policy, letters, tmp_path):
 
 
 def test_positive_control(finished):
-    """The reward is the number of fives: an update of the wrong sign, or of the wrong rows, does not raise it."""
+    """The reward is the number of fives: an update of the wrong sign, or of the wrong rows, does
+    not raise it.
+    """
     rewards = [entry["reward"] for entry in entries(finished.out) if "reward" in entry]
     assert np.mean(rewards[:3]) < 1.5
     assert np.mean(rewards[-3:]) > 2 * np.mean(rewards[:3])
@@ -343,7 +416,10 @@ def test_published_recipe():
         ({"num_generations": 1}, "num_generations=1: must be at least 2"),
         ({"num_iterations": 0}, "num_iterations=0: must be at least 1"),
         ({"score_chunk": 0}, "score_chunk=0: must be at least 1"),
-        ({"training": training(gradient_accumulation_steps=3)}, "gradient_accumulation_steps=3: must divide 16"),
+        (
+            {"training": training(gradient_accumulation_steps=3)},
+            "gradient_accumulation_steps=3: must divide 16",
+        ),
         ({"generation_batch_size": 5}, "generation_batch_size=5: must divide 16"),
         ({"ref_model_mixup_alpha": 1.5}, r"ref_model_mixup_alpha=1\.5: must lie in \[0, 1\]"),
         ({"reward_weights": (1.0,)}, "must have one weight per reward"),
@@ -363,13 +439,20 @@ def test_policy_of_the_best_evaluation_comes_back_with_its_reference(policy, let
         seen[len(seen)] = jax.tree.map(np.array, params)
         return {"score": values[len(seen) - 1]}
 
-    best = {"metric_for_best_model": "score", "load_best_model_at_end": True, "early_stopping_patience": 2}
-    trainer = trainer_of(policy, letters, tmp_path, training=training(max_steps=9, evaluate_every=2, keep=1, **best))
+    best = {
+        "metric_for_best_model": "score",
+        "load_best_model_at_end": True,
+        "early_stopping_patience": 2,
+    }
+    trainer = trainer_of(
+        policy, letters, tmp_path, training=training(max_steps=9, evaluate_every=2, keep=1, **best)
+    )
     assert trainer.train(falling)
     assert len(seen) == 3
     assert trainer.state.step == 2
     assert_equal(trainer.state.params, seen[0])
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "6"]
-    # Before its first move, after three updates, the reference is the policy that the run began with.
+    # Before its first move, after three updates, the reference is the policy that the run began
+    # with.
     again = trainer_of(policy, letters, tmp_path / "again")
     assert_equal(trainer.source.arrays, again.source.arrays)

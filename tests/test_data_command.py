@@ -13,7 +13,9 @@ PROMPT, RESPONSE = "def double(x):", "    return 2 * x"
 def file(tmp_path):
     def make(*rows):
         path = tmp_path / "rows.jsonl"
-        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        path.write_text(
+            "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+        )
         return str(path)
 
     return make
@@ -29,11 +31,16 @@ def test_the_prompt_is_visible_and_the_response_is_learnt(file, capsys):
     path = file({"prompt": PROMPT, "response": RESPONSE})
     status, bare, _ = show(capsys, path, "--mask-ratio", "0")
     assert status == 0
-    assert f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{RESPONSE}<|im_end|>" in bare
+    assert (
+        f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{RESPONSE}<|im_end|>" in bare
+    )
     assert ", 0 masked here" in bare
     _, all_masked, _ = show(capsys, path, "--mask-ratio", "1")
     learnt = int(all_masked.partition(" tokens, ")[2].partition(" of them")[0])
-    assert f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{'░' * learnt}\n" in all_masked
+    assert (
+        f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n{'░' * learnt}\n"
+        in all_masked
+    )
     assert f"{learnt} of them learned, {learnt} masked here" in all_masked
 
 
@@ -45,14 +52,23 @@ def test_masks_are_drawn_by_the_seed(file, capsys):
 
 def test_texts_are_learnt_as_wholes_and_in_pieces(file, capsys):
     status, out, _ = show(
-        capsys, file({"text": "x = 1\n" * 40}), "--kind", "text", "--max-length", "32", "--limit", "2"
+        capsys,
+        file({"text": "x = 1\n" * 40}),
+        "--kind",
+        "text",
+        "--max-length",
+        "32",
+        "--limit",
+        "2",
     )
     assert status == 0
     assert out.count("32 tokens, 32 of them learned") == 2
 
 
 def test_refused_lines_are_named_and_nothing_reaches_the_terminal(file, capsys):
-    path = file("no json", {"text": "\x1b[31mred"}, {"prompt": "\x1b[31m" + PROMPT, "response": RESPONSE})
+    path = file(
+        "no json", {"text": "\x1b[31mred"}, {"prompt": "\x1b[31m" + PROMPT, "response": RESPONSE}
+    )
     status, out, _ = show(capsys, path)
     assert status == 0
     assert "byte 0: refused: not JSON" in out
@@ -69,7 +85,9 @@ def test_other_data_needs_the_extra(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["rows.parquet", "folder"])
-def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(file, tmp_path, capsys, monkeypatch, form):
+def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(
+    file, tmp_path, capsys, monkeypatch, form
+):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     rows = [{"prompt": PROMPT, "response": f"    return {number} * x"} for number in range(4)]
@@ -83,19 +101,24 @@ def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(file, tmp_p
     losses = []
     for name, data in (("from_rows", file(*rows)), ("from_parquet", str(target))):
         assert cli.main(["sft", "--data", data, "--out", str(tmp_path / name), *words]) == 0
-        losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+        losses.append(
+            json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        )
     assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("form", ["hub's layout", "saved"])
-def test_split_and_columns_choose_what_is_shown_and_learnt(file, tmp_path, capsys, monkeypatch, form):
+def test_split_and_columns_choose_what_is_shown_and_learnt(
+    file, tmp_path, capsys, monkeypatch, form
+):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     splits, folder = {}, tmp_path / "folder"
     (folder / "data").mkdir(parents=True)
     for split, sign in (("train", "+"), ("test", "-")):
         rows = [
-            {"question": PROMPT, "answer": f"    return {number} {sign} x", "response": "no"} for number in range(4)
+            {"question": PROMPT, "answer": f"    return {number} {sign} x", "response": "no"}
+            for number in range(4)
         ]
         splits[split] = datasets.Dataset.from_list(rows)
         if form != "saved":
@@ -106,11 +129,15 @@ def test_split_and_columns_choose_what_is_shown_and_learnt(file, tmp_path, capsy
     _, shown, _ = show(capsys, str(folder), "--mask-ratio", "0", "--limit", "4", *chosen)
     assert [f"return {number} - x" in shown for number in range(4)] == [True] * 4
     words = ["--max-steps", "1", "--batch-size", "2", "--max-length", "64", "--warmup-steps", "0"]
-    plain = file(*({"prompt": row["question"], "response": row["answer"]} for row in splits["test"]))
+    plain = file(
+        *({"prompt": row["question"], "response": row["answer"]} for row in splits["test"])
+    )
     losses = []
     for name, *data in (("from_lines", plain), ("from_split", str(folder), *chosen)):
         assert cli.main(["sft", "--data", *data, "--out", str(tmp_path / name), *words]) == 0
-        losses.append(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+        losses.append(
+            json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        )
     assert losses[0] == losses[1]
 
 
@@ -136,7 +163,9 @@ def brevity(prompts, completions, **columns):
 def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, form):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = [{"question": f"def f{number}(x):", "tests": [f"assert f{number}(1)"]} for number in range(4)]
+    rows = [
+        {"question": f"def f{number}(x):", "tests": [f"assert f{number}(1)"]} for number in range(4)
+    ]
     made, target, chosen = datasets.Dataset.from_list(rows), tmp_path / form, ["--split", "test"]
     if form == "rows.parquet":
         made.to_parquet(str(target))
@@ -156,15 +185,42 @@ def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, fo
             (target / "data" / "train-00000-of-00001.jsonl").write_text(other)
             made.to_json(str(target / "data" / "test-00000-of-00001.jsonl"))
     words = [
-        *("--max-steps", "1", "--num-generations", "2", "--prompts-per-step", "2", "--max-new-tokens", "8"),
-        *("--num-steps", "4", "--num-iterations", "1", "--max-prompt-length", "64", "--warmup-steps", "0"),
-        *("--reward-funcs", "test_data_command:brevity", "--preset", "turbo", "--save-dtype", "bfloat16"),
+        *(
+            "--max-steps",
+            "1",
+            "--num-generations",
+            "2",
+            "--prompts-per-step",
+            "2",
+            "--max-new-tokens",
+            "8",
+        ),
+        *(
+            "--num-steps",
+            "4",
+            "--num-iterations",
+            "1",
+            "--max-prompt-length",
+            "64",
+            "--warmup-steps",
+            "0",
+        ),
+        *(
+            "--reward-funcs",
+            "test_data_command:brevity",
+            "--preset",
+            "turbo",
+            "--save-dtype",
+            "bfloat16",
+        ),
     ]
     named = ["--prompt-column", "question", "--test-cases-column", "tests"]
     plain = file(*({"prompt": row["question"], "test_cases": row["tests"]} for row in rows))
     sampled = []
     for name, *data in (("from_lines", plain), ("from_data", str(target), *chosen, *named)):
-        assert cli.main(["grpo", "--data", *data, "--out", str(tmp_path / name), *words]) == 0, capsys.readouterr().err
+        assert cli.main(["grpo", "--data", *data, "--out", str(tmp_path / name), *words]) == 0, (
+            capsys.readouterr().err
+        )
         (path,) = (tmp_path / name / "completions").iterdir()
         sampled.append(path.read_text())
     assert sampled[0] == sampled[1]
@@ -177,7 +233,10 @@ def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, fo
     [
         (["--split", "test"], "split='test': data="),
         (["--prompt-column", "q"], "line 1 has no column 'q', only prompt, response"),
-        (["--data", "builtin", "--prompt-column", "q"], "prompt_column='q': data='builtin' has our names of columns"),
+        (
+            ["--data", "builtin", "--prompt-column", "q"],
+            "prompt_column='q': data='builtin' has our names of columns",
+        ),
         (["--data", "builtin", "--subset", "x"], "subset='x': data='builtin' has no subsets"),
     ],
 )
@@ -196,18 +255,34 @@ def test_what_grpo_cannot_read_is_one_line(file, tmp_path, capsys, words, said):
     ("words", "said"),
     [
         (["--split", "test"], "split='test': data="),
-        (["--subset", "python"], "has no subsets; a hub id, a folder in the hub's layout and Parquet have them"),
-        (["--prompt-column", "q"], "prompt_column='q': prompt_column and response_column need each other"),
-        (["--messages-column", "m", "--prompt-column", "q", "--response-column", "a"], "messages_column='m': excludes"),
-        (["--prompt-column", "q", "--response-column", "a"], "has no column 'q', only prompt, response"),
+        (
+            ["--subset", "python"],
+            "has no subsets; a hub id, a folder in the hub's layout and Parquet have them",
+        ),
+        (
+            ["--prompt-column", "q"],
+            "prompt_column='q': prompt_column and response_column need each other",
+        ),
+        (
+            ["--messages-column", "m", "--prompt-column", "q", "--response-column", "a"],
+            "messages_column='m': excludes",
+        ),
+        (
+            ["--prompt-column", "q", "--response-column", "a"],
+            "has no column 'q', only prompt, response",
+        ),
     ],
 )
-def test_a_part_or_column_that_is_not_there_is_one_line(file, tmp_path, capsys, command, words, said):
+def test_a_part_or_column_that_is_not_there_is_one_line(
+    file, tmp_path, capsys, command, words, said
+):
     path = file({"prompt": PROMPT, "response": RESPONSE})
     if command == "show":
         status, out, err = show(capsys, path, *words)
     else:
-        status = cli.main(["sft", "--data", path, "--out", str(tmp_path / "out"), "--max-steps", "1", *words])
+        status = cli.main(
+            ["sft", "--data", path, "--out", str(tmp_path / "out"), "--max-steps", "1", *words]
+        )
         out, err = capsys.readouterr()
         assert not (tmp_path / "out").exists()
     if command == "show" and "has no column" in said:

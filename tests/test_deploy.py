@@ -1,4 +1,6 @@
-"""deploy/: the dashboard shows metrics that there are, image and unit start a server with options that it has."""
+"""deploy/: the dashboard shows metrics that there are, image and unit start a server with options
+that it has.
+"""
 
 import json
 import re
@@ -23,7 +25,11 @@ def test_the_dashboard_shows_metrics_that_there_are():
     for line in Metrics().page().decode().splitlines():
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split()
-            given |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+            given |= (
+                {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+                if kind == "histogram"
+                else {name}
+            )
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())
     shown = {
         name
@@ -38,11 +44,18 @@ def test_the_dashboard_shows_metrics_that_there_are():
 def commands():
     """What the image and the unit run, without the program."""
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
-    parts = {line.split()[0]: json.loads(line.split(maxsplit=1)[1]) for line in lines if line[:3] in ("ENT", "CMD")}
+    parts = {
+        line.split()[0]: json.loads(line.split(maxsplit=1)[1])
+        for line in lines
+        if line[:3] in ("ENT", "CMD")
+    }
     unit = (DEPLOY / "diffucoder.service").read_text()
     start = re.search(r"^ExecStart=(.*)$", unit, re.M)
     assert start
-    return {"Dockerfile": parts["ENTRYPOINT"] + parts["CMD"], "diffucoder.service": shlex.split(start[1])}
+    return {
+        "Dockerfile": parts["ENTRYPOINT"] + parts["CMD"],
+        "diffucoder.service": shlex.split(start[1]),
+    }
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "diffucoder.service"])
@@ -57,7 +70,9 @@ def test_the_server_is_started_with_options_that_it_has(file):
 
 
 def kill_seconds():
-    """How long after SIGTERM the process is killed: as the unit says, and docker if nobody says anything."""
+    """How long after SIGTERM the process is killed: as the unit says, and docker if nobody says
+    anything.
+    """
     unit = (DEPLOY / "diffucoder.service").read_text()
     stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)
     assert stop
@@ -71,5 +86,7 @@ def test_systemd_takes_the_unit(tmp_path):
     text = (DEPLOY / "diffucoder.service").read_text()
     # The program is not installed there.
     unit.write_text(text.replace("/opt/diffucoder/bin/diffucoder", "/bin/true"))
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

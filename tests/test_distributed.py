@@ -35,12 +35,16 @@ def child() -> None:
 
     mesh = None
     if len(sys.argv) > 2:
-        distributed.start(coordinator=sys.argv[1], num_processes=PROCESSES, process_id=int(sys.argv[2]))
+        distributed.start(
+            coordinator=sys.argv[1], num_processes=PROCESSES, process_id=int(sys.argv[2])
+        )
         mesh = MeshShape(data=2, tensor=2).mesh()
     model = DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", mesh=mesh)
     ids = np.random.default_rng(0).integers(0, 500, (2, 6)).astype(np.int32)
     decoding = Decoding(preset="fast")
-    options = GenerationOptions(num_steps=4, temperature=0.5, top_p=None, top_k=20, decoding=decoding)
+    options = GenerationOptions(
+        num_steps=4, temperature=0.5, top_p=None, top_k=20, decoding=decoding
+    )
     state = Sampler(model).generate(Canvas.after(ids, None, 8), options, seed=5)
     graph, values = nnx.split(model)
     params = nnx.to_pure_dict(values)
@@ -122,20 +126,32 @@ def adapting(folder, out, *options, devices=1):
 
 def entries(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {(line["step"], name): line[name] for line in lines for name in ("loss", "eval_loss") if name in line}
+    return {
+        (line["step"], name): line[name]
+        for line in lines
+        for name in ("loss", "eval_loss")
+        if name in line
+    }
 
 
 def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
-    """From a tokenised folder, with checkpoints in the background, both killed on the way; each reads its own rows."""
+    """From a tokenised folder, with checkpoints in the background, both killed on the way; each
+    reads its own rows.
+    """
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     ids = {"mask_token_id": tokenizer.mask_id, "vocab_size": tokenizer.vocab_size}
     shape = replace(DreamForCausalLM.read_config(GOLDEN / "checkpoint"), **ids)
     DreamForCausalLM(shape, rngs=nnx.Rngs(0)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    rows = (json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 3 + 1)}) for i in range(60))
+    rows = (
+        json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 3 + 1)}) for i in range(60)
+    )
     (tmp_path / "texts.jsonl").write_text("\n".join(rows))
     words = ["--data", str(tmp_path / "texts.jsonl"), "--model", str(tmp_path / "model")]
-    assert cli.main(["data", "tokenize", *words, "--out", str(tmp_path / "tokens"), "--workers", "1"]) == 0
+    assert (
+        cli.main(["data", "tokenize", *words, "--out", str(tmp_path / "tokens"), "--workers", "1"])
+        == 0
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -147,7 +163,10 @@ def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
     ]
 
     def both():
-        return [adapting(tmp_path, tmp_path / "hosts", *hosts, f"--process-id={n}", devices=2) for n in range(2)]
+        return [
+            adapting(tmp_path, tmp_path / "hosts", *hosts, f"--process-id={n}", devices=2)
+            for n in range(2)
+        ]
 
     alone, shared = adapting(tmp_path, tmp_path / "alone"), both()
     folder = tmp_path / "hosts" / "checkpoints"
@@ -164,9 +183,13 @@ def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
     assert ours.keys() == theirs.keys()
     assert [step for step, name in ours if name == "eval_loss"] == [6, 12]
     assert ours == pytest.approx(theirs, rel=1e-5)
-    weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("hosts", "alone")]
+    weights = [
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("hosts", "alone")
+    ]
     before = load_file(tmp_path / "model" / "model.safetensors")
-    moved = max(np.abs(np.float32(weights[1][name]) - np.float32(before[name])).max() for name in before)
+    moved = max(
+        np.abs(np.float32(weights[1][name]) - np.float32(before[name])).max() for name in before
+    )
     apart = max(np.abs(weights[0][name] - weights[1][name]).max() for name in before)
     assert moved > 1e-3
     assert apart < 1e-5
@@ -177,7 +200,10 @@ def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
     [
         ({"coordinator": "localhost:1"}, "give all three"),
         ({"num_processes": 2, "process_id": 0}, "give all three"),
-        ({"coordinator": "localhost:1", "num_processes": 2, "process_id": 2}, "process_id=2: must lie in"),
+        (
+            {"coordinator": "localhost:1", "num_processes": 2, "process_id": 2},
+            "process_id=2: must lie in",
+        ),
     ],
 )
 def test_half_an_address_is_refused(fields, named):

@@ -22,7 +22,9 @@ def document():
                 picture=line_chart("Speed", "batch", "ms", {"one": [(1, 2.5)]}, top=5), name="speed"),
         Section(title="Texts", listing={"Completion": f"{ATTACK}\n```\nrest"}, points=[ATTACK]),
     ]  # fmt: skip
-    return Document(title="Experiment", metadata={"device": ATTACK}, verdicts=VERDICTS, sections=sections)
+    return Document(
+        title="Experiment", metadata={"device": ATTACK}, verdicts=VERDICTS, sections=sections
+    )
 
 
 def test_markdown(document):
@@ -70,7 +72,11 @@ def test_a_picture_without_a_name_is_in_the_page_alone(document, tmp_path):
 
 def test_files(document, tmp_path):
     document.write(tmp_path, "report")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.md", "speed.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "report.html",
+        "report.md",
+        "speed.svg",
+    ]
     assert "currentColor" not in (tmp_path / "speed.svg").read_text()
 
 

@@ -1,4 +1,6 @@
-"""The documentation: its commands parse, its error messages are what is printed, every page is in the site."""
+"""The documentation: its commands parse, its error messages are what is printed, every page is in
+the site.
+"""
 
 import os
 import re
@@ -9,7 +11,18 @@ import tomllib
 import options
 import pytest
 import yaml
-from documentation import ROOT, SAMPLES, Block, Command, blocks, check, commands, matches, pages, shortened
+from documentation import (
+    ROOT,
+    SAMPLES,
+    Block,
+    Command,
+    blocks,
+    check,
+    commands,
+    matches,
+    pages,
+    shortened,
+)
 
 from jax_lm.cli import main as cli
 
@@ -39,7 +52,9 @@ def test_every_page_can_be_found():
     for page in folder.rglob("*.md"):
         name = str(page.relative_to(folder))
         is_linked = any(name in text for other, text in texts.items() if other != page)
-        assert name in named or is_linked, f"docs/{name} is neither in mkdocs.yml nor linked from a page"
+        assert name in named or is_linked, (
+            f"docs/{name} is neither in mkdocs.yml nor linked from a page"
+        )
 
 
 def test_long_lines_of_code_wrap():
@@ -110,7 +125,11 @@ def test_blocks_and_marks(tmp_path):
         "Text\n\n    a tree of processes\n<!-- run: cat x -->\n"
         "```console\n$ diffucoder info\nerror: …\n\nmore\n$ cat y\n```\n```text\n$ rm z\n```\n"
     )
-    found = [(c.block.language, c.text.split(" #")[0], c.needs, c.expected) for b in blocks(page) for c in commands(b)]
+    found = [
+        (c.block.language, c.text.split(" #")[0], c.needs, c.expected)
+        for b in blocks(page)
+        for c in commands(b)
+    ]
     assert found == [
         ("sh", "diffucoder info ", "a lake", None),
         ("sh", "diffucoder verify  x", "a hill", None),
@@ -123,9 +142,15 @@ def test_blocks_and_marks(tmp_path):
 
 
 def test_long_commands_are_run_at_a_smaller_size():
-    command = next(command for command in everything() if command.words[:3] == ["diffucoder", "eval", "builtin"])
+    command = next(
+        command
+        for command in everything()
+        if command.words[:3] == ["diffucoder", "eval", "builtin"]
+    )
     assert shortened(command).endswith("--limit 2 --max-new-tokens 32")
 
 
 def test_the_page_of_options_is_that_of_the_code():
-    assert options.PAGE.read_text(encoding="utf-8") == options.page(), "python tools/options.py writes it anew"
+    assert options.PAGE.read_text(encoding="utf-8") == options.page(), (
+        "python tools/options.py writes it anew"
+    )

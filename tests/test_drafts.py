@@ -1,4 +1,6 @@
-"""Draft and verify: the decoding without guesses to the last token and step, from fewer evaluations."""
+"""Draft and verify: the decoding without guesses to the last token and step, from fewer
+evaluations.
+"""
 
 from dataclasses import replace
 
@@ -80,7 +82,9 @@ def require_same(drafted, plain):
 
 def decoded(sampler, canvas, options, seed):
     """The end of a decoding; with wrong guesses it may have none."""
-    for looks, state in enumerate(sampler.stream(canvas, options, seed=seed, every=None, stop_ids=STOPS)):
+    for looks, state in enumerate(
+        sampler.stream(canvas, options, seed=seed, every=None, stop_ids=STOPS)
+    ):
         assert looks < WIDTH * 4, "no end"
         last = state
     return last
@@ -92,8 +96,14 @@ def check_cases(sampler, layout, numbers):
     totals = np.zeros(2, int)
     for number in numbers:
         rng = np.random.default_rng((list(LAYOUTS).index(layout), number))
-        model, canvas, options = with_random_weights(sampler, rng), random_canvas(rng), random_options(rng, decoding)
-        plain, drafted = (decoded(model, canvas, replace(options, draft=count), number) for count in (0, draft))
+        model, canvas, options = (
+            with_random_weights(sampler, rng),
+            random_canvas(rng),
+            random_options(rng, decoding),
+        )
+        plain, drafted = (
+            decoded(model, canvas, replace(options, draft=count), number) for count in (0, draft)
+        )
         require_same(drafted, plain)
         totals += int(drafted.forwards), int(plain.forwards)
     return totals
@@ -148,16 +158,27 @@ def test_a_wrong_guess_ends_what_is_accepted(wrong):
     chain = DraftCanvases(*map(jnp.asarray, (tokens[:4], masked[:4], np.arange(4))))
     zeros = jnp.zeros((4, 1, 6))
     following = SamplerState(
-        jnp.asarray(tokens[1:]), jnp.asarray(masked[1:]), zeros, zeros, jnp.arange(1, 5), zeros, zeros
+        jnp.asarray(tokens[1:]),
+        jnp.asarray(masked[1:]),
+        zeros,
+        zeros,
+        jnp.arange(1, 5),
+        zeros,
+        zeros,
     )
     config = StepConfig(length=6, rows=None, mask_id=9, top_k=None)
-    inputs = BatchInputs._make((None, Window.of(block=0, rows=0, first_step=0, until=9, forwards=9), None))
+    inputs = BatchInputs._make(
+        (None, Window.of(block=0, rows=0, first_step=0, until=9, forwards=9), None)
+    )
     assert count_right(chain, following, inputs, config) == 3
     for part in ("tokens", "masked", "step"):
         right = getattr(chain, part)
         other = right.at[wrong].set(~right[wrong] if part == "masked" else right[wrong] + 1)
         # Of the canvas itself nothing is guessed: what it is does not matter.
-        assert count_right(chain._replace(**{part: other}), following, inputs, config) == (wrong - 1) % 4
+        assert (
+            count_right(chain._replace(**{part: other}), following, inputs, config)
+            == (wrong - 1) % 4
+        )
     closed = chain._replace(masked=chain.masked.at[2:].set(False))
     same = following._replace(masked=following.masked.at[1:].set(False))
     assert count_right(closed, same, inputs, config) == 1, "no step is taken from a full block"
@@ -172,23 +193,30 @@ def golden_canvas(sampler):
     return Canvas(tokens.astype(np.int32), holes, np.ones((2, 40), bool))
 
 
-@pytest.mark.parametrize(("preset", "temperature", "top_k"), [("exact", 0.0, None), ("fast", 0.8, 50)])
+@pytest.mark.parametrize(
+    ("preset", "temperature", "top_k"), [("exact", 0.0, None), ("fast", 0.8, 50)]
+)
 def test_every_preset_on_the_recorded_checkpoint(golden_sampler, preset, temperature, top_k):
     steps = None if preset == "turbo" else 32
-    options = greedy(steps, temperature=temperature, top_p=0.9, top_k=top_k, decoding=Decoding(preset=preset))
+    options = greedy(
+        steps, temperature=temperature, top_p=0.9, top_k=top_k, decoding=Decoding(preset=preset)
+    )
     canvas = golden_canvas(golden_sampler)
     plain = golden_sampler.generate(canvas, options, seed=2, stop_ids=(7,))
     drafted = golden_sampler.generate(canvas, replace(options, draft=3), seed=2, stop_ids=(7,))
     require_same(drafted, plain)
 
 
-@pytest.mark.parametrize(("decoding", "every"), [(Decoding(), 3), (Decoding(block_length=8, cache="window"), 1)])
+@pytest.mark.parametrize(
+    ("decoding", "every"), [(Decoding(), 3), (Decoding(block_length=8, cache="window"), 1)]
+)
 def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, decoding, every):
     steps = 24 if decoding.settings.commit == "steps" else None
     options = greedy(steps, top_p=0.9, decoding=decoding)
     canvas = golden_canvas(golden_sampler)
     plain, drafted = (
-        list(golden_sampler.stream(canvas, replace(options, draft=draft), every=every)) for draft in (0, 5)
+        list(golden_sampler.stream(canvas, replace(options, draft=draft), every=every))
+        for draft in (0, 5)
     )
     assert len(plain) == len(drafted) > 2
     for ours, reference in zip(drafted, plain, strict=True):
@@ -196,14 +224,18 @@ def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, dec
 
 
 def test_guesses_of_a_model_that_looks_at_nothing_are_all_right(tiny):
-    """If all tokens are alike to it, a position's candidates never change, so that a step in four is evaluated."""
+    """If all tokens are alike to it, a position's candidates never change, so that a step in four
+    is evaluated.
+    """
     blind = jax.tree.map(lambda part: part, tiny.params)
     embedding = blind["model"]["embed_tokens"]["weight"]
     blind["model"]["embed_tokens"]["weight"] = jnp.broadcast_to(embedding[:1], embedding.shape)
     canvas = Canvas.after(np.arange(8)[None], None, 24)
     # From left to right: by confidence all masked positions would be alike but for rounding.
     options = greedy(24, draft=3, alg="left_to_right")
-    states = [tiny.with_params(blind).generate(canvas, replace(options, draft=draft)) for draft in (0, 3)]
+    states = [
+        tiny.with_params(blind).generate(canvas, replace(options, draft=draft)) for draft in (0, 3)
+    ]
     require_same(states[1], states[0])
     # The schedule commits 0, 1, …, 1, 2: 23 evaluations, the first one without a guess.
     assert [int(state.forwards) for state in states] == [23, 1 + -(-22 // 4)]
@@ -214,8 +246,14 @@ def test_guesses_of_a_model_that_looks_at_nothing_are_all_right(tiny):
     [
         ({"draft": -1}, "draft=-1: must lie in"),
         ({"draft": MAX_DRAFT + 1}, f"draft={MAX_DRAFT + 1}: must lie in"),
-        ({"draft": 2, "decoding": Decoding(preset="fast", refresh_steps=3)}, "draft=2: must be 0 with refresh_steps"),
-        ({"draft": 2, "decoding": Decoding(cache="prefix", refresh_every=2)}, "draft=2: must be 0 with cache='prefix'"),
+        (
+            {"draft": 2, "decoding": Decoding(preset="fast", refresh_steps=3)},
+            "draft=2: must be 0 with refresh_steps",
+        ),
+        (
+            {"draft": 2, "decoding": Decoding(cache="prefix", refresh_every=2)},
+            "draft=2: must be 0 with cache='prefix'",
+        ),
     ],
 )
 def test_what_could_not_be_the_same_is_refused(options, message):
@@ -225,7 +263,9 @@ def test_what_could_not_be_the_same_is_refused(options, message):
 
 def test_the_strict_reference_has_no_guesses(tiny):
     with pytest.raises(ValueError, match="must not be given with draft=2"):
-        tiny.generate(Canvas.after(np.arange(8)[None], None, 4), greedy(4, draft=2), strict_reference=True)
+        tiny.generate(
+            Canvas.after(np.arange(8)[None], None, 4), greedy(4, draft=2), strict_reference=True
+        )
 
 
 def told(sequence):
@@ -239,7 +279,15 @@ def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
     """Of all settings, joining while others are on their way."""
     found = {}
     for draft in (0, 3):
-        slots = Slots(golden_sampler, COLUMNS, is_cached=is_cached, count=4, sizes=(4,), stop_ids=(500,), draft=draft)
+        slots = Slots(
+            golden_sampler,
+            COLUMNS,
+            is_cached=is_cached,
+            count=4,
+            sizes=(4,),
+            stop_ids=(500,),
+            draft=draft,
+        )
         every = [make_sequence(number, case) for number, case in enumerate(CASES.values())]
         mine = [sequence for sequence in every if sequence.is_cached == is_cached]
         slots.join(mine[0])
@@ -252,7 +300,9 @@ def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
             finish(slots, *mine[start : start + 4])
         found[draft] = mine
     assert [told(sequence) for sequence in found[3]] == [told(sequence) for sequence in found[0]]
-    assert sum(sequence.forwards for sequence in found[3]) < sum(sequence.forwards for sequence in found[0])
+    assert sum(sequence.forwards for sequence in found[3]) < sum(
+        sequence.forwards for sequence in found[0]
+    )
 
 
 def test_a_sequence_with_guesses_of_its_own_is_refused():
@@ -261,7 +311,9 @@ def test_a_sequence_with_guesses_of_its_own_is_refused():
 
 
 def test_a_lost_block_is_done_again_without_its_guesses(golden_sampler):
-    slots = Slots(golden_sampler, COLUMNS, is_cached=True, count=1, sizes=(1,), stop_ids=(500,), draft=3)
+    slots = Slots(
+        golden_sampler, COLUMNS, is_cached=True, count=1, sizes=(1,), stop_ids=(500,), draft=3
+    )
     sequence, whole = make_sequence(6, CASES["fast"]), make_sequence(6, CASES["fast"])
     finish(slots, whole)
     slots.join(sequence)
@@ -281,7 +333,9 @@ def test_a_server_with_guesses_answers_the_same(tiny_inference):
         with started(tiny_inference, options) as engine:
             requests = [
                 Request(
-                    before=(5, 6, 7), options=greedy(24, max_new_tokens=24, decoding=Decoding(preset=preset)), seed=1
+                    before=(5, 6, 7),
+                    options=greedy(24, max_new_tokens=24, decoding=Decoding(preset=preset)),
+                    seed=1,
                 )
                 for preset in ("exact", "fast")
             ]
@@ -292,7 +346,9 @@ def test_a_server_with_guesses_answers_the_same(tiny_inference):
                 heard.append([commit for event in listener.events for commit in event.commits])
     for drafted, plain in zip(ends[2:], ends[:2], strict=True):
         assert drafted.text == plain.text
-        assert [commit.token_id for commit in drafted.tokens] == [commit.token_id for commit in plain.tokens]
+        assert [commit.token_id for commit in drafted.tokens] == [
+            commit.token_id for commit in plain.tokens
+        ]
         assert drafted.forwards <= plain.forwards
     for drafted, plain in zip(heard[2:], heard[:2], strict=True):
         assert [(commit.position, commit.step) for commit in drafted] == [

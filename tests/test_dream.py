@@ -40,7 +40,9 @@ def published_names():
     names = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     for i in range(28):
         layer = f"model.layers.{i}"
-        names |= {f"{layer}.self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")}
+        names |= {
+            f"{layer}.self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")
+        }
         names |= {f"{layer}.self_attn.o_proj.weight"}
         names |= {f"{layer}.mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
         names |= {f"{layer}.{p}_layernorm.weight" for p in ("input", "post_attention")}
@@ -59,7 +61,9 @@ def test_hidden_states_and_logits_equal_the_reference(golden, golden_model):
     states = list(golden_model.model.hidden_states(ids))
     assert len(states) == 4
     for layer, state in enumerate(states):
-        np.testing.assert_allclose(state, golden[f"forward.hidden_states.{layer}"], rtol=0, atol=FORWARD_TOLERANCE)
+        np.testing.assert_allclose(
+            state, golden[f"forward.hidden_states.{layer}"], rtol=0, atol=FORWARD_TOLERANCE
+        )
     logits = logits_of(golden_model, ids)
     np.testing.assert_allclose(logits, golden["forward.logits"], rtol=0, atol=FORWARD_TOLERANCE)
 
@@ -68,7 +72,9 @@ def test_left_padded_rows_equal_the_reference(golden, golden_model):
     mask = golden["padded.attention_mask"]
     logits = logits_of(golden_model, jnp.asarray(golden["padded.input_ids"]), jnp.asarray(mask))
     assert np.isfinite(logits).all()
-    np.testing.assert_allclose(logits[mask == 1], golden["padded.logits"][mask == 1], rtol=0, atol=FORWARD_TOLERANCE)
+    np.testing.assert_allclose(
+        logits[mask == 1], golden["padded.logits"][mask == 1], rtol=0, atol=FORWARD_TOLERANCE
+    )
 
 
 def test_more_left_padding_changes_nothing(golden, golden_model):
@@ -103,7 +109,10 @@ def test_jit_equals_eager(tiny_model):
 
 
 def test_gradient_of_product_is_the_gradient_of_the_matrix_product():
-    a, b, g = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 5, 7), (3, 7), (2, 5, 3))))
+    a, b, g = (
+        jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate(((2, 5, 7), (3, 7), (2, 5, 3)))
+    )
     ours = jax.vjp(product, a, b)[1](g)
     theirs = jax.vjp(lambda a, b: jnp.einsum("zmi,ni->zmn", a, b, precision="highest"), a, b)[1](g)
     for mine, expected in zip(ours, theirs, strict=True):
@@ -111,7 +120,10 @@ def test_gradient_of_product_is_the_gradient_of_the_matrix_product():
 
 
 def test_gradient_of_batched_product():
-    a, b, g = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 5, 7), (2, 3, 7), (2, 5, 3))))
+    a, b, g = (
+        jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate(((2, 5, 7), (2, 3, 7), (2, 5, 3)))
+    )
     ours = jax.vjp(product, a, b)[1](g)
     theirs = jax.vjp(lambda a, b: jnp.einsum("zmi,zni->zmn", a, b, precision="highest"), a, b)[1](g)
     for mine, expected in zip(ours, theirs, strict=True):
@@ -126,10 +138,14 @@ def test_bfloat16_gradients_keep_their_dtype():
 
 
 def test_attend_equals_the_library():
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, heads, 8)) for i, heads in enumerate((4, 2, 2)))
+    q, k, v = (
+        jax.random.normal(jax.random.key(i), (2, 6, heads, 8)) for i, heads in enumerate((4, 2, 2))
+    )
     mask = jnp.arange(6)[None] >= jnp.array([[0], [2]])
     expected = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None, None, :])
-    np.testing.assert_allclose(attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        attend(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_norm_rounds_before_the_weight():
@@ -147,7 +163,10 @@ def test_tied_head_uses_the_embedding(tiny_config):
     assert "lm_head.weight" not in parameters(model)
     hidden = jnp.ones((1, 1, config.hidden_size))
     np.testing.assert_allclose(
-        model.logits(hidden)[0, 0], parameters(model)["model.embed_tokens.weight"].sum(axis=1), rtol=1e-4, atol=1e-5
+        model.logits(hidden)[0, 0],
+        parameters(model)["model.embed_tokens.weight"].sum(axis=1),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 

@@ -1,4 +1,6 @@
-"""The engine: answers that depend on their request alone, bounds, and failures that stay with whom they concern."""
+"""The engine: answers that depend on their request alone, bounds, and failures that stay with whom
+they concern.
+"""
 
 import threading
 import time
@@ -27,7 +29,9 @@ PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def
 
 
 class FaultySlots(Slots):
-    """Slots into which a test puts faults: functions of the sequences of a call, and what stands for a compilation."""
+    """Slots into which a test puts faults: functions of the sequences of a call, and what stands
+    for a compilation.
+    """
 
     before_run = staticmethod(lambda sequences: None)
     instead_of_compiling = None
@@ -82,8 +86,15 @@ def test_greedy_answers_are_those_of_generate(engine, alone, tiny_inference):
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
     options = replace(GREEDY, decoding=Decoding(preset=preset))
-    single = alone if preset == "exact" else [answers(engine, [ask(engine, p, options)])[0] for p in PROMPTS]
-    noise = [ask(engine, prompt, replace(options, temperature=1.0), seed=i) for i, prompt in enumerate(PROMPTS)]
+    single = (
+        alone
+        if preset == "exact"
+        else [answers(engine, [ask(engine, p, options)])[0] for p in PROMPTS]
+    )
+    noise = [
+        ask(engine, prompt, replace(options, temperature=1.0), seed=i)
+        for i, prompt in enumerate(PROMPTS)
+    ]
     listener = RecordingListener()
     engine.submit(noise[:3], listener)
     together = answers(engine, [ask(engine, prompt, options) for prompt in PROMPTS])
@@ -93,7 +104,9 @@ def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
 
 def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
     options = replace(GREEDY, temperature=1.0)
-    first = answers(engine, [ask(engine, PROMPTS[0], options, seed=7, index=index) for index in range(3)])
+    first = answers(
+        engine, [ask(engine, PROMPTS[0], options, seed=7, index=index) for index in range(3)]
+    )
     assert len(set(first)) == 3
     assert answers(engine, [ask(engine, PROMPTS[0], options, seed=7, index=2)])[0] == first[2]
     assert answers(engine, [ask(engine, PROMPTS[0], options, seed=8)])[0] != first[0]
@@ -105,7 +118,9 @@ def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
     kinds = [
         GREEDY,
         FAST,
-        replace(GREEDY, max_new_tokens=17, temperature=0.6, top_p=0.8, alg="maskgit_plus", num_steps=9),
+        replace(
+            GREEDY, max_new_tokens=17, temperature=0.6, top_p=0.8, alg="maskgit_plus", num_steps=9
+        ),
         replace(GREEDY, decoding=Decoding(preset="turbo"), max_new_tokens=64),
         replace(GREEDY, alg="origin", top_p=None, max_new_tokens=5),
         replace(GREEDY, decoding=Decoding(commit="threshold", threshold=0.5, block_length=0)),
@@ -177,7 +192,8 @@ def test_an_answer_that_nothing_ends_fills_its_canvas(engine, alone):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("ab", "ab"), ("ab\n", "ab"), ("ab\n\n", "ab"), ("ab\n\ndef", "ab\n\ndef"), ("", "")]
+    ("text", "expected"),
+    [("ab", "ab"), ("ab\n", "ab"), ("ab\n\n", "ab"), ("ab\n\ndef", "ab\n\ndef"), ("", "")],
 )
 def test_what_may_become_a_stop_text_is_held_back(text, expected):
     assert without_stop_beginning(text, ("\n\nclass", "\n\n\n")) == expected
@@ -196,7 +212,9 @@ def test_a_cancelled_job_leaves_and_the_others_go_on(engine, alone):
 
 def test_a_job_ends_when_its_time_is_over(engine, alone):
     listener = RecordingListener()
-    engine.submit([ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))] * 8, listener, seconds=1e-3)
+    engine.submit(
+        [ask(engine, PROMPTS[2], replace(GREEDY, max_new_tokens=80))] * 8, listener, seconds=1e-3
+    )
     assert {end.reason for end in listener.finished(8).values()} == {"timeout"}
     assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
 
@@ -309,7 +327,9 @@ def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
 
 
 @pytest.mark.parametrize("options", [GREEDY, FAST], ids=["exact", "fast"])
-def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(engine, alone, monkeypatch, options):
+def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(
+    engine, alone, monkeypatch, options
+):
     requests = [ask(engine, prompt, options) for prompt in PROMPTS[:4]]
     expected = [answers(engine, [request])[0] for request in requests]
     calls = []
@@ -350,9 +370,15 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)), "max_tokens=81: at most 80"),
+        (
+            Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)),
+            "max_tokens=81: at most 80",
+        ),
         (Request(before=(5,) * 100, options=GREEDY), "the context holds 96"),
-        (Request(before=(5,), options=replace(GREEDY, top_k=51)), r"top_k=51: must lie in \[1, 50\]"),
+        (
+            Request(before=(5,), options=replace(GREEDY, top_k=51)),
+            r"top_k=51: must lie in \[1, 50\]",
+        ),
         (Request(before=(5,), options=replace(GREEDY, top_k=None)), "top_k=None"),
         (Request(before=(5,), options=replace(GREEDY, num_steps=41)), "steps=41: at most one"),
         (Request(before=(), options=GREEDY), "one given before it"),

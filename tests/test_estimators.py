@@ -21,7 +21,9 @@ TRACE = Estimator(estimator="trace", num_segments=3)
 
 
 def decoded(rng, rows=4):
-    """Rows, the steps that decided their completions (some several positions), and what counts of them."""
+    """Rows, the steps that decided their completions (some several positions), and what counts of
+    them.
+    """
     tokens = rng.integers(0, 90, (rows, PROMPT + COLUMNS)).astype(np.int32)
     steps = rng.integers(0, 7, (rows, COLUMNS)).astype(np.int32)
     counted = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (rows, 1))
@@ -41,7 +43,10 @@ def test_segments_are_runs_of_steps_of_about_as_many_tokens(count):
         for row in range(len(steps)):
             total = counted[row].sum()
             for column in range(COLUMNS):
-                before = sum(steps[row, other] < steps[row, column] and counted[row, other] for other in range(COLUMNS))
+                before = sum(
+                    steps[row, other] < steps[row, column] and counted[row, other]
+                    for other in range(COLUMNS)
+                )
                 assert found[row, column] == min(count * before // total, count - 1)
             # A step is never cut in two, and later steps are not in earlier segments.
             order = np.argsort(steps[row], kind="stable")
@@ -52,7 +57,9 @@ def test_segments_are_runs_of_steps_of_about_as_many_tokens(count):
 
 def test_the_trace_shows_no_copy_what_it_scores_or_what_came_later():
     tokens, steps, counted = decoded(np.random.default_rng(1))
-    copies = copies_of(tokens, TRACE, commit_step=jnp.asarray(steps), completion_mask=jnp.asarray(counted))
+    copies = copies_of(
+        tokens, TRACE, commit_step=jnp.asarray(steps), completion_mask=jnp.asarray(counted)
+    )
     hidden = np.asarray(copies.tokens)[:, :, PROMPT:] == MASK
     scored = np.asarray(copies.scored)
     assert (scored.sum(axis=1) == 1).all()
@@ -68,7 +75,9 @@ def test_the_trace_shows_no_copy_what_it_scores_or_what_came_later():
 
 
 def test_a_trace_of_every_step_is_what_the_sampler_saw(tiny_model):
-    """With as many segments as steps, a score is the log-probability on the canvas from which the token was drawn."""
+    """With as many segments as steps, a score is the log-probability on the canvas from which the
+    token was drawn.
+    """
     sampler = Sampler(tiny_model)
     prompt = np.random.default_rng(2).integers(0, 90, (3, PROMPT)).astype(np.int32)
     options = replace(GENERATION, max_new_tokens=COLUMNS, num_steps=COLUMNS, top_p=None, top_k=None)
@@ -76,13 +85,19 @@ def test_a_trace_of_every_step_is_what_the_sampler_saw(tiny_model):
     tokens, steps = np.asarray(state.tokens), np.asarray(state.commit_step)[:, PROMPT:]
     everything = jnp.ones((3, COLUMNS), bool)
     estimator = Estimator(estimator="trace", num_segments=COLUMNS)
-    copies = copies_of(tokens, estimator, commit_step=jnp.asarray(steps), completion_mask=everything)
-    scores = completion_scores(tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies)
+    copies = copies_of(
+        tokens, estimator, commit_step=jnp.asarray(steps), completion_mask=everything
+    )
+    scores = completion_scores(
+        tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies
+    )
     for row in range(3):
         for column in range(COLUMNS):
             canvas = tokens[row].copy()
             canvas[PROMPT:][steps[row] >= steps[row, column]] = MASK
-            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[0, PROMPT + column - 1].astype(np.float64)
+            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[
+                0, PROMPT + column - 1
+            ].astype(np.float64)
             expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
             assert scores[row, column] == pytest.approx(expected, abs=2e-5)
 
@@ -112,16 +127,24 @@ def test_strata_part_the_completion_at_random():
 
 
 def test_the_mean_over_strata_is_the_mean_over_all_ways_to_hide_as_much(tiny_model):
-    """Three positions in three strata of one: each is scored with the two others visible, whatever the key."""
+    """Three positions in three strata of one: each is scored with the two others visible, whatever
+    the key.
+    """
     tokens = np.random.default_rng(3).integers(0, 90, (2, PROMPT + 3)).astype(np.int32)
     keys = sample_keys(0, 0, 1, jnp.arange(2))
-    copies = forward_process(keys, jnp.asarray(tokens), 3, MASK, Estimator(estimator="stratified", num_segments=3))
-    scores = completion_scores(tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies)
+    copies = forward_process(
+        keys, jnp.asarray(tokens), 3, MASK, Estimator(estimator="stratified", num_segments=3)
+    )
+    scores = completion_scores(
+        tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies
+    )
     for row in range(2):
         for column in range(3):
             canvas = tokens[row].copy()
             canvas[PROMPT + column] = MASK
-            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[0, PROMPT + column - 1].astype(np.float64)
+            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[
+                0, PROMPT + column - 1
+            ].astype(np.float64)
             expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
             assert scores[row, column] == pytest.approx(expected, abs=2e-5)
 
@@ -129,7 +152,10 @@ def test_the_mean_over_strata_is_the_mean_over_all_ways_to_hide_as_much(tiny_mod
 def fives_of_some(prompts, completions, **columns):
     """Groups of the other prompts are all worth the same."""
     counts = fives(prompts, completions)
-    return [count if prompt in ("ab", "c") else 0.0 for prompt, count in zip(prompts, counts, strict=True)]
+    return [
+        count if prompt in ("ab", "c") else 0.0
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
 
 
 SOME = WeightedSum({"fives": fives_of_some}, {"fives": 1.0})
@@ -157,8 +183,12 @@ def test_groups_without_variance_are_drawn_anew(policy, letters, tmp_path):
 
 def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkeypatch):
     """Filled up to a power of two, and never more than a rollout has room for."""
-    lacking = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
-    source = trainer_of(policy, letters, tmp_path, lacking, prompts_per_step=3, dynamic_sampling=3).source
+    lacking = WeightedSum(
+        {"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0}
+    )
+    source = trainer_of(
+        policy, letters, tmp_path, lacking, prompts_per_step=3, dynamic_sampling=3
+    ).source
     missing, counts, draw = iter([3, 2, 1, 0]), [], source.rollouts.draw_rollout
 
     def counting(*args):
@@ -173,10 +203,14 @@ def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkey
 
 def test_prompts_drawn_anew_go_through_all_of_them(policy, letters, tmp_path):
     """However many are missing each time."""
-    rollouts = trainer_of(policy, letters, tmp_path, prompts_per_step=2, dynamic_sampling=1).source.rollouts
+    rollouts = trainer_of(
+        policy, letters, tmp_path, prompts_per_step=2, dynamic_sampling=1
+    ).source.rollouts
     size = len(rollouts.prompts.prompts)
     counts = [1, 2, 1, 1, 2, 1] * size
-    drawn = [rollouts.prompts.select(0, 2 * number, count, 1) for number, count in enumerate(counts)]
+    drawn = [
+        rollouts.prompts.select(0, 2 * number, count, 1) for number, count in enumerate(counts)
+    ]
     assert {prompt.ids for prompts in drawn for prompt in prompts} == {
         prompt.ids for prompt in rollouts.prompts.prompts
     }
@@ -185,7 +219,9 @@ def test_prompts_drawn_anew_go_through_all_of_them(policy, letters, tmp_path):
 
 
 def test_a_rollout_that_finds_too_few_is_filled_with_the_first_others(policy, letters, tmp_path):
-    nothing = WeightedSum({"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0})
+    nothing = WeightedSum(
+        {"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0}
+    )
     plain = trainer_of(policy, letters, tmp_path / "plain", nothing)
     refilling = trainer_of(policy, letters, tmp_path / "refilling", nothing, dynamic_sampling=2)
     (without, *_), _ = plain.source.make(plain.state.params, 0)
@@ -206,10 +242,15 @@ def test_draws_of_a_rollout_have_random_numbers_of_their_own(policy, letters, tm
 @pytest.mark.parametrize("estimator", ["trace", "stratified"])
 def test_a_resumed_run_is_the_uninterrupted_one(policy, letters, tmp_path, estimator):
     masks = Estimator(estimator=estimator, num_segments=2)
-    options = {"masks": masks, "dynamic_sampling": 2, "training": training(max_steps=8, save_every=5)}
+    options = {
+        "masks": masks,
+        "dynamic_sampling": 2,
+        "training": training(max_steps=8, save_every=5),
+    }
     whole = trainer_of(policy, letters, tmp_path / "whole", SOME, **options)
     assert whole.train()
-    # The ratio is 1 before the first update of each rollout: old and new scores have the same masks.
+    # The ratio is 1 before the first update of each rollout: old and new scores have the same
+    # masks.
     largest = [entry["max_log_ratio"] for entry in entries(tmp_path / "whole")]
     assert max(largest[0::2]) <= 1e-5
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
@@ -218,14 +259,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(policy, letters, tmp_path, estim
     assert again.train()
     assert_equal(again.state.params, whole.state.params)
     with pytest.raises(ValueError, match=r"grpo\.dynamic_sampling=2, not 1"):
-        trainer_of(policy, letters, tmp_path / "again", SOME, **options | {"dynamic_sampling": 1}).train()
+        trainer_of(
+            policy, letters, tmp_path / "again", SOME, **options | {"dynamic_sampling": 1}
+        ).train()
 
 
 @pytest.mark.parametrize("estimator", ["trace", "stratified"])
 def test_each_learns_what_is_rewarded(policy, letters, tmp_path, estimator):
     """The number of fives as reward, as for the coupled pair."""
     masks = Estimator(estimator=estimator, num_segments=2)
-    trainer = trainer_of(policy, letters, tmp_path, FIVES, masks=masks, training=training(max_steps=40, save_every=40))
+    trainer = trainer_of(
+        policy,
+        letters,
+        tmp_path,
+        FIVES,
+        masks=masks,
+        training=training(max_steps=40, save_every=40),
+    )
     assert trainer.train()
     rewards = [entry["reward"] for entry in entries(tmp_path) if "reward" in entry]
     assert np.mean(rewards[-5:]) > 1.5 * np.mean(rewards[:5])

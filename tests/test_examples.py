@@ -1,4 +1,6 @@
-"""Every example runs with the built-in model, and what it writes passes its tests: one always, all with --release."""
+"""Every example runs with the built-in model, and what it writes passes its tests: one always, all
+with --release.
+"""
 
 import re
 import runpy
@@ -13,7 +15,10 @@ from untrusted.tiers import SAFE
 
 FOLDER = Path(__file__).parent.parent / "examples"
 GRPO = ("grpo_training", "grpo_inference")
-SMALL = {"streaming": {"max_new_tokens": 16}, "tpu": {"rows": 2, "max_new_tokens": 16, "preset": "turbo"}}
+SMALL = {
+    "streaming": {"max_new_tokens": 16},
+    "tpu": {"rows": 2, "max_new_tokens": 16, "preset": "turbo"},
+}
 """Arguments of those that show as much on a small canvas."""
 
 FUNCTIONS = {

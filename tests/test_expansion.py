@@ -1,4 +1,6 @@
-"""Answers shown with a hole of the wrong length: cutting, masks, weights, the loss, and `sft --expand-delete`."""
+"""Answers shown with a hole of the wrong length: cutting, masks, weights, the loss, and `sft
+--expand-delete`.
+"""
 
 import json
 from dataclasses import replace
@@ -39,8 +41,13 @@ def expansion(tokenizer):
 
 @pytest.fixture(scope="module")
 def sample(tokenizer):
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Write the area of a circle."}])
-    before, answer = tokenizer.encode(prompt), [*tokenizer.encode(PROGRAM), tokenizer.token_id("<|im_end|>")]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Write the area of a circle."}]
+    )
+    before, answer = (
+        tokenizer.encode(prompt),
+        [*tokenizer.encode(PROGRAM), tokenizer.token_id("<|im_end|>")],
+    )
     return Row((*before, *answer), (*[False] * len(before), *[True] * len(answer)))
 
 
@@ -66,7 +73,11 @@ def test_a_cut_says_something_and_defines_nothing_where_it_can():
         whole = prefix[-1:] in ("", "\n") and suffix[:1] == "\n"
         (lines if whole else parts).add(middle)
     worth = {middle for middle in lines if is_worth_learning(middle)}
-    assert {"    return pi * square", "    pi = 3.14159\n    square = r * r", "    square = r * r"} <= worth
+    assert {
+        "    return pi * square",
+        "    pi = 3.14159\n    square = r * r",
+        "    square = r * r",
+    } <= worth
     # After five tries in vain the whole program is the hole.
     assert lines - worth == {PROGRAM.rstrip("\n")}
     assert 200 < len(parts) < 400
@@ -76,7 +87,9 @@ def test_a_cut_says_something_and_defines_nothing_where_it_can():
 
 
 def test_only_the_code_block_of_an_answer_is_cut():
-    answer = f"Here is what you asked for:\n```python\n{PROGRAM}```\nIt takes the radius as it is.\n"
+    answer = (
+        f"Here is what you asked for:\n```python\n{PROGRAM}```\nIt takes the radius as it is.\n"
+    )
     for seed in range(100):
         prefix, middle, suffix = cut(answer, seeded(seed))
         assert prefix.startswith("Here is what you asked for:\n```python\n")
@@ -85,7 +98,9 @@ def test_only_the_code_block_of_an_answer_is_cut():
 
 
 def test_merged_masks_stand_for_what_is_hidden():
-    """A hidden token is masked, and so is the one before it, which is to expand; all else is as it was."""
+    """A hidden token is masked, and so is the one before it, which is to expand; all else is as it
+    was.
+    """
     for seed in range(1000):
         rng = seeded(seed)
         middle = rng.integers(0, 90, int(rng.integers(1, 20)))
@@ -168,11 +183,15 @@ def test_the_draws_of_a_step_follow_from_the_step(sample, expansion):
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert len({row.tobytes() for row in first.canvas}) == 4
     half = SampleStream([sample], Always(), **options).batch(7, process=1, processes=2)
-    jax.tree.map(np.testing.assert_array_equal, half.drawn, jax.tree.map(lambda rows: rows[2:], first.drawn))
+    jax.tree.map(
+        np.testing.assert_array_equal, half.drawn, jax.tree.map(lambda rows: rows[2:], first.drawn)
+    )
 
 
 def test_the_loss_is_that_of_its_definition(sample, expansion, tiny_folder):
-    """(1 - t) times the share of each mask, over all shares; pads are not attended to; added rows change nothing."""
+    """(1 - t) times the share of each mask, over all shares; pads are not attended to; added rows
+    change nothing.
+    """
     model = DreamForCausalLM.from_pretrained(tiny_folder, dtype="float32")
     model = add_expand_token(model, 1536)
     rows = [[expansion(sample, step, seeded(step))] for step in range(3)]
@@ -184,9 +203,9 @@ def test_the_loss_is_that_of_its_definition(sample, expansion, tiny_folder):
         ids, canvas = np.array(row.ids), np.array(row.canvas)
         logits = np.asarray(model(jnp.array([np.where(canvas, 1534, ids)])))[0].astype(np.float64)
         logits = np.concatenate([logits[:1], logits[:-1]])
-        logits -= np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) + logits.max(
-            -1, keepdims=True
-        )
+        logits -= np.log(
+            np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)
+        ) + logits.max(-1, keepdims=True)
         losses = -logits[np.arange(len(ids)), ids]
         total += (losses * canvas * np.array(row.drawn.shares)).sum() * (1 - row.drawn.level)
         weight += sum(row.drawn.shares)
@@ -207,7 +226,9 @@ def test_the_new_token_takes_a_free_row_or_a_new_one(tiny_folder):
     after = np.asarray(grown.model.embed_tokens.weight[...], np.float32)
     np.testing.assert_array_equal(after[:1536], before)
     np.testing.assert_allclose(after[1536], before.mean(axis=0), rtol=1e-2, atol=1e-4)
-    np.testing.assert_array_equal(np.asarray(grown(jnp.arange(8)[None]), np.float32)[..., :1536], logits)
+    np.testing.assert_array_equal(
+        np.asarray(grown(jnp.arange(8)[None]), np.float32)[..., :1536], logits
+    )
     again = add_expand_token(DreamForCausalLM.from_pretrained(tiny_folder), 1530)
     assert again.config.vocab_size == 1536
 
@@ -217,7 +238,10 @@ def test_the_new_token_takes_a_free_row_or_a_new_one(tiny_folder):
     [
         ({"packed": True}, "packed=True: must be False with expand_delete"),
         ({"condition_share": 0.5}, "condition_share=0.5: must be 0.0 with expand_delete"),
-        ({"loss": LossConfig(weighting="linear", normalisation="sequence")}, "weighting='linear': must be '1/t'"),
+        (
+            {"loss": LossConfig(weighting="linear", normalisation="sequence")},
+            "weighting='linear': must be '1/t'",
+        ),
         ({"loss": LossConfig(weighting="plain")}, "normalisation='token': must be 'sequence'"),
         ({"loss": LossConfig()}, "normalisation='token': must be 'sequence'"),
     ],
@@ -225,7 +249,9 @@ def test_the_new_token_takes_a_free_row_or_a_new_one(tiny_folder):
 def test_what_has_no_meaning_beside_it_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         SftConfig(expand_delete=True, **settings)
-    assert SftConfig(expand_delete=True, loss=LossConfig(normalisation="sequence", remat=True)).expand_delete
+    assert SftConfig(
+        expand_delete=True, loss=LossConfig(normalisation="sequence", remat=True)
+    ).expand_delete
     plain = LossConfig(normalisation="sequence", weighting="plain", high_levels=True)
     assert SftConfig(expand_delete=True, loss=plain).expand_delete
 
@@ -270,16 +296,42 @@ def folder(tmp_path_factory, builtin_folder):
         num_key_value_heads=1, max_position_embeddings=160, rope_theta=1e4, rms_norm_eps=1e-6,
         mask_token_id=tokenizer.mask_id, eos_token_id=tokenizer.token_id("<|endoftext|>"),
     )  # fmt: skip
-    DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(folder / "model", tokenizer=tokenizer)
-    rows = [{"prompt": f"Add {i}.", "response": f"x = {i}\ny = x + 1\nz = y + {i}\nprint(z)"} for i in range(12)]
+    DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(
+        folder / "model", tokenizer=tokenizer
+    )
+    rows = [
+        {"prompt": f"Add {i}.", "response": f"x = {i}\ny = x + 1\nz = y + {i}\nprint(z)"}
+        for i in range(12)
+    ]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def arguments(folder, out, *more):
-    words = ["sft", "--data", folder / "data.jsonl", "--model", folder / "model", "--out", folder / out]
-    sizes = ["--max-length", 96, "--batch-size", 4, "--max-steps", 12, "--learning-rate", 0.01, "--save-every", 4]
-    return [str(word) for word in (*words, *sizes, "--expand-delete", "--held-out-share", 0.25, *more)]
+    words = [
+        "sft",
+        "--data",
+        folder / "data.jsonl",
+        "--model",
+        folder / "model",
+        "--out",
+        folder / out,
+    ]
+    sizes = [
+        "--max-length",
+        96,
+        "--batch-size",
+        4,
+        "--max-steps",
+        12,
+        "--learning-rate",
+        0.01,
+        "--save-every",
+        4,
+    ]
+    return [
+        str(word) for word in (*words, *sizes, "--expand-delete", "--held-out-share", 0.25, *more)
+    ]
 
 
 def test_the_command_gives_a_checkpoint_whose_holes_grow(folder):
@@ -294,13 +346,16 @@ def test_the_command_gives_a_checkpoint_whose_holes_grow(folder):
     assert engine.tokenizer.expand_id == 1536
     assert engine.sampler.growth == VariableLength(1536, 1531)
     # After twelve steps it knows nothing; but no other checkpoint is let do this.
-    assert "<|" not in engine.infill("x = 1\n", "\nprint(z)", 24, options=GenerationOptions(growth="on"))
+    assert "<|" not in engine.infill(
+        "x = 1\n", "\nprint(z)", 24, options=GenerationOptions(growth="on")
+    )
     # It is trained further as it is, and its row of the new token is not made again.
     more = ["--model", str(whole), "--max-steps", "1", "--learning-rate", "1e-9"]
     assert main([*arguments(folder, "more"), *more]) == 0
     again = DreamForCausalLM.from_pretrained(folder / "more" / "model")
     rows = (
-        np.asarray(model.model.embed_tokens.weight[1536]) for model in (again, DreamForCausalLM.from_pretrained(whole))
+        np.asarray(model.model.embed_tokens.weight[1536])
+        for model in (again, DreamForCausalLM.from_pretrained(whole))
     )
     np.testing.assert_allclose(*rows, rtol=1e-4, atol=1e-6)
 

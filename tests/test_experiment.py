@@ -1,4 +1,6 @@
-"""The experiment runs every step, reports failures and memory that ends, and goes on where it was stopped."""
+"""The experiment runs every step, reports failures and memory that ends, and goes on where it was
+stopped.
+"""
 
 import json
 import re
@@ -12,21 +14,40 @@ from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.cli import main as cli
 from jax_lm.planning.memory import OutOfMemoryError
 
-ARGUMENTS = ["--new-tokens", "8", "--batch-sizes", "1", "2", "--largest-batch", "2", "--tasks", "2", "--repeats", "1"]
+ARGUMENTS = [
+    "--new-tokens",
+    "8",
+    "--batch-sizes",
+    "1",
+    "2",
+    "--largest-batch",
+    "2",
+    "--tasks",
+    "2",
+    "--repeats",
+    "1",
+]
 STEPS = ["environment", "checkpoint", "loading", "single", "forward", "batch", "stress 1", "stress 2", "cpu",
          "recorded", "pytorch", "quality"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Small arrays for the machine's limits, and no PyTorch: its process is tested by test_comparison.py."""
-    monkeypatch.setattr(experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
+    """Small arrays for the machine's limits, and no PyTorch: its process is tested by
+    test_comparison.py.
+    """
+    monkeypatch.setattr(
+        experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22)
+    )
     monkeypatch.setattr(comparison, "missing_packages", lambda: ["torch"])
     monkeypatch.setattr(experiment, "TASK_TOKENS", 16)
 
 
 def states(folder):
-    return {name: outcome["state"] for name, outcome in json.loads((folder / "results.json").read_text()).items()}
+    return {
+        name: outcome["state"]
+        for name, outcome in json.loads((folder / "results.json").read_text()).items()
+    }
 
 
 def lines(folder):
@@ -51,8 +72,14 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     assert list(results) == STEPS
     failed = [name for name, state in states(out).items() if state == "failed"]
     left_out = [name for name, state in states(out).items() if state == "left out"]
-    assert (failed, [name for name in left_out if name != "quality"]) == (["batch"], ["cpu", "recorded", "pytorch"])
-    assert results["stress 2"]["row"] == {"size": 2, "out_of_memory": "out of memory: 2 x 64 tokens"}
+    assert (failed, [name for name in left_out if name != "quality"]) == (
+        ["batch"],
+        ["cpu", "recorded", "pytorch"],
+    )
+    assert results["stress 2"]["row"] == {
+        "size": 2,
+        "out_of_memory": "out of memory: 2 x 64 tokens",
+    }
     assert results["single"]["row"]["recompilations"] == 0
     assert results["single"]["row"]["same_text"]
     rows = results["forward"]["row"]["rows"]
@@ -69,7 +96,12 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     before = len(lines(out))
     assert cli.main([*arguments, "--out", str(out)]) == 0
     again = [json.loads(line)["step"] for line in lines(out)[before:]]
-    assert [name for name in dict.fromkeys(again) if name != "quality"] == ["batch", "cpu", "recorded", "pytorch"]
+    assert [name for name in dict.fromkeys(again) if name != "quality"] == [
+        "batch",
+        "cpu",
+        "recorded",
+        "pytorch",
+    ]
     assert states(out)["batch"] == "done"
     assert json.loads((out / "results.json").read_text())["batch"]["row"]["equal"] == 4
     assert "batch failed" not in (out / "report.md").read_text()

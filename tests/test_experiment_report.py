@@ -16,7 +16,13 @@ DIFFERENCE = {"name": "logits", "kind": "logits", "layer": None, "largest": 1e-5
 
 
 def row(batch, rate, share):
-    return {"batch": batch, "seconds": 0.1, "tokens_per_second": rate, "roofline": share, "limit": "compute"}
+    return {
+        "batch": batch,
+        "seconds": 0.1,
+        "tokens_per_second": rate,
+        "roofline": share,
+        "limit": "compute",
+    }
 
 
 def good():
@@ -63,7 +69,9 @@ BAD = {
 
 def report(found, **others):
     outcomes = {name: Outcome(DONE, result) for name, result in found.items()} | others
-    return experiment_report(outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "model")
+    return experiment_report(
+        outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "model"
+    )
 
 
 def test_all_criteria_can_be_met():
@@ -106,15 +114,24 @@ def test_nothing_at_all_is_a_report():
 
 def test_the_recorded_results_make_the_recorded_report():
     folder = Path(__file__).parent.parent / "docs" / "results" / "experiment"
-    outcomes = {name: Outcome(**each) for name, each in json.loads((folder / "results.json").read_text()).items()}
-    found = experiment_report(outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "built-in model")
+    outcomes = {
+        name: Outcome(**each)
+        for name, each in json.loads((folder / "results.json").read_text()).items()
+    }
+    found = experiment_report(
+        outcomes, [Step(name, name, lambda _: {}) for name in outcomes], "built-in model"
+    )
     before = (folder / "report.md").read_text()
     assert found.score in before
     for verdict in found.verdicts:
-        assert f"{verdict.name} | {verdict.wanted} | {verdict.measured} ({verdict.mark}) |" in before
+        assert (
+            f"{verdict.name} | {verdict.wanted} | {verdict.measured} ({verdict.mark}) |" in before
+        )
     assert {f"## {section.title}" for section in found.sections} <= set(before.splitlines())
 
 
 def test_rows_of_another_version_are_refused():
-    with pytest.raises(ValueError, match="a step of an earlier run lacks 'first_seconds': give another folder"):
+    with pytest.raises(
+        ValueError, match="a step of an earlier run lacks 'first_seconds': give another folder"
+    ):
         report({"single": {"prompt": "def f():"}})

@@ -1,4 +1,6 @@
-"""What is read of a compiled step: programs that are as they should be, and the same broken on purpose."""
+"""What is read of a compiled step: programs that are as they should be, and the same broken on
+purpose.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,9 @@ BUDGET = Budget(kernels=24, traffic=1.3, logits=2, logit_rows=ROWS)
 
 
 def step(params, cache, x, index):
-    """Write rows into a cache, attend to it, and give the likeliest column: as a denoising step does, but small."""
+    """Write rows into a cache, attend to it, and give the likeliest column: as a denoising step
+    does, but small.
+    """
     x = jnp.tanh(x @ params["layer"].T)
     cache = jax.lax.dynamic_update_slice_in_dim(cache, x, index, axis=0)
     x = jax.nn.softmax(x @ cache.T) @ cache
@@ -42,7 +46,9 @@ def twice(params, cache, x, index):
 def copied(params, cache, x, index):
     """Turn the cache around and back, which cannot be done where it lies."""
     cache, x = step(params, cache, x, index)
-    return jax.lax.optimization_barrier(cache.reshape(WIDTH, POSITIONS).T).T.reshape(POSITIONS, WIDTH), x
+    return jax.lax.optimization_barrier(cache.reshape(WIDTH, POSITIONS).T).T.reshape(
+        POSITIONS, WIDTH
+    ), x
 
 
 def sorting(params, cache, x, index):
@@ -71,7 +77,9 @@ def converted(params, cache, x, index):
 def told(params, cache, x, index):
     """Call the host from within the loop."""
     cache, x = step(params, cache, x, index)
-    return cache, jax.pure_callback(lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    return cache, jax.pure_callback(
+        lambda v: np.asarray(v), jax.ShapeDtypeStruct(x.shape, x.dtype), x
+    )
 
 
 def compiled(body):
@@ -124,7 +132,9 @@ def test_what_is_broken_exceeds_the_budget(body, named):
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_the_real_step_reads_every_weight_once(tiny_config, preset):
-    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset))
+    planned = PlannedStep(
+        precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset)
+    )
     options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
     programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
     assert list(programs) == (["step"] if preset == "exact" else ["refresh", "step"])
@@ -139,7 +149,9 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
 def test_turbo_runs_the_programs_of_fast(tiny_config):
     lowered = []
     for preset in ("fast", "turbo"):
-        planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset))
+        planned = PlannedStep(
+            precision="float32", canvas=64, new_tokens=32, decoding=Decoding(preset=preset)
+        )
         options = GenerationOptions(max_new_tokens=32, decoding=Decoding(preset=preset))
         programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
         lowered.append({name: program.lower().as_text() for name, program in programs.items()})
@@ -147,8 +159,12 @@ def test_turbo_runs_the_programs_of_fast(tiny_config):
 
 
 def test_an_update_is_read_as_a_whole(tiny_config):
-    planned = PlannedStep(precision="float32", batch=2, canvas=32, new_tokens=16, kind="sft", lora_rank=2)
-    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), GenerationOptions())
+    planned = PlannedStep(
+        precision="float32", batch=2, canvas=32, new_tokens=16, kind="sft", lora_rank=2
+    )
+    programs = step_programs(
+        tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), GenerationOptions()
+    )
     shape = StepShape(vocabulary=96, hidden=32, memory=2**20, in_loop=False)
     found = explain(programs["update"].lower().compile().as_text(), shape)
     # Forward, once more, and for the gradient of what goes in.

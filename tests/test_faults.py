@@ -1,4 +1,5 @@
-"""Requests generated from the server's own schema, right and wrong, and raw nonsense: it answers each and stays up.
+"""Requests generated from the server's own schema, right and wrong, and raw nonsense: it answers
+each and stays up.
 
 pytest -n 0 tests/test_faults.py --fuzz-cases 350     # cases per endpoint and kind, 1,050 at least
 """
@@ -34,7 +35,9 @@ def answer(address):
     return call(address, "POST", "/v1/completions", GREEDY)[2]["choices"]
 
 
-@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+@pytest.mark.parametrize(
+    "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"]
+)
 @pytest.mark.parametrize("path", PATHS)
 def test_generated_bodies(address, answer, path, mode, request):
     schema = schemathesis.openapi.from_url("http://{}:{}/openapi.json".format(*address))

@@ -1,4 +1,6 @@
-"""The frontier of decoding: what is counted, which settings no other beats, and the command end to end."""
+"""The frontier of decoding: what is counted, which settings no other beats, and the command end to
+end.
+"""
 
 import json
 from xml.etree import ElementTree
@@ -23,7 +25,14 @@ def record(outcome="passed", tokens=10, forwards=5, seconds=0.5):
 def test_a_point_counts_what_the_sandbox_could_run():
     records = [record(), record("failed", 30, 11), record(SANDBOX_ERROR, 99, 99)]
     point = frontier_point("fast, draft 2", FRONTIER["fast, draft 2"], records, timed=True)
-    expected = {"problems": 2, "passed": 1, "tokens": 40, "forwards": 16, "canvases": 3, "seconds": 1.0}
+    expected = {
+        "problems": 2,
+        "passed": 1,
+        "tokens": 40,
+        "forwards": 16,
+        "canvases": 3,
+        "seconds": 1.0,
+    }
     assert point | expected == point
     assert point["low"] < 0.5 < point["high"]
     [section, _] = frontier_report([point], {}).sections
@@ -34,12 +43,19 @@ def test_a_point_counts_what_the_sandbox_could_run():
 
 
 def test_a_task_that_is_too_long_is_missed_and_has_no_answer():
-    found = frontier_point("exact", FRONTIER["exact"], [record(), record(TOO_LONG, 0, 0)], timed=False)
+    found = frontier_point(
+        "exact", FRONTIER["exact"], [record(), record(TOO_LONG, 0, 0)], timed=False
+    )
     assert (found["problems"], found["answers"], found["forwards_per_answer"]) == (2, 1, 5.0)
 
 
 def point(name, rate, tokens_per_forward, canvases=1):
-    return {"setting": name, "pass_rate": rate, "tokens_per_forward": tokens_per_forward, "canvases": canvases}
+    return {
+        "setting": name,
+        "pass_rate": rate,
+        "tokens_per_forward": tokens_per_forward,
+        "canvases": canvases,
+    }
 
 
 def test_settings_that_no_other_beats():
@@ -70,11 +86,16 @@ def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
     command = [*COMMAND, "--out", str(tmp_path), "--only", *ONLY]
     assert cli.main(command) == 0
     assert "Settings that no other one beats" in capsys.readouterr().out
-    points = {each["setting"]: each for each in json.loads((tmp_path / "frontier.json").read_text())["points"]}
+    points = {
+        each["setting"]: each
+        for each in json.loads((tmp_path / "frontier.json").read_text())["points"]
+    }
     assert list(points) == ONLY
     exact, drafted = points["exact"], points["exact, draft 4"]
     # Guesses give the same answers with fewer evaluations.
-    assert [exact[name] for name in ("passed", "tokens")] == [drafted[name] for name in ("passed", "tokens")]
+    assert [exact[name] for name in ("passed", "tokens")] == [
+        drafted[name] for name in ("passed", "tokens")
+    ]
     assert drafted["forwards"] < exact["forwards"]
     assert points["threshold 0.9"]["forwards"] < exact["forwards"]
     assert exact["tokens"] > 0
@@ -114,7 +135,9 @@ def test_a_timed_frontier_has_tokens_per_second(tmp_path, monkeypatch):
     assert "tokens/s" in (tmp_path / "frontier.md").read_text()
 
 
-@pytest.mark.parametrize("words", [["bench", "--frontier"], ["bench", "--frontier", "--random-shape", "small"]])
+@pytest.mark.parametrize(
+    "words", [["bench", "--frontier"], ["bench", "--frontier", "--random-shape", "small"]]
+)
 def test_a_frontier_needs_a_folder_and_a_model(words, capsys):
     assert cli.main(words) != 0
     assert "frontier: takes a folder (out) and no random_shape" in capsys.readouterr().err

@@ -12,7 +12,9 @@ from experiments import full_width
 @pytest.mark.parametrize("weights", full_width.WEIGHTS)
 def test_bfloat16_trains_as_float32_does(kind, weights, monkeypatch, tiny_config):
     monkeypatch.setattr(full_width, "DIFFUCODER_7B", replace(tiny_config, vocab_size=1536))
-    exact, rounded = (full_width.run(kind, weights, 1, dtype, 3, 16) for dtype in ("float32", "bfloat16"))
+    exact, rounded = (
+        full_width.run(kind, weights, 1, dtype, 3, 16) for dtype in ("float32", "bfloat16")
+    )
     assert np.isfinite(exact["losses"]).all()
     assert min(exact["norms"]) > 0
     assert exact["losses"] != rounded["losses"]

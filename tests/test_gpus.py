@@ -19,9 +19,13 @@ def test_a_card_in_text(family):
     assert text.count("{") == text.count("}")
     assert f"device_memory_size: {CHIPS[family].memory}\n" in text
     assert f'"{CARDS[family].name}"' in text
-    numbers = {name: float(value) for name, value in re.findall(r"(\w+): ([\d.]+)$", text, re.MULTILINE)}
+    numbers = {
+        name: float(value) for name, value in re.findall(r"(\w+): ([\d.]+)$", text, re.MULTILINE)
+    }
     # Units times clock times two operations must be the float32 rate of the data sheet.
-    rate = {"a100": 19.5e12, "h100": 67e12, "h200": 67e12, "l4": 30.3e12, "rtx4090": 82.6e12}[family]
-    assert 2e9 * numbers["core_count"] * numbers["fpus_per_core"] * numbers["clock_rate_ghz"] == pytest.approx(
-        rate, 0.01
-    )
+    rate = {"a100": 19.5e12, "h100": 67e12, "h200": 67e12, "l4": 30.3e12, "rtx4090": 82.6e12}[
+        family
+    ]
+    assert 2e9 * numbers["core_count"] * numbers["fpus_per_core"] * numbers[
+        "clock_rate_ghz"
+    ] == pytest.approx(rate, 0.01)

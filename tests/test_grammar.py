@@ -21,7 +21,16 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
 
 PROMPT = 'def area(r: float) -> float:\n    """Compute the area of a circle."""\n'
-WRONG = ["def f(x]", "x = 1 2", "return = 3\n", "if x:\npass\n", "for x:\n", "x = )", "'abc\n", "try:\n    x\nelse:\n"]
+WRONG = [
+    "def f(x]",
+    "x = 1 2",
+    "return = 3\n",
+    "if x:\npass\n",
+    "for x:\n",
+    "x = )",
+    "'abc\n",
+    "try:\n    x\nelse:\n",
+]
 
 
 def programs(count):
@@ -85,7 +94,9 @@ def test_what_stands_after_a_hole_is_part_of_the_program():
 @pytest.fixture(scope="module")
 def untrained(engine):
     """An engine whose model says nothing but noise, with the built-in model's tokenizer."""
-    config = DreamConfig.from_dict(engine.config.to_dict() | {"num_hidden_layers": 1, "initializer_range": 1.0})
+    config = DreamConfig.from_dict(
+        engine.config.to_dict() | {"num_hidden_layers": 1, "initializer_range": 1.0}
+    )
     other = object.__new__(type(engine))
     vars(other).update(vars(engine))
     other.sampler, other.config = Sampler(DreamForCausalLM(config, rngs=nnx.Rngs(0))), config
@@ -127,7 +138,9 @@ def parses(text):
 
 def test_a_program_stays_as_it_is(engine):
     settings = {"temperature": 0.0, "length": 48}
-    free, held = (decode(engine, [PROMPT], grammar=grammar, **settings) for grammar in (None, "python"))
+    free, held = (
+        decode(engine, [PROMPT], grammar=grammar, **settings) for grammar in (None, "python")
+    )
     ast.parse(PROMPT + free.rows[0].text)
     assert (held.rows, held.forwards) == (free.rows, free.forwards)
 
@@ -182,16 +195,23 @@ def test_an_end_that_was_found_once_is_not_lost(engine):
     [
         (lambda e: decode(e, ["def f(x]"], 8, grammar="python"), "no text of at most 8 tokens"),
         (
-            lambda e: e.sampler.generate(e.canvas([Template.completion("x", 8)]), GenerationOptions(grammar="python")),
+            lambda e: e.sampler.generate(
+                e.canvas([Template.completion("x", 8)]), GenerationOptions(grammar="python")
+            ),
             "only DiffuCoderInference",
         ),
         (
-            lambda e: Generate(prompt="x", chat=True, generation=GenerationOptions(grammar="python")),
+            lambda e: Generate(
+                prompt="x", chat=True, generation=GenerationOptions(grammar="python")
+            ),
             "while chat answers",
         ),
         (lambda e: decode(e, ["x"], 8, grammar="cobol"), "grammar='cobol'"),
         (lambda e: decode(e, ["x"], 8, grammar="python", early_stop=False), "needs early_stop"),
-        (lambda e: e.fill("x = <|hole:2|>, <|hole:2|>", GenerationOptions(grammar="python")), "takes one hole"),
+        (
+            lambda e: e.fill("x = <|hole:2|>, <|hole:2|>", GenerationOptions(grammar="python")),
+            "takes one hole",
+        ),
     ],
 )
 def test_what_cannot_be_held_is_named(engine, call, named):
@@ -209,12 +229,16 @@ def test_candidates_are_those_of_the_model(engine):
     canvas = engine.canvas([Template.completion(PROMPT, 8)])
     options = GenerationOptions(max_new_tokens=8, temperature=0.5, top_p=0.1)
     state = engine.sampler.start(canvas, 0)
-    log_probs, ids = (np.asarray(part) for part in engine.sampler.candidates(canvas, state, options))
+    log_probs, ids = (
+        np.asarray(part) for part in engine.sampler.candidates(canvas, state, options)
+    )
     start = canvas.region.start
     ids_there = canvas.tokens.copy()
     ids_there[canvas.holes] = engine.sampler.mask_id
     present = canvas.attention_mask[0]
-    logits = np.array(engine.sampler.forward(jax.numpy.asarray(ids_there[:, present]))[0], np.float64)
+    logits = np.array(
+        engine.sampler.forward(jax.numpy.asarray(ids_there[:, present]))[0], np.float64
+    )
     logits[:, engine.sampler.mask_id] = -np.inf
     for place in range(8):
         row = logits[present[:start].sum() + place - 1] / 0.5

@@ -1,4 +1,6 @@
-"""Holes that find their own length in the server: answers of the engine alone, beside others, and what is refused."""
+"""Holes that find their own length in the server: answers of the engine alone, beside others, and
+what is refused.
+"""
 
 import itertools
 import json
@@ -18,12 +20,19 @@ from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import Request
 
 DRAWN = GenerationOptions(max_new_tokens=24, temperature=0.8)
-GAPS = [("def f(x):\n", "\n"), ("a = ", ""), ("", " + 1\n"), ("for i in range(3):\n    ", "\nprint(i)\n")]
+GAPS = [
+    ("def f(x):\n", "\n"),
+    ("a = ", ""),
+    ("", " + 1\n"),
+    ("for i in range(3):\n    ", "\nprint(i)\n"),
+]
 
 
 @pytest.fixture(scope="module")
 def growing(tmp_path_factory):
-    return DiffuCoderInference(publish_growing(tmp_path_factory.mktemp("growing")), dtype="float32", verbose=False)
+    return DiffuCoderInference(
+        publish_growing(tmp_path_factory.mktemp("growing")), dtype="float32", verbose=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +64,13 @@ def ends(engine, requests):
 def test_answers_are_those_of_infill_whoever_else_is_there(engine, growing):
     """Beside completions, and in more requests than there are slots."""
     greedy = replace(DRAWN, temperature=0.0)
-    asked = [(gap, options) for gap in GAPS for options in (greedy, replace(greedy, max_new_tokens=5))]
+    asked = [
+        (gap, options) for gap in GAPS for options in (greedy, replace(greedy, max_new_tokens=5))
+    ]
     listener = RecordingListener()
-    others = engine.submit([Request(before=(5, 6), options=greedy, seed=n) for n in range(3)], listener)
+    others = engine.submit(
+        [Request(before=(5, 6), options=greedy, seed=n) for n in range(3)], listener
+    )
     found = ends(engine, [request(engine, gap, options) for gap, options in asked])
     listener.finished(len(others))
     for (gap, options), end in zip(asked, found, strict=True):
@@ -96,7 +109,14 @@ def test_progress_tells_every_position_once_and_text_that_stays(engine):
 
 def test_nothing_is_compiled_for_another_length(engine):
     before = compilations().count
-    ends(engine, [request(engine, gap, replace(DRAWN, max_new_tokens=n)) for gap in GAPS for n in (3, 17, 40)])
+    ends(
+        engine,
+        [
+            request(engine, gap, replace(DRAWN, max_new_tokens=n))
+            for gap in GAPS
+            for n in (3, 17, 40)
+        ],
+    )
     assert compilations().count == before
 
 
@@ -107,15 +127,22 @@ def test_what_does_not_go_with_it_is_refused(address, engine):
         ({"steps": 4}, "num_steps=4: must be None where holes grow"),
         ({"logprobs": 1}, "logprobs=1: not where holes grow"),
         ({"growth": "on", "suffix": None}, "growth='on': fills holes between texts"),
-        ({"growth": "on", "threshold": 0.9}, "commit='threshold': must be 'steps' where holes grow"),
+        (
+            {"growth": "on", "threshold": 0.9},
+            "commit='threshold': must be 'steps' where holes grow",
+        ),
         ({"growth": "maybe"}, "growth='maybe': must be 'auto', 'on' or 'off'"),
         ({"max_tokens": 80, "suffix": "b" * 60}, "the context holds 96"),
     ):
         status, _, answer = call(address, "POST", "/v1/completions", asked | more)
         assert (status, message in answer["error"]["message"]) == (400, True), answer
-    status, _, answer = call(address, "POST", "/v1/completions", asked | {"preset": "fast", "growth": "off"})
+    status, _, answer = call(
+        address, "POST", "/v1/completions", asked | {"preset": "fast", "growth": "off"}
+    )
     assert status == 200
-    assert not isinstance(engine.sequence(request(engine, GAPS[0], replace(DRAWN, growth="off"))), GrowingSequence)
+    assert not isinstance(
+        engine.sequence(request(engine, GAPS[0], replace(DRAWN, growth="off"))), GrowingSequence
+    )
 
 
 def test_every_endpoint_with_a_suffix_fills_it(address, growing):
@@ -128,6 +155,11 @@ def test_every_endpoint_with_a_suffix_fills_it(address, growing):
     assert "".join(piece["choices"][0]["text"] for piece in pieces if piece["choices"]) == expected
     _, _, events = call(address, "POST", "/v1/denoise", asked)
     assert json.loads(events.rstrip().splitlines()[-1][6:])["text"] == expected
-    llama = {"input_prefix": GAPS[0][0], "input_suffix": GAPS[0][1], "n_predict": 24, "temperature": 0}
+    llama = {
+        "input_prefix": GAPS[0][0],
+        "input_suffix": GAPS[0][1],
+        "n_predict": 24,
+        "temperature": 0,
+    }
     _, _, infilled = call(address, "POST", "/infill", llama)
     assert infilled["content"] == expected

@@ -1,4 +1,6 @@
-"""`diffucoder grpo`: recipes, refusals, runs that are killed and continued, on meshes, on two hosts, with adapters."""
+"""`diffucoder grpo`: recipes, refusals, runs that are killed and continued, on meshes, on two
+hosts, with adapters.
+"""
 
 import dataclasses
 import json
@@ -74,7 +76,9 @@ def test_the_published_recipe_is_the_default():
 
 
 def test_the_other_recipe_parses_and_flags_win():
-    command = parsed("--config", str(ROOT / "recipes" / "grpo_builtin.yaml"), "--learning-rate", "1e-3")
+    command = parsed(
+        "--config", str(ROOT / "recipes" / "grpo_builtin.yaml"), "--learning-rate", "1e-3"
+    )
     assert command.settings.training.optimizer.learning_rate == 1e-3
     assert command.settings.reward_funcs == ("completed_code",)
 
@@ -97,7 +101,10 @@ def test_refusals_are_one_line(capsys, tmp_path, arguments, message):
 
 def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
     data = tmp_path / "data.jsonl"
-    rows = [{"prompt": "a", "input_output": {"inputs": ["1"], "outputs": ["1"]}}, {"prompt": "b", "input_output": "{"}]
+    rows = [
+        {"prompt": "a", "input_output": {"inputs": ["1"], "outputs": ["1"]}},
+        {"prompt": "b", "input_output": "{"},
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["grpo", "--out", str(tmp_path / "run"), "--data", str(data)]
     assert cli.main(words) == 2
@@ -152,7 +159,10 @@ def test_options_reach_their_settings(tmp_path):
     lines = [f"{name[2:].replace('-', '_')}: {value}\n" for name, value in OPTIONS.items()]
     recipe.write_text("".join(lines))
     assert parsed("--config", str(recipe)).settings == SETTINGS
-    assert parsed("--config", str(recipe), "--preset", "turbo").settings.generation.decoding.preset == "turbo"
+    assert (
+        parsed("--config", str(recipe), "--preset", "turbo").settings.generation.decoding.preset
+        == "turbo"
+    )
 
 
 @pytest.fixture
@@ -162,11 +172,20 @@ def start(tmp_path, policy, letters, for_release):
     letters.save_pretrained(tmp_path / "policy")
     (tmp_path / "digits.py").write_text(REWARD)
     (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f")))
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "JAX_PLATFORMS": "cpu"}
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "cde", "f"))
+    )
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+        "JAX_PLATFORMS": "cpu",
+    }
 
     def process(out, *more, devices=1, host=0):
-        options = {"config": tmp_path / "run.yaml", "data": tmp_path / "data.jsonl", "model": tmp_path / "policy"}
+        options = {
+            "config": tmp_path / "run.yaml",
+            "data": tmp_path / "data.jsonl",
+            "model": tmp_path / "policy",
+        }
         arguments = [f"--{name}={value}" for name, value in (options | {"out": out}).items()]
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
@@ -184,7 +203,9 @@ def test_killed_at_any_moment_and_continued_it_ends_with_the_same_weights(start,
     assert whole.returncode == 0, errors
     metrics = tmp_path / "killed" / "metrics.jsonl"
     process = start(tmp_path / "killed")
-    while process.poll() is None and not (metrics.is_file() and len(metrics.read_text().splitlines()) >= 3):
+    while process.poll() is None and not (
+        metrics.is_file() and len(metrics.read_text().splitlines()) >= 3
+    ):
         time.sleep(0.01)
     time.sleep(random.random() * 0.1)
     process.send_signal(signal.SIGKILL)
@@ -194,7 +215,9 @@ def test_killed_at_any_moment_and_continued_it_ends_with_the_same_weights(start,
     _, errors = last.communicate(timeout=300)
     assert last.returncode == 0, errors
     assert "continuing" in errors
-    ours, theirs = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("killed", "whole"))
+    ours, theirs = (
+        load_file(tmp_path / run / "model" / "model.safetensors") for run in ("killed", "whole")
+    )
     assert ours.keys() == theirs.keys()
     assert all((ours[name] == theirs[name]).all() for name in ours)
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
@@ -208,18 +231,30 @@ def finish(*processes):
 
 
 def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request):
-    """Two processes of two virtual devices, with --full also one of eight: completions equal, weights within 1e-5."""
+    """Two processes of two virtual devices, with --full also one of eight: completions equal,
+    weights within 1e-5.
+    """
     runs = ("hosts", "mesh") if request.config.getoption("--full") else ("hosts",)
     # By entropy, rounding would decide the order: the tiny policy is equally sure everywhere.
     short = ("--max-steps=4", "--save-every=2", "--alg=origin")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    hosts = ("--mesh=data=2,tensor=2", "--rollout-mesh=data=4", "--num-processes=2", f"--coordinator={coordinator}")
+    hosts = (
+        "--mesh=data=2,tensor=2",
+        "--rollout-mesh=data=4",
+        "--num-processes=2",
+        f"--coordinator={coordinator}",
+    )
     finish(start(tmp_path / "alone", *short))
     if "mesh" in runs:
         finish(start(tmp_path / "mesh", *short, "--mesh=data=2,fsdp=2,tensor=2", devices=8))
-    finish(*(start(tmp_path / "hosts", *short, *hosts, f"--process-id={n}", devices=2, host=n) for n in range(2)))
+    finish(
+        *(
+            start(tmp_path / "hosts", *short, *hosts, f"--process-id={n}", devices=2, host=n)
+            for n in range(2)
+        )
+    )
     before = load_file(tmp_path / "policy" / "model.safetensors")
     alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
     assert max(abs(alone[name] - before[name]).max() for name in alone) > 1e-3
@@ -234,8 +269,16 @@ def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request)
 
 
 def test_rollouts_sample_on_a_mesh_of_their_own_what_one_device_samples(start, tmp_path):
-    """Six completions on eight devices, which do not divide them: the same texts, and weights within 1e-5."""
-    short = ("--max-steps=4", "--save-every=2", "--alg=origin", "--num-generations=3", "--score-chunk=None")
+    """Six completions on eight devices, which do not divide them: the same texts, and weights
+    within 1e-5.
+    """
+    short = (
+        "--max-steps=4",
+        "--save-every=2",
+        "--alg=origin",
+        "--num-generations=3",
+        "--score-chunk=None",
+    )
     finish(start(tmp_path / "alone", *short))
     for out, meshes in (
         ("chosen", ()),
@@ -245,21 +288,29 @@ def test_rollouts_sample_on_a_mesh_of_their_own_what_one_device_samples(start, t
         finish(start(tmp_path / out, *short, *meshes, devices=8))
         for path in (tmp_path / "alone" / "completions").iterdir():
             assert (tmp_path / out / "completions" / path.name).read_text() == path.read_text()
-        weights, alone = (load_file(tmp_path / run / "model" / "model.safetensors") for run in (out, "alone"))
+        weights, alone = (
+            load_file(tmp_path / run / "model" / "model.safetensors") for run in (out, "alone")
+        )
         assert max(abs(weights[name] - alone[name]).max() for name in alone) < 1e-5
-    chosen, alone = (json.loads((tmp_path / run / "settings.json").read_text()) for run in ("chosen", "alone"))
+    chosen, alone = (
+        json.loads((tmp_path / run / "settings.json").read_text()) for run in ("chosen", "alone")
+    )
     assert [chosen["mesh"], alone["mesh"]] == ["fsdp=8", "one device"]
     assert [chosen["grpo"]["score_chunk"], alone["grpo"]["score_chunk"]] == [8, 1]
 
 
 def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
-    """The reference policy is an adapter too; the base does not move, and the adapter merges into the float model."""
+    """The reference policy is an adapter too; the base does not move, and the adapter merges into
+    the float model.
+    """
     finish(start(tmp_path / "lora", "--lora-rank=4", "--quantize=int8", "--max-steps=4"))
     adapter = load_file(tmp_path / "lora" / "adapter" / "adapter_model.safetensors")
     trained = {name: value for name, value in adapter.items() if name.endswith(".lora_B.weight")}
     assert all(abs(value).max() > 0 for value in trained.values())
     assert not (tmp_path / "lora" / "model").exists()
-    metrics = [json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()]
+    metrics = [
+        json.loads(line) for line in (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert metrics[1]["kl"] > 0
     arguments = [
         "--adapter",
@@ -270,6 +321,10 @@ def test_adapters_over_int8_learn_and_stay_small(start, tmp_path):
         tmp_path / "merged",
     ]
     assert cli.main(["merge-lora", *map(str, arguments)]) == 0
-    merged, before = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "policy"))
+    merged, before = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("merged", "policy")
+    )
     moved = {name for name in merged if (merged[name] != before[name]).any()}
-    assert moved == {name.removeprefix("base_model.model.").replace(".lora_B", "") for name in trained}
+    assert moved == {
+        name.removeprefix("base_model.model.").replace(".lora_B", "") for name in trained
+    }

@@ -1,4 +1,6 @@
-"""lm-evaluation-harness runs small local tasks through the adapter; its numbers are those of the library."""
+"""lm-evaluation-harness runs small local tasks through the adapter; its numbers are those of the
+library.
+"""
 
 import json
 
@@ -65,7 +67,12 @@ def test_the_harness_runs_tasks_of_each_kind(model, tmp_path, monkeypatch):
         (tmp_path / f"{name}.yaml").write_text(CHOICE.format(name=name, data=data) + text)
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     found = lm_eval.simple_evaluate(
-        model, tasks=list(TASKS), task_manager=manager, log_samples=True, bootstrap_iters=0, random_seed=0
+        model,
+        tasks=list(TASKS),
+        task_manager=manager,
+        log_samples=True,
+        bootstrap_iters=0,
+        random_seed=0,
     )
     results, samples = found["results"], found["samples"]
     assert results["local_choice"]["acc,none"] == 1.0
@@ -73,7 +80,9 @@ def test_the_harness_runs_tasks_of_each_kind(model, tmp_path, monkeypatch):
     options = GenerationOptions(max_new_tokens=16, temperature=0.0)
     expected = model.engine.complete([row["text"] for row in ROWS], options)
     written = {sample["doc"]["text"]: sample["resps"][0][0] for sample in samples["local_writing"]}
-    assert written == {row["text"]: text.split("\n\n")[0] for row, text in zip(ROWS, expected, strict=True)}
+    assert written == {
+        row["text"]: text.split("\n\n")[0] for row, text in zip(ROWS, expected, strict=True)
+    }
 
 
 def test_likelihood_is_the_library_s(model):
@@ -83,7 +92,12 @@ def test_likelihood_is_the_library_s(model):
     )
     ids = model.tok_encode(context + target)
     start = len(model.tok_encode(context))
-    assert score == log_likelihood(model.engine.sampler, ids[:start], ids[start:], samples=8, seed=0).log_likelihood
+    assert (
+        score
+        == log_likelihood(
+            model.engine.sampler, ids[:start], ids[start:], samples=8, seed=0
+        ).log_likelihood
+    )
     assert isinstance(is_greedy, bool)
     assert not other_is_greedy
 
@@ -111,7 +125,9 @@ def test_long_texts_are_scored_token_by_token_once(model):
     assert len(windows) > 1
     assert [token for _, target in windows for token in target] == ids
     assert all(len(context) + len(target) <= model.max_length for context, target in windows)
-    assert Counting().loglikelihood_rolling([instance("loglikelihood_rolling", text)]) == [-len(ids)]
+    assert Counting().loglikelihood_rolling([instance("loglikelihood_rolling", text)]) == [
+        -len(ids)
+    ]
 
 
 def test_what_does_not_fit_loses_its_beginning(model):
@@ -130,7 +146,9 @@ def test_what_does_not_fit_loses_its_beginning(model):
 
 def test_options_that_do_not_exist_are_named(model):
     with pytest.raises(ValueError, match="best_of, num_beams"):
-        model.generate_until([instance("generate_until", "x", {"until": ["\n"], "num_beams": 3, "best_of": 2})])
+        model.generate_until(
+            [instance("generate_until", "x", {"until": ["\n"], "num_beams": 3, "best_of": 2})]
+        )
     for name, value in (("batch_size", "auto"), ("samples", 0), ("preset", "quick")):
         with pytest.raises(ValueError, match=name):
             DiffuCoderLM(**{name: value})

@@ -50,20 +50,38 @@ def test_shapes():
 def test_instructions():
     module = parse_hlo(TEXT)
     assert list(module.computations) == ["fused_computation.1", "body.7", "condition.7", "main.9"]
-    assert [each.op_name for each in module.entry.parameters] == ["params['model']['weight']", "state.step"]
+    assert [each.op_name for each in module.entry.parameters] == [
+        "params['model']['weight']",
+        "state.step",
+    ]
     loop = module.entry.instructions["while.1"]
-    assert (loop.trips, loop.computation("body"), loop.computation("condition")) == (8, "body.7", "condition.7")
+    assert (loop.trips, loop.computation("body"), loop.computation("condition")) == (
+        8,
+        "body.7",
+        "condition.7",
+    )
     assert loop.op_name == "jit(run)/while"
     root = module.entry.root
-    assert (root.opcode, root.operands, root.called) == ("fusion", ("gte.9", "Arg_1.2"), ("fused_computation.1",))
+    assert (root.opcode, root.operands, root.called) == (
+        "fusion",
+        ("gte.9", "Arg_1.2"),
+        ("fused_computation.1",),
+    )
     inner = module.computations["fused_computation.1"].root
     assert next(arrays(inner.shape)).space == 1
-    assert [each.opcode for each in module.nested(root)] == ["fusion", "parameter", "parameter", "dynamic-slice"]
+    assert [each.opcode for each in module.nested(root)] == [
+        "fusion",
+        "parameter",
+        "parameter",
+        "dynamic-slice",
+    ]
     assert [each.name for each in module.entry.users["Arg_1.2"]] == ["start", "fusion.3"]
 
 
 def test_what_is_no_program_is_refused():
-    with pytest.raises(ValueError, match=r"no ENTRY computation in a text that begins with 'no program'"):
+    with pytest.raises(
+        ValueError, match=r"no ENTRY computation in a text that begins with 'no program'"
+    ):
         parse_hlo("no program")
 
 
@@ -71,8 +89,14 @@ def test_an_instruction_of_several_lines_is_one():
     """As that of a Pallas kernel, which says of itself what it was made with."""
     said = 'custom-call(%Arg_0.1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
     said += '"xprof_metadata":"{\\"block_q\\": 512}"\n}}, metadata={op_name="jit(run)/kernel" stack_frame_id=7}\n'
-    text = TEXT.replace("  ROOT %fusion.3", f"  %kernel.1 = bf16[512,3584]{{1,0}} {said}  ROOT %fusion.3")
+    text = TEXT.replace(
+        "  ROOT %fusion.3", f"  %kernel.1 = bf16[512,3584]{{1,0}} {said}  ROOT %fusion.3"
+    )
     found = parse_hlo(text).entry
     assert found.root.name == "fusion.3"
     kernel = found.instructions["kernel.1"]
-    assert (kernel.target, kernel.op_name, kernel.operands) == ("tpu_custom_call", "jit(run)/kernel", ("Arg_0.1",))
+    assert (kernel.target, kernel.op_name, kernel.operands) == (
+        "tpu_custom_call",
+        "jit(run)/kernel",
+        ("Arg_0.1",),
+    )

@@ -38,7 +38,11 @@ def bits(array):
 
 def stored(folder):
     """All tensors of a folder, as safetensors reads them."""
-    return {name: value for path in sorted(folder.glob("*.safetensors")) for name, value in load_file(path).items()}
+    return {
+        name: value
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(path).items()
+    }
 
 
 def assert_same_bits(ours, theirs):
@@ -72,7 +76,9 @@ def test_round_trip_keeps_every_bit(odd_model, tmp_path, dtype):
     loaded = DreamForCausalLM.from_pretrained(first)
     assert loaded.dtype == jnp.dtype(dtype)
     assert_same_bits(parameters(loaded), stored(first))
-    assert_same_bits(stored(first), {k: np.asarray(v).astype(dtype) for k, v in parameters(odd_model).items()})
+    assert_same_bits(
+        stored(first), {k: np.asarray(v).astype(dtype) for k, v in parameters(odd_model).items()}
+    )
     loaded.save_pretrained(second)
     for name in (WEIGHTS, "config.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -89,20 +95,27 @@ def test_saved_folder_holds_one_weight_file_that_pytorch_accepts(odd_model, tmp_
 def test_config_round_trip(odd_model, tmp_path):
     odd_model.save_pretrained(tmp_path, dtype="bfloat16")
     fields = json.loads((tmp_path / "config.json").read_text())
-    assert DreamConfig.from_dict(fields) == DreamForCausalLM.read_config(tmp_path) == odd_model.config
+    assert (
+        DreamConfig.from_dict(fields) == DreamForCausalLM.read_config(tmp_path) == odd_model.config
+    )
     assert (fields["architectures"], fields["torch_dtype"]) == (["DreamModel"], "bfloat16")
 
 
 def test_dtype_argument_rounds_to_nearest():
     loaded = parameters(DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", dtype="bfloat16"))
-    expected = {name: value.astype(ml_dtypes.bfloat16) for name, value in stored(GOLDEN / "checkpoint").items()}
+    expected = {
+        name: value.astype(ml_dtypes.bfloat16)
+        for name, value in stored(GOLDEN / "checkpoint").items()
+    }
     assert_same_bits(loaded, expected)
 
 
 def test_dtype_argument_widens_exactly(odd_model, tmp_path):
     odd_model.save_pretrained(tmp_path, dtype="bfloat16")
     loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path, dtype="float32"))
-    assert_same_bits(loaded, {name: value.astype(np.float32) for name, value in stored(tmp_path).items()})
+    assert_same_bits(
+        loaded, {name: value.astype(np.float32) for name, value in stored(tmp_path).items()}
+    )
 
 
 def test_dtype_argument_must_be_a_float():
@@ -112,7 +125,9 @@ def test_dtype_argument_must_be_a_float():
 
 def test_progress_rises_to_the_total():
     calls = []
-    DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", on_progress=lambda *call: calls.append(call))
+    DreamForCausalLM.from_pretrained(
+        GOLDEN / "checkpoint", on_progress=lambda *call: calls.append(call)
+    )
     reads, totals = zip(*calls, strict=True)
     size = sum(tensor.nbytes for tensor in stored(GOLDEN / "checkpoint").values())
     assert set(totals) == {size}
@@ -130,7 +145,9 @@ def test_errors_of_the_callback_are_not_taken_for_damage():
 
 
 def test_tied_model_ignores_a_head_in_the_file(tiny_config, tmp_path):
-    model = DreamForCausalLM(DreamConfig.from_dict(tiny_config.to_dict() | {"tie_word_embeddings": True}))
+    model = DreamForCausalLM(
+        DreamConfig.from_dict(tiny_config.to_dict() | {"tie_word_embeddings": True})
+    )
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
     save_file(tensors | {"lm_head.weight": np.ones((96, 32), np.float32)}, tmp_path / WEIGHTS)
@@ -150,9 +167,13 @@ def test_saving_replaces_a_sharded_checkpoint(checkpoint):
     assert_same_bits(parameters(DreamForCausalLM.from_pretrained(checkpoint)), parameters(model))
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["disk full", "interrupted"])
+@pytest.mark.parametrize(
+    "error", [OSError("disk full"), KeyboardInterrupt()], ids=["disk full", "interrupted"]
+)
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
-def test_interrupted_save_leaves_the_old_files(odd_model, tiny_model, tmp_path, monkeypatch, error, name):
+def test_interrupted_save_leaves_the_old_files(
+    odd_model, tiny_model, tmp_path, monkeypatch, error, name
+):
     tiny_model.save_pretrained(tmp_path)
     before = (tmp_path / name).read_bytes()
 
@@ -161,7 +182,9 @@ def test_interrupted_save_leaves_the_old_files(odd_model, tiny_model, tmp_path, 
         raise error
 
     if name == WEIGHTS:
-        monkeypatch.setattr("jax_lm.checkpoints.stored.save_file", lambda tensors, path, **options: half(path))
+        monkeypatch.setattr(
+            "jax_lm.checkpoints.stored.save_file", lambda tensors, path, **options: half(path)
+        )
     else:
         monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(type(error)):
@@ -208,7 +231,11 @@ def both(*damages):
 
 
 def leaves(shard):
-    return pytest.param(place(UP, shard), f"names {shard!r}, which is not a file of this folder", id=f"shard {shard!r}")
+    return pytest.param(
+        place(UP, shard),
+        f"names {shard!r}, which is not a file of this folder",
+        id=f"shard {shard!r}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,29 +243,58 @@ def leaves(shard):
     [
         pytest.param(remove(INDEX, *SHARDS), f"has neither {WEIGHTS} nor {INDEX}", id="no weights"),
         pytest.param(remove("config.json"), "has no config.json", id="no config"),
-        pytest.param(write("config.json", "{"), "config.json is not valid JSON", id="config cut off"),
-        pytest.param(write("config.json", "[]"), "config.json must hold a JSON object, not list", id="config list"),
         pytest.param(
-            lambda f: (f / "config.json").write_bytes(b"\xff{}"), "config.json is not valid", id="config bytes"
+            write("config.json", "{"), "config.json is not valid JSON", id="config cut off"
+        ),
+        pytest.param(
+            write("config.json", "[]"),
+            "config.json must hold a JSON object, not list",
+            id="config list",
+        ),
+        pytest.param(
+            lambda f: (f / "config.json").write_bytes(b"\xff{}"),
+            "config.json is not valid",
+            id="config bytes",
         ),
         pytest.param(write(INDEX, "nonsense"), f"{INDEX} is not valid JSON", id="index no JSON"),
-        pytest.param(write(INDEX, "[]"), f"{INDEX} must hold a JSON object, not list", id="index list"),
+        pytest.param(
+            write(INDEX, "[]"), f"{INDEX} must hold a JSON object, not list", id="index list"
+        ),
         pytest.param(write(INDEX, "{}"), f"{INDEX} has no weight_map", id="index empty"),
-        pytest.param(write(INDEX, '{"weight_map": []}'), f"{INDEX} has no weight_map", id="map list"),
+        pytest.param(
+            write(INDEX, '{"weight_map": []}'), f"{INDEX} has no weight_map", id="map list"
+        ),
         pytest.param(remove(SHARDS[1]), f"names {SHARDS[1]!r}, which is absent", id="absent shard"),
-        pytest.param(place(UP, "other.safetensors"), "names 'other.safetensors', which is absent", id="renamed shard"),
-        pytest.param(place(UP, "config.json"), "config.json is damaged or not a safetensors file", id="shard of JSON"),
+        pytest.param(
+            place(UP, "other.safetensors"),
+            "names 'other.safetensors', which is absent",
+            id="renamed shard",
+        ),
+        pytest.param(
+            place(UP, "config.json"),
+            "config.json is damaged or not a safetensors file",
+            id="shard of JSON",
+        ),
         leaves("../x.safetensors"),
         leaves("/etc/passwd"),
         leaves("a/b.safetensors"),
         leaves(""),
         leaves(".."),
-        pytest.param(both(put(UP, lambda t: None), place(UP, None)), f"lacks tensor '{UP}'", id="missing tensor"),
         pytest.param(
-            both(put(KEY_BIAS, lambda t: None), place(KEY_BIAS, None)), f"lacks tensor '{KEY_BIAS}'", id="missing bias"
+            both(put(UP, lambda t: None), place(UP, None)),
+            f"lacks tensor '{UP}'",
+            id="missing tensor",
         ),
         pytest.param(
-            both(put("extra.weight", lambda t: np.ones(3, np.float32)), place("extra.weight", SHARDS[1])),
+            both(put(KEY_BIAS, lambda t: None), place(KEY_BIAS, None)),
+            f"lacks tensor '{KEY_BIAS}'",
+            id="missing bias",
+        ),
+        pytest.param(
+            both(
+                put("extra.weight", lambda t: np.ones(3, np.float32)),
+                place("extra.weight", SHARDS[1]),
+            ),
             "holds the unknown tensor 'extra.weight'",
             id="unknown tensor",
         ),
@@ -250,15 +306,23 @@ def leaves(shard):
         pytest.param(put(UP, lambda t: None), f"{SHARDS[1]} lacks '{UP}'", id="not in shard"),
         pytest.param(place(UP, SHARDS[0]), f"{SHARDS[0]} lacks '{UP}'", id="in another shard"),
         pytest.param(
-            place(FIRST_SHARD_NAME, SHARDS[1]), f"{SHARDS[0]} holds '{FIRST_SHARD_NAME}'", id="in an earlier shard"
+            place(FIRST_SHARD_NAME, SHARDS[1]),
+            f"{SHARDS[0]} holds '{FIRST_SHARD_NAME}'",
+            id="in an earlier shard",
         ),
         pytest.param(put(UP, lambda t: t.T.copy()), f"'{UP}' in", id="transposed"),
-        pytest.param(put(UP, lambda t: t.T.copy()), "shape (64, 160), the config asks for (160, 64)", id="shapes"),
+        pytest.param(
+            put(UP, lambda t: t.T.copy()),
+            "shape (64, 160), the config asks for (160, 64)",
+            id="shapes",
+        ),
         pytest.param(put(UP, lambda t: t[None]), "shape (1, 160, 64)", id="one dimension more"),
         pytest.param(put(UP, lambda t: t.astype(np.int32)), f"'{UP}' in", id="integer tensor"),
         pytest.param(put(UP, lambda t: t.astype(np.int32)), "dtype int32", id="integer dtype"),
         pytest.param(put(UP, lambda t: t.astype(bool)), "dtype bool", id="boolean dtype"),
-        pytest.param(write(SHARDS[1], "garbage" * 99), f"{SHARDS[1]} is damaged", id="garbage shard"),
+        pytest.param(
+            write(SHARDS[1], "garbage" * 99), f"{SHARDS[1]} is damaged", id="garbage shard"
+        ),
         (place(UP, "x" * 300), "x" * 300),
         (write("config.json", "[" * 100_000), "config.json"),
         (write("config.json", "1" * 5000), "config.json"),
@@ -270,7 +334,9 @@ def test_damage_is_refused_by_name(checkpoint, damage, named):
         DreamForCausalLM.from_pretrained(checkpoint)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"garbage" * 99, b"\xff" * 8 + b"{}", pickle.dumps({"a": 1})])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 64, b"garbage" * 99, b"\xff" * 8 + b"{}", pickle.dumps({"a": 1})]
+)
 def test_file_that_is_no_safetensors_is_refused(checkpoint, content):
     (checkpoint / INDEX).unlink()
     (checkpoint / WEIGHTS).write_bytes(content)
@@ -315,7 +381,9 @@ def test_flipped_header_bits_are_refused_or_change_nothing(whole, tmp_path):
 
 
 def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=re.escape(f"{str(tmp_path / 'none')!r}: no such folder")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{str(tmp_path / 'none')!r}: no such folder")
+    ):
         resolve(tmp_path / "none")
 
 
@@ -339,7 +407,9 @@ def test_file_in_place_of_a_folder_is_named():
     ],
 )
 def test_text_that_is_no_hub_id_never_reaches_the_hub(monkeypatch, name):
-    monkeypatch.setattr(huggingface, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr(
+        huggingface, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
     with pytest.raises(CheckpointError, match=re.escape(f"model {name!r}")):
         resolve(name)
 
@@ -364,10 +434,20 @@ def test_only_what_is_read_or_passed_on_is_downloaded(monkeypatch, golden_model)
         return str(GOLDEN / "checkpoint")
 
     monkeypatch.setattr(huggingface, "snapshot_download", download)
-    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(HUB_NAME)), parameters(golden_model))
+    assert_same_bits(
+        parameters(DreamForCausalLM.from_pretrained(HUB_NAME)), parameters(golden_model)
+    )
     ((repo_id, patterns),) = calls
     assert repo_id == HUB_NAME
-    names = ("config.json", INDEX, *SHARDS, "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
+    names = (
+        "config.json",
+        INDEX,
+        *SHARDS,
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
+        "chat_template.jinja",
+    )
     # The publisher's code goes along with what is trained, as a file; it is not executed.
     names = (*names, "modeling_dream.py", "LICENSE")
     others = ("pytorch_model.bin", "model.pt", "weights.pkl", "model.ckpt", "run.sh")
@@ -378,7 +458,9 @@ def test_only_what_is_read_or_passed_on_is_downloaded(monkeypatch, golden_model)
 def test_weights_stay_on_the_hub_when_only_the_description_is_wanted(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        huggingface, "snapshot_download", lambda _, allow_patterns, **options: calls.append(allow_patterns) or "."
+        huggingface,
+        "snapshot_download",
+        lambda _, allow_patterns, **options: calls.append(allow_patterns) or ".",
     )
     resolve(HUB_NAME, with_weights=False)
     assert not any(fnmatch.fnmatch(SHARDS[0], pattern) for pattern in calls[0])
@@ -397,7 +479,13 @@ class Trap:
 
 def test_code_of_a_checkpoint_is_never_executed(checkpoint, tmp_path):
     marker = tmp_path / "executed"
-    for name in ("modeling_dream.py", "configuration_dream.py", "__init__.py", "conftest.py", "sitecustomize.py"):
+    for name in (
+        "modeling_dream.py",
+        "configuration_dream.py",
+        "__init__.py",
+        "conftest.py",
+        "sitecustomize.py",
+    ):
         (checkpoint / name).write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
     for name in ("pytorch_model.bin", "model.pkl", "training_args.bin"):
         (checkpoint / name).write_bytes(pickle.dumps(Trap(marker)))

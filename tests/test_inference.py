@@ -28,11 +28,15 @@ def test_a_string_gives_a_string_and_a_list_a_list(engine):
 def test_batch_equals_singles(engine):
     prompts = ["def gcd(a, b):", "def reverse_string(s):\n", "def factorial(number: int) -> int:"]
     batch = engine.generate(prompts, return_full_text=False, **GREEDY)
-    assert batch == [engine.generate(prompt, return_full_text=False, **GREEDY) for prompt in prompts]
+    assert batch == [
+        engine.generate(prompt, return_full_text=False, **GREEDY) for prompt in prompts
+    ]
 
 
 def test_return_full_text(engine):
-    whole, new = (engine.generate("def add(a, b):", return_full_text=full, **GREEDY) for full in (True, False))
+    whole, new = (
+        engine.generate("def add(a, b):", return_full_text=full, **GREEDY) for full in (True, False)
+    )
     assert whole == "def add(a, b):" + new
 
 
@@ -44,7 +48,9 @@ def test_text_ends_before_the_stop_token(engine):
 def test_progress_does_not_change_the_text(engine):
     seen = []
     options = GenerationOptions(**GREEDY)
-    watched = engine.complete(["def add(a, b):"], options, on_progress=lambda done, total: seen.append((done, total)))
+    watched = engine.complete(
+        ["def add(a, b):"], options, on_progress=lambda done, total: seen.append((done, total))
+    )
     assert watched == engine.complete(["def add(a, b):"], options)
     assert seen[-1] == (64, 64)
     # A row ends at its stop token, before all 64 steps.
@@ -66,7 +72,9 @@ def test_mask_text_in_the_prompt_stays(engine):
 
 
 def test_chat_answers_with_code(engine):
-    answer = engine.chat("Write a function `add` that returns the sum of a and b.", GenerationOptions(**GREEDY))
+    answer = engine.chat(
+        "Write a function `add` that returns the sum of a and b.", GenerationOptions(**GREEDY)
+    )
     assert answer.startswith("```python\ndef ")
     assert "return a + b" in answer
     prompt = engine.chat_prompt([{"role": "user", "content": "hi"}])
@@ -83,7 +91,13 @@ def test_benchmark_reports_time_and_throughput(engine):
 
 
 def test_defaults_are_the_published_settings():
-    published = {"max_new_tokens": 256, "temperature": 0.3, "top_p": 0.95, "top_k": 50, "alg": "entropy"}
+    published = {
+        "max_new_tokens": 256,
+        "temperature": 0.3,
+        "top_p": 0.95,
+        "top_k": 50,
+        "alg": "entropy",
+    }
     assert {name: getattr(DEFAULTS, name) for name in published} == published
 
 
@@ -123,7 +137,11 @@ def test_tokenizer_of_another_model_is_refused(builtin_folder, tmp_path):
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(builtin_folder / name, tmp_path)
     tokens = (builtin_folder / "added_tokens.json").read_text()
-    swapped = tokens.replace('"<|mask|>"', '"?"').replace('"<|im_end|>"', '"<|mask|>"').replace('"?"', '"<|im_end|>"')
+    swapped = (
+        tokens.replace('"<|mask|>"', '"?"')
+        .replace('"<|im_end|>"', '"<|mask|>"')
+        .replace('"?"', '"<|im_end|>"')
+    )
     assert swapped != tokens
     (tmp_path / "added_tokens.json").write_text(swapped)
     with pytest.raises(TokenizerError, match="belongs to another model"):
@@ -153,7 +171,9 @@ def test_loading_says_what_where_and_how(capsys):
 
 
 def test_confidence_and_step_are_there_for_every_new_token(engine):
-    (row,) = engine.decode([Template.completion("def add(a, b):", 64)], GenerationOptions(**GREEDY)).rows
+    (row,) = engine.decode(
+        [Template.completion("def add(a, b):", 64)], GenerationOptions(**GREEDY)
+    ).rows
     assert row.stopped
     assert 0 < len(row.token_ids) == len(row.confidence) == len(row.commit_step) < 64
     assert all(0 < p <= 1 for p in row.confidence)
@@ -184,7 +204,9 @@ def test_turbo_takes_fewer_forwards(engine):
 def test_early_stop_does_not_change_the_text(engine, preset):
     prompts = ["def add(a, b):", "def is_even(n):", "def factorial(n):"]
     early, full = (
-        engine.complete(prompts, GenerationOptions(decoding=Decoding(preset=preset), early_stop=stops, **GREEDY))
+        engine.complete(
+            prompts, GenerationOptions(decoding=Decoding(preset=preset), early_stop=stops, **GREEDY)
+        )
         for stops in (True, False)
     )
     assert early == full
@@ -206,14 +228,19 @@ def test_events_tell_every_position_once_and_end_in_the_text(engine, preset):
         assert own[-1].is_last
         assert own[-1].text == text
         # What was settled stays.
-        assert all(later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(own))
+        assert all(
+            later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(own)
+        )
         assert len(own) > 5
 
 
 def test_infilling_keeps_what_is_given(engine):
     options = GenerationOptions(temperature=0.0)
     middle = engine.infill("def add(a, b):\n    return", "\n", 4, options=options)
-    assert engine.infill("def add(a, b):\n    return", "\n", 16, middle_length=4, options=options) == middle
+    assert (
+        engine.infill("def add(a, b):\n    return", "\n", 16, middle_length=4, options=options)
+        == middle
+    )
     text = engine.fill("def add(a, b):\n    <|hole:3|>a<|hole:3|>\n", options)
     assert text.startswith("def add(a, b):\n    ")
     assert text.endswith("\n")
@@ -224,13 +251,17 @@ def test_the_likeliest_length_is_kept(engine):
     options = GenerationOptions(temperature=0.0)
     prefix, suffix = "def add(a, b):\n", "\n"
     lengths = [4, 8, 12]
-    rows = [engine.decode([Template.infilling(prefix, n, suffix)], options).rows[0] for n in lengths]
+    rows = [
+        engine.decode([Template.infilling(prefix, n, suffix)], options).rows[0] for n in lengths
+    ]
     best = max(rows, key=lambda row: row.mean_log_confidence)
     assert engine.infill(prefix, suffix, 12, middle_length="auto", options=options) == best.text
 
 
 def test_score_prefers_the_right_body_and_repeats_for_a_seed(engine):
-    right, again = (engine.score("def add(a, b):\n", "    return a + b\n", seed=3) for _ in range(2))
+    right, again = (
+        engine.score("def add(a, b):\n", "    return a + b\n", seed=3) for _ in range(2)
+    )
     wrong = engine.score("def add(a, b):\n", "    return a * a\n", seed=3)
     assert right == again
     assert right.log_likelihood > wrong.log_likelihood + 2
@@ -238,7 +269,13 @@ def test_score_prefers_the_right_body_and_repeats_for_a_seed(engine):
 
 
 def answer_with(*confidence):
-    return Generation(("x",), tuple(range(len(confidence))), confidence, tuple(range(len(confidence))), stopped=True)
+    return Generation(
+        ("x",),
+        tuple(range(len(confidence))),
+        confidence,
+        tuple(range(len(confidence))),
+        stopped=True,
+    )
 
 
 def test_sureness_is_the_geometric_mean():
@@ -250,7 +287,10 @@ def test_sureness_is_the_geometric_mean():
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
 def test_sureness_undoes_the_temperature_of_two_candidates(temperature):
-    tempered = [p ** (1 / temperature) / (p ** (1 / temperature) + (1 - p) ** (1 / temperature)) for p in (0.8, 0.3)]
+    tempered = [
+        p ** (1 / temperature) / (p ** (1 / temperature) + (1 - p) ** (1 / temperature))
+        for p in (0.8, 0.3)
+    ]
     assert answer_with(*tempered).sureness(temperature) == pytest.approx((0.8 * 0.3) ** 0.5)
 
 

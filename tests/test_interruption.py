@@ -39,7 +39,9 @@ def environment():
 
 
 def interrupted(words, seconds, folder):
-    """Status, standard error and seconds from the interrupt to the end, of a command interrupted after so long."""
+    """Status, standard error and seconds from the interrupt to the end, of a command interrupted
+    after so long.
+    """
     process = subprocess.Popen(
         words, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -65,14 +67,19 @@ def folder(tmp_path, builtin_folder):
 
 def leftovers(folder):
     """What is half-written: names that begin with a dot, and unfinished shards."""
-    return [path for path in folder.rglob("*") if path.name.startswith(".") or path.name.endswith(".tmp")]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.name.startswith(".") or path.name.endswith(".tmp")
+    ]
 
 
 def check(name, seconds, folder):
     words = [sys.executable, "-m", "jax_lm", *COMMANDS[name]]
     status, err, waited = interrupted(words, seconds, folder)
     for more in range(1, 6):
-        # On a busy machine Python itself may still be starting, before any line of ours: nobody can guard that.
+        # On a busy machine Python itself may still be starting, before any line of ours: nobody can
+        # guard that.
         if not (status == -signal.SIGINT and f"{os.sep}jax_lm{os.sep}" not in err):
             break
         status, err, waited = interrupted(words, seconds + 0.1 * more, folder)
@@ -147,7 +154,11 @@ with interruption.interruptible(), interruption.suspend_deadline():
     time.sleep(20)
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.5)
@@ -185,7 +196,11 @@ for mask in (0o022, 0o077, 0o002):
     print(oct(os.stat(sys.argv[1]).st_mode & 0o777))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x")], env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path / "x")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["0o644", "0o600", "0o664"]
     assert [path.name for path in Path(tmp_path).iterdir()] == ["x"]
@@ -202,7 +217,9 @@ with interruption.interruptible():
 
 
 def test_an_import_is_not_broken_off_with_a_traceback(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(20)\n")
+    (tmp_path / "slow.py").write_text(
+        "import time\nprint('importing', flush=True)\ntime.sleep(20)\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", IMPORTING], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,

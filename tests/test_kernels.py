@@ -1,4 +1,6 @@
-"""Kernels of programs as the compilers of TPUs and GPUs print them: what is read, where it comes from, how often."""
+"""Kernels of programs as the compilers of TPUs and GPUs print them: what is read, where it comes
+from, how often.
+"""
 
 from jax_lm.compilation.hlo import parse_hlo
 from jax_lm.compilation.kernels import Tracer
@@ -137,7 +139,10 @@ def test_what_a_fusion_inside_a_fusion_renames_is_read_and_written():
 
 def test_memory_of_a_chip_is_that_of_tpus_alone():
     _, kernels, _ = traced(PREFETCH)
-    assert sum(size for kernel in kernels for origin, size in kernel.reads if origin == "params['w']") == 4 * 256 * 128
+    assert (
+        sum(size for kernel in kernels for origin, size in kernel.reads if origin == "params['w']")
+        == 4 * 256 * 128
+    )
     assert kernels[0].moved == ("params['w']",)
 
 
@@ -146,10 +151,17 @@ def test_loops_branches_and_updates_in_place():
     step = tracer.loops["while"].kernels
     assert [kernel.kind for kernel in step] == ["other", "product", "product", "product", "other"]
     rewriting, attending, first, second, _ = step
-    assert (rewriting.reads, rewriting.written) == ((("cache", 0), ("x", 4 * 4 * 64), (None, 4)), 4 * 4 * 64)
+    assert (rewriting.reads, rewriting.written) == (
+        (("cache", 0), ("x", 4 * 4 * 64), (None, 4)),
+        4 * 4 * 64,
+    )
     assert dict(attending.reads) == {"x": 4 * 4 * 64, "cache": 4 * 128 * 64}
     # The branch that moves more counts; it reads the head twice.
-    assert dict(first.reads) == dict(second.reads) == {"x": 4 * 4 * 64, "params['lm_head']": 4 * 1000 * 64}
+    assert (
+        dict(first.reads)
+        == dict(second.reads)
+        == {"x": 4 * 4 * 64, "params['lm_head']": 4 * 1000 * 64}
+    )
     assert [kernel.times for kernel in kernels] == [3] * len(step)
     assert tracer.loops["while"].trips == 3
     assert value == "cache"

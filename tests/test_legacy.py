@@ -79,11 +79,16 @@ def write(tmp_path, tiny_model):
 
 
 def jax_leaves(tree):
-    return {key: jax_leaves(value) if isinstance(value, dict) else jnp.asarray(value) for key, value in tree.items()}
+    return {
+        key: jax_leaves(value) if isinstance(value, dict) else jnp.asarray(value)
+        for key, value in tree.items()
+    }
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-@pytest.mark.parametrize("wrap", [dict, freeze, jax_leaves], ids=["dict", "FrozenDict", "jax.Array"])
+@pytest.mark.parametrize(
+    "wrap", [dict, freeze, jax_leaves], ids=["dict", "FrozenDict", "jax.Array"]
+)
 def test_every_parameter_arrives_out_in(write, biased_model, protocol, wrap):
     folder = write(pickle.dumps(wrap(old_tree(biased_model)), protocol=protocol))
     found, wanted = list_tensors(folder / "params.pkl"), parameters(biased_model)
@@ -94,7 +99,10 @@ def test_every_parameter_arrives_out_in(write, biased_model, protocol, wrap):
 def test_converted_model_is_the_model(write, biased_model, tmp_path):
     folder = write(pickle.dumps(old_tree(biased_model)))
     convert(folder, tmp_path / "new", Conversion(format="huggingface"))
-    loaded, wanted = parameters(DreamForCausalLM.from_pretrained(tmp_path / "new")), parameters(biased_model)
+    loaded, wanted = (
+        parameters(DreamForCausalLM.from_pretrained(tmp_path / "new")),
+        parameters(biased_model),
+    )
     assert [name for name in wanted if not np.array_equal(loaded[name], wanted[name])] == []
 
 
@@ -110,13 +118,17 @@ def test_missing_biases_are_refused_unless_allowed(write, biased_model, tmp_path
 
 def test_generation_refuses_pickles(write, biased_model):
     folder = write(pickle.dumps(old_tree(biased_model)))
-    with pytest.raises(CheckpointError, match="pickle of an old port: convert it with `diffucoder convert`"):
+    with pytest.raises(
+        CheckpointError, match="pickle of an old port: convert it with `diffucoder convert`"
+    ):
         DreamForCausalLM.from_pretrained(folder)
 
 
 def test_bfloat16_keeps_its_bits(write):
     values = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
-    tree = {"model": {"norm": {"weight": values}, "embed_tokens": {"embedding": jnp.asarray(values)}}}
+    tree = {
+        "model": {"norm": {"weight": values}, "embed_tokens": {"embedding": jnp.asarray(values)}}
+    }
     found = list_tensors(write(pickle.dumps(tree)) / "params.pkl")
     assert found["model.norm.weight"].value.tobytes() == values.T.tobytes()
     assert found["model.embed_tokens.weight"].value.tobytes() == values.tobytes()
@@ -160,7 +172,9 @@ NDARRAY = short(b"numpy") + short(b"ndarray") + b"\x93"
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        pytest.param(nested(30), "more than 100,000 entries or 12 levels", id="billion paths, deep"),
+        pytest.param(
+            nested(30), "more than 100,000 entries or 12 levels", id="billion paths, deep"
+        ),
         pytest.param(
             lambda: pickle.dumps({str(n): {"a": {"b": {}}} for n in range(60_000)}),
             "more than 100,000 entries",
@@ -172,14 +186,26 @@ NDARRAY = short(b"numpy") + short(b"ndarray") + b"\x93"
             id="billion entries",
         ),
         pytest.param(PROTOCOL + b"}r\xff\xff\xff\x7f.", "puts memo entry", id="huge memo"),
-        pytest.param(PROTOCOL + b"\x8e" + struct.pack("<Q", 2**60) + b"x.", "damaged", id="huge bytes"),
+        pytest.param(
+            PROTOCOL + b"\x8e" + struct.pack("<Q", 2**60) + b"x.", "damaged", id="huge bytes"
+        ),
         pytest.param(PROTOCOL + NDARRAY + b".", "holds StandIn at ''", id="a name alone"),
         pytest.param(PROTOCOL + NDARRAY + b")R.", "calls ndarray", id="calling ndarray"),
-        pytest.param(PROTOCOL + NDARRAY + b"}" + short(b"name") + short(b"x") + b"sb.", "changes ndarray", id="build"),
-        pytest.param(pickle.dumps({1: np.zeros(1, np.float32)}), "keys under '' that are not text", id="number key"),
+        pytest.param(
+            PROTOCOL + NDARRAY + b"}" + short(b"name") + short(b"x") + b"sb.",
+            "changes ndarray",
+            id="build",
+        ),
+        pytest.param(
+            pickle.dumps({1: np.zeros(1, np.float32)}),
+            "keys under '' that are not text",
+            id="number key",
+        ),
         pytest.param(pickle.dumps({"a": [1]}), "uses EMPTY_LIST", id="list"),
         pytest.param(pickle.dumps({"a": 1}), "holds int at 'a'", id="number"),
-        pytest.param(pickle.dumps({"a": np.array([{}])}), "uses EMPTY_LIST|dtype 'O8'", id="objects"),
+        pytest.param(
+            pickle.dumps({"a": np.array([{}])}), "uses EMPTY_LIST|dtype 'O8'", id="objects"
+        ),
         pytest.param(pickle.dumps({"a": np.arange(3)}), "dtype 'i8'", id="integers"),
         pytest.param(pickle.dumps({"a": np.zeros(3, ">f4")}), "dtype 'f4'", id="other byte order"),
         pytest.param(pickle.dumps(re.compile("a")), r"names re\._compile", id="another class"),
@@ -199,7 +225,9 @@ def test_hostile_pickles_are_refused(write, content, named):
 def test_huge_empty_array_takes_no_memory(write):
     reconstruct = short(b"numpy.core.multiarray") + short(b"_reconstruct") + b"\x93"
     shape = b"\x8a\x08" + struct.pack("<q", 2**50) + b"\x85"
-    content = PROTOCOL + b"}" + short(b"a") + reconstruct + NDARRAY + shape + short(b"b") + b"\x87Rs."
+    content = (
+        PROTOCOL + b"}" + short(b"a") + reconstruct + NDARRAY + shape + short(b"b") + b"\x87Rs."
+    )
     with pytest.raises(CheckpointError, match="holds NoneType at 'a'"):
         list_tensors(write(content) / "params.pkl")
 

@@ -22,7 +22,11 @@ def exact(sampler, model):
         for masked in itertools.combinations(range(3), level):
             tokens = np.array([PROMPT + COMPLETION])
             tokens[0, [3 + place for place in masked]] = sampler.mask_id
-            logits = model.logits(shift_right(model.model(jnp.asarray(tokens)))).at[..., sampler.mask_id].set(-jnp.inf)
+            logits = (
+                model.logits(shift_right(model.model(jnp.asarray(tokens))))
+                .at[..., sampler.mask_id]
+                .set(-jnp.inf)
+            )
             log_probs = logits - jnp.log(jnp.sum(jnp.exp(logits), -1, keepdims=True))
             sums.append(sum(float(log_probs[0, 3 + place, COMPLETION[place]]) for place in masked))
         total += 3 / level * float(np.mean(sums)) / 3
@@ -39,7 +43,9 @@ def test_estimate_converges_to_the_exact_sum(tiny_model):
 
 def test_deterministic_for_a_seed(tiny_model):
     sampler = Sampler(tiny_model)
-    first, again, other = (log_likelihood(sampler, PROMPT, COMPLETION, samples=5, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        log_likelihood(sampler, PROMPT, COMPLETION, samples=5, seed=seed) for seed in (1, 1, 2)
+    )
     assert first == again
     assert first != other
     assert math.isinf(log_likelihood(sampler, PROMPT, COMPLETION, samples=1, seed=0).standard_error)

@@ -1,4 +1,6 @@
-"""Log-probabilities as the server tells them: what the model said when each token was committed, in OpenAI's forms."""
+"""Log-probabilities as the server tells them: what the model said when each token was committed, in
+OpenAI's forms.
+"""
 
 import json
 
@@ -20,16 +22,22 @@ from jax_lm.serving.responses import token_name
 @pytest.fixture(scope="module")
 def client(tiny_inference):
     with started(tiny_inference) as engine, listening(engine) as address:
-        yield openai.OpenAI(base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0)
+        yield openai.OpenAI(
+            base_url="http://{}:{}/v1".format(*address), api_key="none", max_retries=0
+        )
 
 
 def said(inference, prompt, tokens, commit_steps):
-    """Log-probabilities of every column of an answer, from the canvas before the step that decided it, without MASK."""
+    """Log-probabilities of every column of an answer, from the canvas before the step that decided
+    it, without MASK.
+    """
     tokens, steps = np.array(tokens), np.array(commit_steps)
     found = np.zeros((len(tokens), inference.config.vocab_size))
     for step in set(commit_steps):
         canvas = np.concatenate([prompt, np.where(steps < step, tokens, inference.sampler.mask_id)])
-        logits = np.asarray(inference.sampler.forward(jnp.asarray(canvas[None], jnp.int32)))[0].astype(np.float64)
+        logits = np.asarray(inference.sampler.forward(jnp.asarray(canvas[None], jnp.int32)))[
+            0
+        ].astype(np.float64)
         logits[:, inference.sampler.mask_id] = -np.inf
         shifted = jax.nn.log_softmax(logits[len(prompt) - 1 : -1], axis=-1)
         found[steps == step] = np.asarray(shifted)[steps == step]
@@ -37,8 +45,14 @@ def said(inference, prompt, tokens, commit_steps):
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_they_are_what_the_model_says_of_the_canvas_before_the_commit(client, tiny_inference, temperature):
-    options = COMPLETION | {"temperature": temperature, "seed": 3, "extra_body": {"ignore_eos": True}}
+def test_they_are_what_the_model_says_of_the_canvas_before_the_commit(
+    client, tiny_inference, temperature
+):
+    options = COMPLETION | {
+        "temperature": temperature,
+        "seed": 3,
+        "extra_body": {"ignore_eos": True},
+    }
     (choice,) = client.completions.create(prompt=PROMPT, logprobs=5, **options).choices
     told, tokenizer = choice.logprobs, tiny_inference.tokenizer
     assert len(told.tokens) == len(told.commit_steps) == len(told.confidences) == 24
@@ -48,27 +62,44 @@ def test_they_are_what_the_model_says_of_the_canvas_before_the_commit(client, ti
     ids = token_ids(events)
     prompt = np.array(tokenizer.encode_plain(PROMPT))
     reference = said(tiny_inference, prompt, ids, told.commit_steps)
-    np.testing.assert_allclose(told.token_logprobs, reference[np.arange(24), ids], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(
+        told.token_logprobs, reference[np.arange(24), ids], rtol=0, atol=2e-4
+    )
     for column, (top, values) in enumerate(zip(told.top_logprobs, reference, strict=True)):
         best = np.sort(values)[-5:][::-1]
-        np.testing.assert_allclose(sorted(top.values(), reverse=True)[: len(top)][:4], best[:4], rtol=0, atol=2e-4)
-        assert any(np.isclose(value, told.token_logprobs[column], atol=1e-9) for value in top.values())
+        np.testing.assert_allclose(
+            sorted(top.values(), reverse=True)[: len(top)][:4], best[:4], rtol=0, atol=2e-4
+        )
+        assert any(
+            np.isclose(value, told.token_logprobs[column], atol=1e-9) for value in top.values()
+        )
 
 
 def token_ids(events):
     """Ids of an answer by position, from what `/v1/denoise` tells of it."""
-    lines = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+    lines = [
+        json.loads(line.removeprefix("data: "))
+        for line in events.splitlines()
+        if line.startswith("data: ")
+    ]
     commits = [commit for line in lines for commit in line.get("commits", ())]
     return [commit["token_id"] for commit in sorted(commits, key=lambda commit: commit["position"])]
 
 
 def test_a_conversation_tells_alternatives_bytes_and_order(client):
     messages = [{"role": "user", "content": "Write gcd."}]
-    whole = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=20, **COMPLETION).choices[0]
+    whole = client.chat.completions.create(
+        messages=messages, logprobs=True, top_logprobs=20, **COMPLETION
+    ).choices[0]
     content = whole.logprobs.content
     # Of a character that two tokens share, neither has more than a part.
-    assert b"".join(bytes(token.bytes) for token in content).decode(errors="replace") == whole.message.content
-    assert [token.token for token in content] == [bytes(token.bytes).decode(errors="replace") for token in content]
+    assert (
+        b"".join(bytes(token.bytes) for token in content).decode(errors="replace")
+        == whole.message.content
+    )
+    assert [token.token for token in content] == [
+        bytes(token.bytes).decode(errors="replace") for token in content
+    ]
     for token in content:
         values = [other.logprob for other in token.top_logprobs]
         assert len(values) == 20
@@ -80,10 +111,16 @@ def test_a_conversation_tells_alternatives_bytes_and_order(client):
     # One per step in the schedule of the reference.
     assert len({token.commit_step for token in content}) >= len(content) - 1
     pieces = list(
-        client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=2, stream=True, **COMPLETION)
+        client.chat.completions.create(
+            messages=messages, logprobs=True, top_logprobs=2, stream=True, **COMPLETION
+        )
     )
-    streamed = [token for piece in pieces for token in (piece.choices[0].logprobs or NOTHING).content]
-    assert [(token.token, token.logprob) for token in streamed] == [(token.token, token.logprob) for token in content]
+    streamed = [
+        token for piece in pieces for token in (piece.choices[0].logprobs or NOTHING).content
+    ]
+    assert [(token.token, token.logprob) for token in streamed] == [
+        (token.token, token.logprob) for token in content
+    ]
     assert {len(token.top_logprobs) for token in streamed} == {2}
 
 
@@ -94,7 +131,9 @@ class NOTHING:
 def test_nobody_who_does_not_ask_is_told(client):
     choice = client.completions.create(prompt=PROMPT, **COMPLETION).choices[0]
     assert choice.logprobs is None
-    choice = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **COMPLETION).choices[0]
+    choice = client.chat.completions.create(
+        messages=[{"role": "user", "content": "x"}], **COMPLETION
+    ).choices[0]
     assert choice.logprobs is None
     zero = client.completions.create(prompt=PROMPT, logprobs=0, **COMPLETION).choices[0].logprobs
     assert zero.top_logprobs is None
@@ -105,16 +144,24 @@ def test_nobody_who_does_not_ask_is_told(client):
     ("options", "message"),
     [
         ({"top_logprobs": 2}, "top_logprobs=2: goes with logprobs=true"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs=21: must be less than or equal to 20"),
+        (
+            {"logprobs": True, "top_logprobs": 21},
+            "top_logprobs=21: must be less than or equal to 20",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(client, options, message):
     with pytest.raises(openai.BadRequestError, match=message):
-        client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **COMPLETION, **options)
+        client.chat.completions.create(
+            messages=[{"role": "user", "content": "x"}], **COMPLETION, **options
+        )
 
 
 def test_bytes_that_are_no_text_are_spelled_out():
-    assert token_name(TokenLogProb(text="\ufffd", content=b"\xe2\x82", value=-1.0)) == "bytes:\\xe2\\x82"
+    assert (
+        token_name(TokenLogProb(text="\ufffd", content=b"\xe2\x82", value=-1.0))
+        == "bytes:\\xe2\\x82"
+    )
     assert token_name(TokenLogProb(text="a", content=b"a", value=-1.0)) == "a"
 
 

@@ -97,12 +97,16 @@ def test_a_branch_is_chosen_that_the_rule_alone_would_not_take(tiny):
     texts = []
     for branches in (0, 3):
         models = [with_random_weights(tiny, np.random.default_rng(seed)) for seed in range(12)]
-        states = [decoded(model, prompt(seed), options(branches)) for seed, model in enumerate(models)]
+        states = [
+            decoded(model, prompt(seed), options(branches)) for seed, model in enumerate(models)
+        ]
         texts.append([np.asarray(state.tokens).tolist() for state in states])
     assert texts[0] != texts[1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"cache": "window"}, {"cache": "dual", "first_token": "force"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"cache": "window"}, {"cache": "dual", "first_token": "force"}]
+)
 def test_rows_of_a_batch_are_what_they_are_alone(golden_sampler, settings):
     chosen = options(3, **settings)
     tokens = prompt(1, rows=3)
@@ -119,7 +123,9 @@ def test_a_stream_ends_with_the_same_text_and_only_adds(golden_sampler):
     states = list(golden_sampler.stream(canvas, chosen))
     for before, after in pairwise(states):
         kept = ~np.asarray(before.masked)
-        np.testing.assert_array_equal(np.asarray(before.tokens)[kept], np.asarray(after.tokens)[kept])
+        np.testing.assert_array_equal(
+            np.asarray(before.tokens)[kept], np.asarray(after.tokens)[kept]
+        )
     np.testing.assert_array_equal(states[-1].tokens, golden_sampler.generate(canvas, chosen).tokens)
     history = states[-1].history(golden_sampler.mask_id)
     np.testing.assert_array_equal(history[-1], states[-1].tokens)
@@ -136,7 +142,10 @@ def test_a_stop_token_in_a_branch_ends_the_row(tiny):
     ("settings", "message"),
     [
         ({"lookahead": -1}, "lookahead=-1: must lie in"),
-        ({"lookahead": 2}, "lookahead=2: needs a commit rule by probability: threshold, factor, dynamic, entropy"),
+        (
+            {"lookahead": 2},
+            "lookahead=2: needs a commit rule by probability: threshold, factor, dynamic, entropy",
+        ),
         ({"lookahead": 2, "draft": 2, "decoding": TAU}, "lookahead=2: must be 0 with draft=2"),
     ],
 )

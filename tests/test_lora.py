@@ -34,11 +34,15 @@ def logits():
 def trained(model):
     """As if the adapters had been trained."""
     for number, (_, adapter) in enumerate(adapters(model)):
-        adapter.lora_b[...] = 0.05 * jax.random.normal(jax.random.key(number), adapter.lora_b[...].shape)
+        adapter.lora_b[...] = 0.05 * jax.random.normal(
+            jax.random.key(number), adapter.lora_b[...].shape
+        )
 
 
 def test_fresh_adapters_change_nothing(model):
-    """To the bit, operation by operation: within one computation the compiler may round a sum with 0 otherwise."""
+    """To the bit, operation by operation: within one computation the compiler may round a sum with
+    0 otherwise.
+    """
     before = model(IDS)
     add_lora(model, LoraConfig(rank=4), seed=0)
     np.testing.assert_array_equal(model(IDS), before)
@@ -78,7 +82,9 @@ def test_merged_model_is_the_adapted_one(model, config, logits, tmp_path):
     load_adapter(other, read_adapter(tmp_path))
     np.testing.assert_array_equal(logits(other), adapted)
     merge(other)
-    assert {name: value.shape for name, value in parameters(other).items()} == parameter_shapes(config)
+    assert {name: value.shape for name, value in parameters(other).items()} == parameter_shapes(
+        config
+    )
     np.testing.assert_allclose(logits(other), adapted, rtol=1e-4, atol=1e-5)
 
 

@@ -21,8 +21,17 @@ def plan(topology, *compiled):
 def test_table_and_record_of_an_estimate_agree(topology, fits):
     found = plan(topology)
     rows, record = dict(found.rows()), json.loads(json.dumps(found.record))
-    assert found.total == found.estimate.total == record["total_bytes"] == sum(record["estimated_bytes"].values())
-    assert (found.fits, record["fits"], rows["verdict"]) == (fits, fits, "fits" if fits else "does not fit")
+    assert (
+        found.total
+        == found.estimate.total
+        == record["total_bytes"]
+        == sum(record["estimated_bytes"].values())
+    )
+    assert (found.fits, record["fits"], rows["verdict"]) == (
+        fits,
+        fits,
+        "fits" if fits else "does not fit",
+    )
     assert rows["in all"].startswith(f"about {gib(found.total)} of ")
     assert rows["basis"] == "arithmetic, an estimate"
     assert bool(record["try"]) is not fits
@@ -39,7 +48,10 @@ def test_the_pass_with_most_memory_counts():
 
 
 def test_a_refused_pass_counts_before_all_others():
-    refused, large = Compiled(refusal="needs 20G of 15G"), Compiled(arguments=GIB, working=200 * GIB)
+    refused, large = (
+        Compiled(refusal="needs 20G of 15G"),
+        Compiled(arguments=GIB, working=200 * GIB),
+    )
     found = plan("h200:1", large, refused)
     assert (found.compiled, found.total, found.fits) == (refused, None, False)
     assert found.memory_rows()[-1] == ("in all", "refused by the compiler: needs 20G of 15G")
@@ -55,6 +67,8 @@ def test_what_the_compiler_needs_more_counts_against_changes():
 def test_a_mesh_takes_all_devices():
     four = Topology.parse("v5e:2x2")
     assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
-    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(data=2, tensor=2)
+    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(
+        data=2, tensor=2
+    )
     with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
         planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")

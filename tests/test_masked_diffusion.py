@@ -13,13 +13,31 @@ from flax import nnx
 from jax_lm.data.batches import Row, collate
 from jax_lm.diffusion.masking import begun, mask_tokens, noise_levels, shift_right
 from jax_lm.models.dream import DreamForCausalLM, flatten, parameters
-from jax_lm.training.config import NORMALISATIONS, WEIGHTINGS, LossConfig, OptimizerConfig, TrainerConfig
-from jax_lm.training.masked_diffusion import ByStep, diffusion_loss, loss_terms, partition, token_weights, train
+from jax_lm.training.config import (
+    NORMALISATIONS,
+    WEIGHTINGS,
+    LossConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
+from jax_lm.training.masked_diffusion import (
+    ByStep,
+    diffusion_loss,
+    loss_terms,
+    partition,
+    token_weights,
+    train,
+)
 from jax_lm.training.update import gradient
 
 
 def settings(**changes):
-    options = {"max_steps": 10, "log_every": 8, "save_every": 20, "optimizer": OptimizerConfig(learning_rate=1e-3)}
+    options = {
+        "max_steps": 10,
+        "log_every": 8,
+        "save_every": 20,
+        "optimizer": OptimizerConfig(learning_rate=1e-3),
+    }
     return TrainerConfig(**(options | changes))
 
 
@@ -38,7 +56,9 @@ def batch():
     """Four rows of which the last has a closed canvas in the middle and padding behind."""
     tokens = np.random.default_rng(0).integers(0, 90, (4, 16))
     rows = [Row(tuple(map(int, row)), (False,) * 6 + (True,) * 10) for row in tokens[:3]]
-    rows.append(Row(tuple(map(int, tokens[3, :12])), (False,) * 6 + (True,) * 3 + (False,) * 3, open=False))
+    rows.append(
+        Row(tuple(map(int, tokens[3, :12])), (False,) * 6 + (True,) * 3 + (False,) * 3, open=False)
+    )
     return collate([[row] for row in rows], 16, 91)
 
 
@@ -60,7 +80,9 @@ def plain_loss(losses, masked, canvas, samples, levels, weight, normalisation):
     for number in np.unique(samples):
         mine = samples == number
         size = (canvas & mine).sum()
-        total = sum(float(losses[i]) * weight(i, size) for i in zip(*np.nonzero(masked & mine), strict=True))
+        total = sum(
+            float(losses[i]) * weight(i, size) for i in zip(*np.nonzero(masked & mine), strict=True)
+        )
         sums.append(total / size if normalisation == "sequence" else total)
     return sum(sums) / normaliser.get(normalisation, len(sums))
 
@@ -78,9 +100,18 @@ def test_loss_equals_the_formula(weighting, normalisation):
         row, k = place
         is_only_one = masked[samples == samples[place]].sum() == 1
         unforced = size * t / (size * t + 1 - t) if is_only_one else 1.0
-        visible = [j for j in range(8) if j != k and not masked[row, j] and samples[row, j] == samples[place]]
+        visible = [
+            j
+            for j in range(8)
+            if j != k and not masked[row, j] and samples[row, j] == samples[place]
+        ]
         cart = sum(0.5 * 0.1 * 0.9 ** (abs(k - j) - 1) for j in visible)
-        return {"1/t": unforced / t, "linear": (1 - t) * unforced, "cart": unforced * cart, "plain": 1.0}[weighting]
+        return {
+            "1/t": unforced / t,
+            "linear": (1 - t) * unforced,
+            "cart": unforced * cart,
+            "plain": 1.0,
+        }[weighting]
 
     terms = loss_terms(LossConfig(weighting=weighting, normalisation=normalisation), *arrays)
     expected = plain_loss(losses, masked, canvas, samples, levels, weight, normalisation)
@@ -88,9 +119,15 @@ def test_loss_equals_the_formula(weighting, normalisation):
 
 
 def test_bound_of_the_weight_acts_on_low_levels_only():
-    samples, masked, sizes = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool), jnp.full((1, 4), 1e9)
+    samples, masked, sizes = (
+        jnp.zeros((1, 4), jnp.int32),
+        jnp.ones((1, 4), bool),
+        jnp.full((1, 4), 1e9),
+    )
     for level, weight in ((0.01, 20), (0.05, 20), (0.1, 10), (1.0, 1)):
-        weights = token_weights(LossConfig(max_weight=20.0), masked, samples, jnp.full((1, 4), level), sizes)
+        weights = token_weights(
+            LossConfig(max_weight=20.0), masked, samples, jnp.full((1, 4), level), sizes
+        )
         np.testing.assert_allclose(weights, weight, rtol=1e-6)
 
 
@@ -102,8 +139,9 @@ def test_unmasked_positions_have_no_loss_even_where_it_is_infinite():
 
 
 def test_mean_of_the_estimator_is_the_mean_loss():
-    """With 1/t weights the expectation is the plain mean of the losses, although every sample has a mask: so canvases
-    of three positions are among these. That all ways to draw levels are uniform is in test_masking.py."""
+    """With 1/t weights the expectation is the plain mean of the losses, although every sample has a
+    mask: so canvases of three positions are among these. That all ways to draw levels are uniform
+    is in test_masking.py."""
     length, vocabulary = 12, 50
     samples = jnp.repeat(jnp.arange(6)[:, None], length, axis=1).at[5, 6:].set(6)
     canvas = jnp.ones((6, length), bool).at[0, 3:].set(False)
@@ -112,7 +150,9 @@ def test_mean_of_the_estimator_is_the_mean_loss():
     def estimate(key):
         key_level, key_mask = jax.random.split(key)
         levels = noise_levels(key_level, samples)
-        _, masked = mask_tokens(key_mask, jnp.zeros_like(samples), canvas, samples, levels, vocabulary)
+        _, masked = mask_tokens(
+            key_mask, jnp.zeros_like(samples), canvas, samples, levels, vocabulary
+        )
         terms = loss_terms(LossConfig(), losses, masked, canvas, samples, levels)
         return terms.total / terms.weight
 
@@ -123,7 +163,9 @@ def test_mean_of_the_estimator_is_the_mean_loss():
 
 
 def chances(masked, level, *, forced):
-    """How likely these masks of one canvas are, in exact arithmetic; with one forced if the level gives none."""
+    """How likely these masks of one canvas are, in exact arithmetic; with one forced if the level
+    gives none.
+    """
     n, count = len(masked), sum(masked)
     plain = level**count * (1 - level) ** (n - count)
     return plain + ((1 - level) ** n / n if forced and count == 1 else 0.0)
@@ -132,20 +174,27 @@ def chances(masked, level, *, forced):
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("weighting", ["1/t", "linear", "cart"])
 def test_forced_mask_leaves_the_objective_as_it_is(weighting, n):
-    """All masks of a canvas, and a loss of each token under each of them: the mean is that without a forced mask.
+    """All masks of a canvas, and a loss of each token under each of them: the mean is that without
+    a forced mask.
 
-    For 1/t it is also the bound of masked diffusion: for each number of masks the mean loss of a masked token, over all
-    such masks, summed up. Integrals over t are exact: these are polynomials of low degree.
+    For 1/t it is also the bound of masked diffusion: for each number of masks the mean loss of a
+    masked token, over all such masks, summed up. Integrals over t are exact: these are polynomials
+    of low degree.
     """
     subsets = [m for m in itertools.product((False, True), repeat=n) if any(m)]
     # As real ones do, losses grow with the number of masks.
-    losses = np.random.default_rng(n).random((len(subsets), n)) + 3 * np.mean(subsets, axis=1, keepdims=True)
+    losses = np.random.default_rng(n).random((len(subsets), n)) + 3 * np.mean(
+        subsets, axis=1, keepdims=True
+    )
     nodes, quadrature = np.polynomial.legendre.leggauss(8)
     config = LossConfig(weighting=weighting)
     # One token before the canvas is always visible.
     rows, width = len(subsets), n + 1
     closed = np.zeros((rows, 1))
-    masked, canvas = np.hstack([closed, subsets]).astype(bool), np.hstack([closed, np.ones((rows, n))]).astype(bool)
+    masked, canvas = (
+        np.hstack([closed, subsets]).astype(bool),
+        np.hstack([closed, np.ones((rows, n))]).astype(bool),
+    )
     totals = jax.jit(jax.vmap(lambda *row: loss_terms(config, *(x[None] for x in row)).total))
     ours = expected = 0.0
     for level, share in zip((nodes + 1) / 2, quadrature / 2, strict=True):
@@ -154,10 +203,17 @@ def test_forced_mask_leaves_the_objective_as_it_is(weighting, n):
         estimates = totals(np.float32(np.hstack([closed, losses])), masked, canvas, samples, levels)
         for mask, row, estimate in zip(subsets, losses, np.asarray(estimates), strict=True):
             ours += share * chances(mask, level, forced=True) * float(estimate)
-            expected += share * chances(mask, level, forced=False) * plain_total(weighting, mask, row, level)
+            expected += (
+                share
+                * chances(mask, level, forced=False)
+                * plain_total(weighting, mask, row, level)
+            )
     assert ours == pytest.approx(expected, rel=2e-6)
     if weighting == "1/t":
-        by_count = [[losses[i][list(m)].mean() for i, m in enumerate(subsets) if sum(m) == k] for k in range(1, n + 1)]
+        by_count = [
+            [losses[i][list(m)].mean() for i, m in enumerate(subsets) if sum(m) == k]
+            for k in range(1, n + 1)
+        ]
         assert ours == pytest.approx(sum(map(np.mean, by_count)), rel=2e-6)
 
 
@@ -165,7 +221,9 @@ def plain_total(weighting, mask, losses, level):
     """The stated sum over the masked tokens of a canvas behind one visible token, in float64."""
 
     def weight(k):
-        nearness = [0.5 * 0.1 * 0.9 ** (abs(k - j) - 1) for j in (-1, *np.flatnonzero(~np.array(mask)))]
+        nearness = [
+            0.5 * 0.1 * 0.9 ** (abs(k - j) - 1) for j in (-1, *np.flatnonzero(~np.array(mask)))
+        ]
         return {"1/t": 1 / level, "linear": 1 - level, "cart": sum(nearness)}[weighting]
 
     return sum(losses[k] * weight(k) for k in np.flatnonzero(mask))
@@ -197,7 +255,11 @@ def test_settings_out_of_range_are_named(changes, named):
 MIXED = LossConfig(masks_per_query=True, weighting="plain", high_levels=True, confident_share=0.5)
 
 
-@pytest.fixture(scope="module", params=[LossConfig(masks_per_query=True), MIXED], ids=["drawn", "half by confidence"])
+@pytest.fixture(
+    scope="module",
+    params=[LossConfig(masks_per_query=True), MIXED],
+    ids=["drawn", "half by confidence"],
+)
 def differentiate(request, shallow, shallow_config):
     """Gradient and metrics on a batch, float32."""
     graph, state = shallow
@@ -217,11 +279,17 @@ def samples_of(count):
     rng = np.random.default_rng(3)
     for number in range(count):
         size = 5 + number % 3
-        yield Row(tuple(map(int, rng.integers(0, 90, size))), (False,) * 2 + (True,) * (size - 2), open=False)
+        yield Row(
+            tuple(map(int, rng.integers(0, 90, size))),
+            (False,) * 2 + (True,) * (size - 2),
+            open=False,
+        )
 
 
 def test_packed_rows_have_the_gradient_of_single_ones(differentiate):
-    """Eight samples in eight rows, and in four: neither attention, nor positions, masks or the shift cross over."""
+    """Eight samples in eight rows, and in four: neither attention, nor positions, masks or the
+    shift cross over.
+    """
     samples = list(samples_of(8))
     single = collate([[sample] for sample in samples], 16, 91)
     # Empty rows behind them, so that both share a compilation.
@@ -236,17 +304,26 @@ def test_masks_and_gradient_do_not_depend_on_accumulation(differentiate):
     assert_same(differentiate(rows, 4), differentiate(rows))
 
 
-def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likeliest(shallow, shallow_config, batch):
-    """The whole objective against a reading: what is begun, the least likely ceil(t n) of the rest, their mean loss."""
+def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likeliest(
+    shallow, shallow_config, batch
+):
+    """The whole objective against a reading: what is begun, the least likely ceil(t n) of the rest,
+    their mean loss.
+    """
     graph, state = shallow
     weights, mask_id, key = nnx.to_pure_dict(state), shallow_config.mask_token_id, jax.random.key(2)
-    config = LossConfig(weighting="plain", normalisation="masked", high_levels=True, confident_share=1.0)
+    config = LossConfig(
+        weighting="plain", normalisation="masked", high_levels=True, confident_share=1.0
+    )
     terms = jax.jit(diffusion_loss(graph, config, mask_id))(weights, batch, key)
     model = nnx.merge(graph, weights)
 
     def losses(noisy):
         logits = np.asarray(
-            model.logits(shift_right(model.model(jnp.asarray(noisy), jnp.asarray(batch.samples >= 0)))), np.float64
+            model.logits(
+                shift_right(model.model(jnp.asarray(noisy), jnp.asarray(batch.samples >= 0)))
+            ),
+            np.float64,
         )
         own = np.take_along_axis(logits, np.asarray(batch.tokens)[..., None], axis=-1)[..., 0]
         return np.log(np.exp(logits).sum(axis=-1)) - own
@@ -260,7 +337,9 @@ def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likelies
     masked = np.zeros_like(batch.canvas)
     for row, level in enumerate(np.asarray(levels)[:, 0]):
         places = np.flatnonzero(batch.canvas[row])
-        masked[row, places[np.argsort(-first[row, places])[: int(np.ceil(level * len(places)))]]] = True
+        masked[
+            row, places[np.argsort(-first[row, places])[: int(np.ceil(level * len(places)))]]
+        ] = True
     assert float(terms.weight) == masked.sum()
     expected = losses(np.where(masked, mask_id, batch.tokens))[masked].sum()
     assert float(terms.total) == pytest.approx(expected, rel=1e-5)
@@ -275,16 +354,23 @@ def test_held_out_losses_are_those_of_masks_at_random(shallow_config, batch, tmp
         training = settings(max_steps=1, log_every=1, optimizer=optimizer)
         assert train(model, ByStep(lambda step: batch), config, training, out, held_out=[batch])
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        losses[share] = {name: next(line[name] for line in lines if name in line) for name in ("loss", "eval_loss")}
+        losses[share] = {
+            name: next(line[name] for line in lines if name in line)
+            for name in ("loss", "eval_loss")
+        }
     # The rate moves nothing.
     assert losses[0.5]["eval_loss"] == losses[0.0]["eval_loss"]
     assert losses[0.5]["loss"] != losses[0.0]["loss"]
 
 
-def test_masks_that_are_drawn_already_cannot_be_chosen_by_confidence(shallow, shallow_config, batch):
+def test_masks_that_are_drawn_already_cannot_be_chosen_by_confidence(
+    shallow, shallow_config, batch
+):
     config = LossConfig(weighting="plain", confident_share=0.5)
     drawn = (np.ones(batch.tokens.shape, np.float32),) * 2
-    with pytest.raises(ValueError, match=r"confident_share=0\.5: must be 0 where masks are drawn already"):
+    with pytest.raises(
+        ValueError, match=r"confident_share=0\.5: must be 0 where masks are drawn already"
+    ):
         diffusion_loss(shallow[0], config, shallow_config.mask_token_id)(
             nnx.to_pure_dict(shallow[1]), batch._replace(drawn=drawn), jax.random.key(0)
         )
@@ -303,7 +389,9 @@ def test_recomputed_layers_give_the_same_gradient(shallow, shallow_config, batch
 
 
 @pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
-def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batch, dtype, is_rounded):
+def test_products_are_computed_in_the_chosen_dtype(
+    shallow, shallow_config, batch, dtype, is_rounded
+):
     graph, state = shallow
     objective = diffusion_loss(graph, LossConfig(), shallow_config.mask_token_id)
     step = jax.jit(lambda w, b, k: gradient(objective, w, {}, b, k, dtype=dtype))
@@ -312,11 +400,15 @@ def test_products_are_computed_in_the_chosen_dtype(shallow, shallow_config, batc
     # Seven products per layer and two of attention, and the head; each with two gradients.
     assert len(products) == 3 * 10
     operands = [line.rsplit(" : ", 1)[1].split("->")[0] for line in products]
-    assert all(("bf16" in types) == is_rounded and ("f32" in types) != is_rounded for types in operands)
+    assert all(
+        ("bf16" in types) == is_rounded and ("f32" in types) != is_rounded for types in operands
+    )
 
 
 def test_every_gradient_in_bfloat16_is_that_of_float32(shallow, shallow_config):
-    """At 16,384 tokens, frequent ones among them as in text, padding and MASK: sums that bfloat16 cannot hold."""
+    """At 16,384 tokens, frequent ones among them as in text, padding and MASK: sums that bfloat16
+    cannot hold.
+    """
     rows, length, frequent = 64, 256, 400
     tokens = np.random.default_rng(0).zipf(1.3, (rows, length)) % 90
     sizes = [length * (3 + i % 2) // 4 for i in range(rows)]
@@ -327,15 +419,24 @@ def test_every_gradient_in_bfloat16_is_that_of_float32(shallow, shallow_config):
     batch = collate([[row] for row in answers], length, 91)
     graph, state = shallow
     objective = diffusion_loss(graph, LossConfig(), shallow_config.mask_token_id)
-    step = jax.jit(lambda w, b, k, dtype: gradient(objective, w, {}, b, k, dtype=dtype)[0], static_argnames="dtype")
+    step = jax.jit(
+        lambda w, b, k, dtype: gradient(objective, w, {}, b, k, dtype=dtype)[0],
+        static_argnames="dtype",
+    )
     weights = nnx.to_pure_dict(state)
-    exact, ours = (dict(flatten(step(weights, batch, jax.random.key(0), dtype))) for dtype in ("float32", "bfloat16"))
+    exact, ours = (
+        dict(flatten(step(weights, batch, jax.random.key(0), dtype)))
+        for dtype in ("float32", "bfloat16")
+    )
     errors = {name: relative_error(leaf, exact[name]) for name, leaf in ours.items()}
     embedding = "model.embed_tokens.weight"
     counts = np.bincount(batch.tokens.ravel(), minlength=96)
     chosen = [shallow_config.mask_token_id, *np.flatnonzero(counts > frequent)]
     assert {91, 95} < set(chosen)
-    errors |= {f"token {row}": relative_error(ours[embedding][row], exact[embedding][row]) for row in chosen}
+    errors |= {
+        f"token {row}": relative_error(ours[embedding][row], exact[embedding][row])
+        for row in chosen
+    }
     assert {name: error for name, error in errors.items() if not error < 0.02} == {}
 
 
@@ -348,8 +449,13 @@ def relative_error(ours, exact):
 @pytest.fixture(scope="module")
 def run(tiny_config, batch, tmp_path_factory):
     """Forty steps on one batch, with Muon."""
-    optimizer = OptimizerConfig(learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, min_lr_ratio=0.0)
-    config, out = settings(max_steps=40, optimizer=optimizer, seed=3), tmp_path_factory.mktemp("run")
+    optimizer = OptimizerConfig(
+        learning_rate=0.05, muon_learning_rate=0.1, warmup_steps=4, min_lr_ratio=0.0
+    )
+    config, out = (
+        settings(max_steps=40, optimizer=optimizer, seed=3),
+        tmp_path_factory.mktemp("run"),
+    )
     model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
     assert train(model, ByStep(lambda step: batch), LossConfig(), config, out, held_out=[batch])
     return model, out
@@ -401,7 +507,13 @@ def test_samples_side_by_side_are_refused_where_they_would_see_each_other(shallo
     model = DreamForCausalLM(shallow_config, rngs=nnx.Rngs(0))
     for masks_per_query, batch in ((False, alone), (True, packed)):
         loss = LossConfig(masks_per_query=masks_per_query)
-        assert train(model, ByStep(lambda step, batch=batch: batch), loss, settings(), tmp_path / str(masks_per_query))
+        assert train(
+            model,
+            ByStep(lambda step, batch=batch: batch),
+            loss,
+            settings(),
+            tmp_path / str(masks_per_query),
+        )
     with pytest.raises(ValueError, match="masks_per_query=False: must be True"):
         train(model, ByStep(lambda step: packed), LossConfig(), settings(), tmp_path / "refused")
 

@@ -36,9 +36,15 @@ def rows():
 
 
 def forward(key, tokens, canvas, levels, samples=None):
-    samples = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape) if samples is None else samples
+    samples = (
+        np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
+        if samples is None
+        else samples
+    )
     levels = np.broadcast_to(np.float32(levels).reshape(-1, 1), tokens.shape)
-    noisy, masked = FORWARD(key, *map(jnp.asarray, (tokens, canvas, samples, levels)), mask_id=MASK_ID)
+    noisy, masked = FORWARD(
+        key, *map(jnp.asarray, (tokens, canvas, samples, levels)), mask_id=MASK_ID
+    )
     return np.asarray(noisy), np.asarray(masked)
 
 
@@ -54,10 +60,16 @@ def test_shift_does_not_cross_samples():
 
 
 def test_positions_and_sums_of_samples():
-    np.testing.assert_array_equal(sample_positions(PACKED), [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    np.testing.assert_array_equal(
+        sample_positions(PACKED), [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
+    )
     values = jnp.arange(12.0).reshape(2, 6)
-    np.testing.assert_array_equal(over_samples("sum", values, PACKED), [[3, 3, 3, 7, 7, 5], [51] * 6])
-    np.testing.assert_array_equal(over_samples("min", values, PACKED), [[0, 0, 0, 3, 3, 5], [6] * 6])
+    np.testing.assert_array_equal(
+        over_samples("sum", values, PACKED), [[3, 3, 3, 7, 7, 5], [51] * 6]
+    )
+    np.testing.assert_array_equal(
+        over_samples("min", values, PACKED), [[0, 0, 0, 3, 3, 5], [6] * 6]
+    )
 
 
 @pytest.mark.parametrize("draws", LEVEL_DRAWS)
@@ -71,7 +83,9 @@ def test_levels_of_a_sample_are_uniform_whatever_the_draws(draws):
         exact = (1 - 1e-3 ** (moment + 1)) / ((moment + 1) * (1 - 1e-3))
         deviation = (1 / (2 * moment + 1) - 1 / (moment + 1) ** 2) ** 0.5
         for sample in range(8):
-            assert (drawn[:, sample] ** moment).mean() == pytest.approx(exact, abs=4 * deviation / 4000**0.5)
+            assert (drawn[:, sample] ** moment).mean() == pytest.approx(
+                exact, abs=4 * deviation / 4000**0.5
+            )
 
 
 def test_even_and_antithetic_levels_are_less_noisy():
@@ -87,7 +101,9 @@ def test_even_and_antithetic_levels_are_less_noisy():
 
 
 def test_even_levels_stay_even_for_thousands_of_samples():
-    levels = np.sort(np.asarray(noise_levels(jax.random.key(1), jnp.arange(5000)[:, None], minimum=1e-6))[:, 0])
+    levels = np.sort(
+        np.asarray(noise_levels(jax.random.key(1), jnp.arange(5000)[:, None], minimum=1e-6))[:, 0]
+    )
     # Independent draws would leave a gap of about log(5000) / 5000 somewhere.
     assert np.diff(levels).max() < 3 / 5000
 
@@ -96,7 +112,9 @@ def test_even_levels_stay_even_for_thousands_of_samples():
 def test_level_of_a_sample_depends_on_its_number_alone(draws):
     levels = noise_levels(jax.random.key(2), PACKED, draws)
     again = noise_levels(jax.random.key(2), jnp.array([[7], [2], [4]]), draws)
-    np.testing.assert_array_equal(levels[:, [0, 3]], [[again[2, 0], again[0, 0]], [again[1, 0]] * 2])
+    np.testing.assert_array_equal(
+        levels[:, [0, 3]], [[again[2, 0], again[0, 0]], [again[1, 0]] * 2]
+    )
     assert len(set(np.asarray(again)[:, 0].tolist())) == 3
 
 
@@ -117,7 +135,8 @@ def test_every_sample_has_a_mask_however_low_the_level(rows, level):
     _, masked = forward(jax.random.key(1), tokens, canvas, level, samples)
     np.testing.assert_array_equal(masked[:, :100].sum(axis=1), 1)
     np.testing.assert_array_equal(masked[:, 100:].sum(axis=1), 1)
-    # It may be any position: a fixed one would occur 400 times, the likeliest of these about 14 times.
+    # It may be any position: a fixed one would occur 400 times, the likeliest of these about 14
+    # times.
     assert masked.sum(axis=0).max() < 40
 
 
@@ -147,7 +166,9 @@ def test_share_of_masks_is_the_level_of_the_sample(rows):
 
 @pytest.mark.parametrize("level", [0.02, 0.3])
 def test_unforced_ratio_is_that_of_the_two_probabilities(level):
-    """On a canvas of three, where a mask is forced in (1 - t)^3 of the cases; counted over 20,000 draws."""
+    """On a canvas of three, where a mask is forced in (1 - t)^3 of the cases; counted over 20,000
+    draws.
+    """
     tokens, canvas = np.zeros((20_000, 3), np.int32), np.ones((20_000, 3), bool)
     _, masked = forward(jax.random.key(5), tokens, canvas, level)
     counts = masked.sum(axis=1)
@@ -176,23 +197,35 @@ def test_masks_of_a_sample_do_not_depend_on_its_place(rows):
     packed_levels = np.repeat(levels[[2, 0]], 40)[None]
     key = jax.random.key(8)
     _, packed = mask_tokens(
-        key, *map(jnp.asarray, (packed_tokens, packed_canvas, packed_samples, packed_levels)), MASK_ID
+        key,
+        *map(jnp.asarray, (packed_tokens, packed_canvas, packed_samples, packed_levels)),
+        MASK_ID,
     )
     np.testing.assert_array_equal(packed[0, :40], alone[2])
     np.testing.assert_array_equal(packed[0, 40:], alone[0])
 
 
 def test_masks_by_rank_are_the_least_likely_of_each_canvas():
-    """A reading in NumPy, with samples packed; what is not on the canvas never counts, however likely it is."""
+    """A reading in NumPy, with samples packed; what is not on the canvas never counts, however
+    likely it is.
+    """
     rng = np.random.default_rng(3)
     samples = np.array([[5] * 11 + [2] * 9 + [-1] * 4, [7] * 24])
     canvas = (rng.random(samples.shape) < 0.7) & (samples >= 0)
-    log_probs, levels = rng.normal(size=samples.shape), np.array([0.35, 0.8])[:, None] * np.ones(samples.shape)
+    log_probs, levels = (
+        rng.normal(size=samples.shape),
+        np.array([0.35, 0.8])[:, None] * np.ones(samples.shape),
+    )
     arrays = tuple(map(jnp.asarray, (canvas, samples)))
     ranks = confident_ranks(jax.random.key(1), jnp.asarray(log_probs, jnp.float32), *arrays, 1.0)
     assert np.isnan(ranks[~canvas]).all()
     _, masked = mask_tokens(
-        jax.random.key(1), jnp.zeros_like(arrays[1]), *arrays, jnp.asarray(levels, jnp.float32), MASK_ID, ranks
+        jax.random.key(1),
+        jnp.zeros_like(arrays[1]),
+        *arrays,
+        jnp.asarray(levels, jnp.float32),
+        MASK_ID,
+        ranks,
     )
     expected = np.zeros_like(canvas)
     for row, sample in ((0, 5), (0, 2), (1, 7)):
@@ -229,9 +262,13 @@ def test_a_share_of_the_samples_is_ranked_and_the_others_keep_their_draws(rows):
     np.testing.assert_array_equal(~np.isnan(ranks), canvas & ranked[:, None])
     assert ranked.mean() == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / len(tokens)) ** 0.5)
     levels = jnp.full(tokens.shape, 0.5, jnp.float32)
-    _, masked = mask_tokens(jax.random.key(6), jnp.asarray(tokens), *arrays, levels, MASK_ID, jnp.asarray(ranks))
+    _, masked = mask_tokens(
+        jax.random.key(6), jnp.asarray(tokens), *arrays, levels, MASK_ID, jnp.asarray(ranks)
+    )
     masked = np.asarray(masked)
-    np.testing.assert_array_equal(masked[~ranked], forward(jax.random.key(6), tokens, canvas, 0.5)[1][~ranked])
+    np.testing.assert_array_equal(
+        masked[~ranked], forward(jax.random.key(6), tokens, canvas, 0.5)[1][~ranked]
+    )
     assert (masked[ranked].sum(axis=1) == np.ceil(0.5 * canvas[ranked].sum(axis=1))).all()
 
 
@@ -241,7 +278,8 @@ def test_attention_opens_from_causal_to_full_within_samples():
     past = np.tril(np.ones(own.shape[1:], bool))
     mask = jax.jit(attention_mask)
     closed, half, full = (
-        np.asarray(mask(samples, jnp.full(2, share, jnp.float32), jax.random.key(0))) for share in (0, 0.5, 1)
+        np.asarray(mask(samples, jnp.full(2, share, jnp.float32), jax.random.key(0)))
+        for share in (0, 0.5, 1)
     )
     np.testing.assert_array_equal(closed, own & past)
     np.testing.assert_array_equal(full, own)
@@ -257,7 +295,9 @@ def drawn_sizes(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "random_bits":
             yield from (output.aval.size for output in equation.outvars)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
                 yield from drawn_sizes(inner)
@@ -266,7 +306,9 @@ def drawn_sizes(jaxpr):
 def test_attention_draws_one_mask_for_all_rows():
     samples, key = jnp.repeat(PACKED, 8, axis=0), jax.random.key(0)
     openness = jnp.full(16, 0.5)
-    assert list(drawn_sizes(jax.make_jaxpr(attention_mask)(samples, openness, key).jaxpr)) == [6 * 6]
+    assert list(drawn_sizes(jax.make_jaxpr(attention_mask)(samples, openness, key).jaxpr)) == [
+        6 * 6
+    ]
     # Rows of a step have the same draw, wherever they are.
     alone = attention_mask(samples[3:4], openness[:1], key)
     np.testing.assert_array_equal(attention_mask(samples, openness, key)[3:4], alone)

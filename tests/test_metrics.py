@@ -10,7 +10,9 @@ from jax_lm.training.metrics import TRACKERS, open_writers
 
 
 def write(out, steps, *, resumed_at=0, track=()):
-    with open_writers(out, track, steps=9, resumed_at=resumed_at, config={"seed": 1}) as write_entry:
+    with open_writers(
+        out, track, steps=9, resumed_at=resumed_at, config={"seed": 1}
+    ) as write_entry:
         for step in steps:
             write_entry(step, {"loss": 1 / step})
 
@@ -54,9 +56,13 @@ def test_unknown_tracker_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("tracker", "library"), TRACKERS.items())
-def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(tmp_path, monkeypatch, tracker, library):
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(
+    tmp_path, monkeypatch, tracker, library
+):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=rf"track={tracker}: needs pip install 'jax-diffucoder\[{tracker}\]'"):
+    with pytest.raises(
+        ValueError, match=rf"track={tracker}: needs pip install 'jax-diffucoder\[{tracker}\]'"
+    ):
         write(tmp_path, [1], track=(tracker,))
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,7 @@
-"""What stands before every request: limits, keys, hosts, headers, one log line. Around an application of the test's."""
+"""What stands before every request: limits, keys, hosts, headers, one log line.
+
+Around an application of the test's.
+"""
 
 import asyncio
 import json
@@ -17,14 +20,18 @@ KEY = "a-key-of-twenty-char"
 async def echo(scope, receive, send):
     """Answers with the body it got."""
     message = await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"no-cache")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"cache-control", b"no-cache")]}
+    )
     await send({"type": "http.response.body", "body": message["body"]})
 
 
 def ask(guard, path="/v1/x", *, method="GET", parts=(b"",), pause=0.0, **headers):
     """Status, headers and body of a request whose body comes in parts."""
     sent, rest = [], list(parts)
-    headers = {"host": "localhost:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    headers = {"host": "localhost:8000"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
 
     async def receive():
         await asyncio.sleep(pause)
@@ -34,7 +41,9 @@ def ask(guard, path="/v1/x", *, method="GET", parts=(b"",), pause=0.0, **headers
         sent.append(message)
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(guard({"type": "http", "method": method, "path": path, "headers": raw}, receive, send))
+    asyncio.run(
+        guard({"type": "http", "method": method, "path": path, "headers": raw}, receive, send)
+    )
     start, body = sent
     return start["status"], {k.decode(): v.decode() for k, v in start["headers"]}, body["body"]
 
@@ -56,7 +65,9 @@ def test_what_is_within_the_limits_reaches_the_application():
     assert not any(name.startswith("access-control") for name in headers)
 
 
-@pytest.mark.parametrize("authorization", ["", KEY, f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"])
+@pytest.mark.parametrize(
+    "authorization", ["", KEY, f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer é"]
+)
 def test_a_wrong_key_is_refused(authorization):
     status, _, body = ask(guard(keys=("b" * 20, KEY)), authorization=authorization)
     assert status == 401
@@ -90,7 +101,12 @@ def test_a_body_that_is_too_long_is_refused():
     small = guard(body_bytes=10)
     assert ask(small, parts=(b"x" * 10,), **JSON)[0] == 200
     whole, stated, endless = (b"x" * 6, b"x" * 6), {"content_length": "11"}, (b"x" * 50, b"x" * 50)
-    for given in ({"parts": whole}, {"parts": (b"",), **stated}, {"parts": endless}, {"content_length": "81"}):
+    for given in (
+        {"parts": whole},
+        {"parts": (b"",), **stated},
+        {"parts": endless},
+        {"content_length": "81"},
+    ):
         status, headers, body = ask(small, **given, **JSON)
         assert (status, headers["connection"]) == (413, "close")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
@@ -121,7 +137,9 @@ def test_too_many_at_once_are_refused():
     assert both.open_requests == 0
 
 
-@pytest.mark.parametrize(("given", "is_kept"), [("req-1_A", True), ("a b", False), ("x" * 65, False), ("", False)])
+@pytest.mark.parametrize(
+    ("given", "is_kept"), [("req-1_A", True), ("a b", False), ("x" * 65, False), ("", False)]
+)
 def test_request_ids(given, is_kept):
     identity = ask(guard(), x_request_id=given)[1]["x-request-id"]
     assert (identity == given) == is_kept

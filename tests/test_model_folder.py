@@ -1,4 +1,5 @@
-"""A model that leaves the house is whole: tokenizer, settings, licence, fields of config.json, the publisher's code.
+"""A model that leaves the house is whole: tokenizer, settings, licence, fields of config.json, the
+publisher's code.
 
 That transformers loads it all: test_transformers.py.
 """
@@ -29,28 +30,45 @@ def test_everything_beside_the_weights_comes_along(published_folder, written_fol
     folder = written_folders[kind]
     for name in (*TOKENIZER, *SETTINGS, *CODE_NAMES, "LICENSE"):
         assert (folder / name).read_bytes() == (published_folder / name).read_bytes(), name
-    others = {path.name for path in folder.iterdir()} - {path.name for path in published_folder.iterdir()}
+    others = {path.name for path in folder.iterdir()} - {
+        path.name for path in published_folder.iterdir()
+    }
     assert others <= {"model.safetensors", "weights.orbax", "SHA256SUMS"}
     if kind not in ("orbax", "huggingface"):
         # The card says what the publisher's weights can do; who trains others writes one.
-        assert not {"README.md", "stray.py", "metrics.json"} & {path.name for path in folder.iterdir()}
+        assert not {"README.md", "stray.py", "metrics.json"} & {
+            path.name for path in folder.iterdir()
+        }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_the_configuration_comes_along(published_folder, written_folders, kind):
     before, after = (
-        json.loads((folder / "config.json").read_text()) for folder in (published_folder, written_folders[kind])
+        json.loads((folder / "config.json").read_text())
+        for folder in (published_folder, written_folders[kind])
     )
     dtype = "float32" if kind in COMMANDS else "bfloat16"
     assert after == before | {"torch_dtype": dtype}
-    assert {"auto_map", "architectures", "transformers_version", "max_window_layers"} <= after.keys()
+    assert {
+        "auto_map",
+        "architectures",
+        "transformers_version",
+        "max_window_layers",
+    } <= after.keys()
 
 
 @pytest.mark.parametrize("kind", ["sft", "merge-lora", "huggingface"])
 def test_a_push_sends_the_code_that_is_named(published_folder, written_folders, kind):
     upload = prepare_upload(written_folders[kind], "me/model")
     sent = {path.name for path in upload.files}
-    assert {*TOKENIZER, *SETTINGS, *CODE_NAMES, "LICENSE", "config.json", "model.safetensors"} <= sent
+    assert {
+        *TOKENIZER,
+        *SETTINGS,
+        *CODE_NAMES,
+        "LICENSE",
+        "config.json",
+        "model.safetensors",
+    } <= sent
     assert "stray.py" not in sent
 
 
@@ -58,7 +76,9 @@ def test_every_file_has_the_permissions_of_any_other(written_folders, tmp_path):
     (tmp_path / "any").touch()
     usual = (tmp_path / "any").stat().st_mode
     files = [path for path in written_folders["merge-lora"].parent.rglob("*") if path.is_file()]
-    assert {"model.safetensors", "adapter_model.safetensors", "config.json"} <= {path.name for path in files}
+    assert {"model.safetensors", "adapter_model.safetensors", "config.json"} <= {
+        path.name for path in files
+    }
     assert [str(path) for path in files if path.stat().st_mode != usual] == []
 
 
@@ -66,7 +86,10 @@ def test_a_push_of_an_adapter_sends_its_two_files(written_folders):
     folder = written_folders["merge-lora"].parent / "lora" / "adapter"
     (folder / "optimizer.pt").write_bytes(b"secret")
     upload = prepare_upload(folder, "me/my-lora", "mit")
-    assert sorted(path.name for path in upload.files) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in upload.files) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     assert [path.name for path in upload.left_out] == ["optimizer.pt"]
     assert upload.card is not None
     assert "library_name: peft" in upload.card
@@ -84,9 +107,16 @@ def test_an_adapted_model_has_the_tokens_that_it_was_given(adapted_folders):
     assert settings["added_tokens_decoder"][str(tokenizer.mask_id)]["content"] == "<|mask|>"
     assert settings["model_max_length"] == 32768
     special = json.loads((after / "special_tokens_map.json").read_text())
-    assert special == {"eos_token": "<|endoftext|>", "pad_token": "<|dlm_pad|>", "mask_token": "<|mask|>"}
+    assert special == {
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|dlm_pad|>",
+        "mask_token": "<|mask|>",
+    }
     generation = json.loads((after / "generation_config.json").read_text())
-    assert (generation["mask_token_id"], generation["pad_token_id"]) == (tokenizer.mask_id, tokenizer.pad_id)
+    assert (generation["mask_token_id"], generation["pad_token_id"]) == (
+        tokenizer.mask_id,
+        tokenizer.pad_id,
+    )
     assert tokenizer.chat_template == "{{ messages[0].content }}"
     for name in ("vocab.json", "merges.txt", "LICENSE"):
         assert (after / name).read_bytes() == (before / name).read_bytes()
@@ -112,7 +142,11 @@ def test_fields_of_another_name_for_the_dtype_and_the_rotation_are_kept():
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, rope_theta=1e4,
                          rms_norm_eps=1e-6, mask_token_id=95).to_dict()  # fmt: skip
     theirs = {name: value for name, value in fields.items() if name != "rope_theta"}
-    theirs |= {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "dtype": "bfloat16", "head_dim": 8}
+    theirs |= {
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+        "dtype": "bfloat16",
+        "head_dim": 8,
+    }
     config = DreamConfig.from_dict(theirs)
     assert config.update_fields(theirs) == theirs
     as_qwen2 = theirs | {"model_type": "qwen2", "layer_types": ["full_attention"] * 2}
@@ -133,7 +167,9 @@ def test_a_folder_of_version_0_1_gets_what_it_lacks(published_folder, tmp_path):
     model.save_pretrained(old)
     tokenizer.backend.save(str(old / "tokenizer.json"))
     shutil.copy(published_folder / "chat_template.jinja", old)
-    model.save_pretrained(tmp_path / "new", source=old, tokenizer=DiffuCoderTokenizer.from_pretrained(old))
+    model.save_pretrained(
+        tmp_path / "new", source=old, tokenizer=DiffuCoderTokenizer.from_pretrained(old)
+    )
     assert main(["convert", str(old), str(tmp_path / "copy")]) == 0
     for folder in (tmp_path / "new", tmp_path / "copy"):
         settings, special, generation = (json.loads((folder / name).read_text()) for name in (
@@ -170,21 +206,44 @@ def test_code_is_found_by_name_and_never_outside(published_folder, tmp_path, cap
     assert [path.name for path in code_files(published_folder)] == list(CODE_NAMES)
     (tmp_path / "config.json").write_text(
         json.dumps(
-            {"auto_map": {"a": "../../evil.X", "b": "owner/repo--theirs.X", "c": "absent.X", "d": 3, "e": "here.X"}}
+            {
+                "auto_map": {
+                    "a": "../../evil.X",
+                    "b": "owner/repo--theirs.X",
+                    "c": "absent.X",
+                    "d": 3,
+                    "e": "here.X",
+                }
+            }
         )
     )
-    (tmp_path / "here.py").write_text("from .other import x\nimport .third\nfrom ..up import y\nfrom .other import z\n")
+    (tmp_path / "here.py").write_text(
+        "from .other import x\nimport .third\nfrom ..up import y\nfrom .other import z\n"
+    )
     (tmp_path / "other.py").write_text("from .here import w\nraise RuntimeError('executed')\n")
     (tmp_path / "third.py").write_bytes(b"\xff\xfe")
     with caplog.at_level(logging.WARNING):
         assert [path.name for path in code_files(tmp_path)] == ["here.py", "other.py", "third.py"]
-    assert [record.getMessage().split(" lacks ")[1].split(",")[0] for record in caplog.records] == ["absent.py"]
+    assert [record.getMessage().split(" lacks ")[1].split(",")[0] for record in caplog.records] == [
+        "absent.py"
+    ]
 
 
-def test_training_over_its_own_source_is_refused_before_it_begins(published_folder, written_folders, capsys):
+def test_training_over_its_own_source_is_refused_before_it_begins(
+    published_folder, written_folders, capsys
+):
     out = written_folders["sft"].parent
     data = published_folder.parent / f"{published_folder.name}.jsonl"
-    words = ["--data", str(data), "--model", str(out / "model"), "--out", str(out), "--max-steps", "1"]
+    words = [
+        "--data",
+        str(data),
+        "--model",
+        str(out / "model"),
+        "--out",
+        str(out),
+        "--max-steps",
+        "1",
+    ]
     before = (out / "model" / "model.safetensors").read_bytes()
     assert main(["sft", *words]) == 2
     assert "is the source of this model: write to another folder" in capsys.readouterr().err
@@ -193,10 +252,14 @@ def test_training_over_its_own_source_is_refused_before_it_begins(published_fold
 
 def test_untouched_weights_are_the_same_bits(published_folder, written_folders):
     tensors = {
-        name: value for path in published_folder.glob("*.safetensors") for name, value in load_file(path).items()
+        name: value
+        for path in published_folder.glob("*.safetensors")
+        for name, value in load_file(path).items()
     }
     back = load_file(written_folders["huggingface"] / "model.safetensors")
-    assert {name: value.tobytes() for name, value in back.items()} == {n: v.tobytes() for n, v in tensors.items()}
+    assert {name: value.tobytes() for name, value in back.items()} == {
+        n: v.tobytes() for n, v in tensors.items()
+    }
     merged = load_file(written_folders["merge-lora"] / "model.safetensors")
     same = [name for name in tensors if np.array_equal(merged[name], tensors[name])]
     assert set(tensors) - set(same) <= {name for name in tensors if name.endswith("proj.weight")}

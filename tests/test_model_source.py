@@ -1,4 +1,6 @@
-"""Which base an adapter belongs to: named, proven by a fingerprint, and no other taken without a word."""
+"""Which base an adapter belongs to: named, proven by a fingerprint, and no other taken without a
+word.
+"""
 
 import json
 import logging
@@ -35,8 +37,14 @@ def folder(tmp_path_factory, tiny_folder):
 
 def adapter(folder, base, targets=("q_proj",), size=0.1):
     """An adapter of a model of this shape, which says that this is its base."""
-    config = DreamForCausalLM.read_config(folder.parent / "base") if base.name != "builtin" else None
-    model = DreamForCausalLM(config, rngs=nnx.Rngs(0)) if config else DreamForCausalLM.from_pretrained(BUILTIN_MODEL)
+    config = (
+        DreamForCausalLM.read_config(folder.parent / "base") if base.name != "builtin" else None
+    )
+    model = (
+        DreamForCausalLM(config, rngs=nnx.Rngs(0))
+        if config
+        else DreamForCausalLM.from_pretrained(BUILTIN_MODEL)
+    )
     add_lora(model, LoraConfig(rank=2, targets=targets), seed=0)
     for _, layer in adapters(model):
         layer.lora_b[...] = layer.lora_b[...] + size
@@ -46,7 +54,10 @@ def adapter(folder, base, targets=("q_proj",), size=0.1):
 
 @pytest.fixture(scope="module")
 def proven(folder):
-    return adapter(folder / "proven", NamedBase(str(folder / "base"), None, folder_fingerprint(folder / "base")))
+    return adapter(
+        folder / "proven",
+        NamedBase(str(folder / "base"), None, folder_fingerprint(folder / "base")),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +78,10 @@ def test_the_fingerprint_is_that_of_the_numbers(folder, tmp_path, monkeypatch):
     convert(tmp_path / "half", tmp_path / "wide", Conversion(dtype="float32", format="huggingface"))
     assert folder_fingerprint(tmp_path / "wide") == ours
     convert(folder / "base", tmp_path / "int8", Conversion(int8=True, format="huggingface"))
-    assert len({ours, folder_fingerprint(folder / "other"), folder_fingerprint(tmp_path / "int8")}) == 3
+    assert (
+        len({ours, folder_fingerprint(folder / "other"), folder_fingerprint(tmp_path / "int8")})
+        == 3
+    )
 
 
 def test_every_number_counts(folder, tmp_path):
@@ -93,38 +107,57 @@ def test_an_adapter_finds_its_base(folder, proven, caplog):
     found = find_model(None, proven)
     assert (found.folder, found.base) == (folder / "base", found.adapter.base)
     assert find_model(folder / "base", proven).adapter is not None
-    built_in = adapter(folder / "of-builtin", NamedBase("builtin", None, folder_fingerprint(BUILTIN_MODEL)))
+    built_in = adapter(
+        folder / "of-builtin", NamedBase("builtin", None, folder_fingerprint(BUILTIN_MODEL))
+    )
     assert find_model(None, built_in).folder == BUILTIN_MODEL
     assert caplog.records == []
 
 
 def test_another_model_of_the_shape_is_refused(folder, proven):
-    with pytest.raises(CheckpointError, match=r"proven' was trained on '.*base', and '.*other' has other weights"):
+    with pytest.raises(
+        CheckpointError, match=r"proven' was trained on '.*base', and '.*other' has other weights"
+    ):
         find_model(folder / "other", proven)
     assert find_model(folder / "other", proven, allow_other_base=True).folder == folder / "other"
 
 
 def test_a_base_that_changed_or_went_is_refused(folder, proven, tmp_path):
     shutil.copytree(folder / "base", tmp_path / "moved")
-    lost = adapter(folder / "lost", NamedBase(str(tmp_path / "moved"), None, folder_fingerprint(tmp_path / "moved")))
+    lost = adapter(
+        folder / "lost",
+        NamedBase(str(tmp_path / "moved"), None, folder_fingerprint(tmp_path / "moved")),
+    )
     assert find_model(None, lost).folder == tmp_path / "moved"
     shutil.copy(folder / "other" / "model.safetensors", tmp_path / "moved")
     with pytest.raises(CheckpointError, match="has other weights"):
         find_model(None, lost)
     shutil.rmtree(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"lost' was trained on '.*moved'.*no such folder.*name the model"):
+    with pytest.raises(
+        CheckpointError, match=r"lost' was trained on '.*moved'.*no such folder.*name the model"
+    ):
         find_model(None, lost)
     # Found again at another place, it is the same.
     assert find_model(folder / "base", lost).folder == folder / "base"
 
 
-def test_what_an_adapter_from_elsewhere_says_is_shown_and_not_followed(folder, foreign, caplog, monkeypatch):
-    monkeypatch.setattr(huggingface, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(ValueError, match=r"foreign' was trained on 'somebody/their-model', which nothing proves: name"):
+def test_what_an_adapter_from_elsewhere_says_is_shown_and_not_followed(
+    folder, foreign, caplog, monkeypatch
+):
+    monkeypatch.setattr(
+        huggingface, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"foreign' was trained on 'somebody/their-model', which nothing proves: name",
+    ):
         find_model(None, foreign)
     with caplog.at_level(logging.WARNING):
         assert find_model(folder / "base", foreign).folder == folder / "base"
-    assert "says that it was trained on 'somebody/their-model'; nothing proves that this is" in caplog.text
+    assert (
+        "says that it was trained on 'somebody/their-model'; nothing proves that this is"
+        in caplog.text
+    )
 
 
 def test_hub_ids_are_compared(folder, foreign, monkeypatch):
@@ -133,8 +166,12 @@ def test_hub_ids_are_compared(folder, foreign, monkeypatch):
         return folder / "base"
 
     monkeypatch.setattr(huggingface, "snapshot_download", download)
-    assert find_model("somebody/Their-Model@v2", foreign).name == NamedBase("somebody/Their-Model", "v2")
-    with pytest.raises(CheckpointError, match="was trained on 'somebody/their-model', not on 'somebody/else'"):
+    assert find_model("somebody/Their-Model@v2", foreign).name == NamedBase(
+        "somebody/Their-Model", "v2"
+    )
+    with pytest.raises(
+        CheckpointError, match="was trained on 'somebody/their-model', not on 'somebody/else'"
+    ):
         find_model("somebody/else", foreign)
 
 
@@ -171,11 +208,15 @@ def test_merging_takes_the_named_base_and_no_other(folder, proven, tmp_path, cap
     assert not (tmp_path / "merged").exists()
     assert merged(tmp_path, "--adapter", proven) == 0
     before, after = (
-        parameters(DreamForCausalLM.from_pretrained(path)) for path in (folder / "base", tmp_path / "merged")
+        parameters(DreamForCausalLM.from_pretrained(path))
+        for path in (folder / "base", tmp_path / "merged")
     )
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("q_proj.weight")}
-    assert merged(tmp_path, "--adapter", proven, "--model", folder / "other", "--allow-other-base") == 0
+    assert (
+        merged(tmp_path, "--adapter", proven, "--model", folder / "other", "--allow-other-base")
+        == 0
+    )
 
 
 def test_merging_never_writes_over_the_base(folder, proven, capsys):
@@ -186,7 +227,9 @@ def test_merging_never_writes_over_the_base(folder, proven, capsys):
 
 
 @pytest.mark.parametrize("command", ["generate x", "sft --data x --out y", "serve", "eval builtin"])
-def test_every_command_refuses_another_base_in_one_line(folder, proven, tmp_path, capsys, monkeypatch, command):
+def test_every_command_refuses_another_base_in_one_line(
+    folder, proven, tmp_path, capsys, monkeypatch, command
+):
     monkeypatch.chdir(tmp_path)
     words = [*command.split(), "--adapter", str(proven), "--model", str(folder / "other")]
     assert main(words) == 2
@@ -210,19 +253,42 @@ def test_an_adapter_has_its_own_size(words, named, capsys):
 def test_training_names_the_base_and_goes_on_from_an_adapter(folder, tmp_path, capsys):
     rows = [{"prompt": f"Add {i}.", "response": f"print({i})"} for i in range(8)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"data": tmp_path / "data.jsonl", "max-length": 48, "batch-size": 4, "max-steps": 2, "warmup-steps": 0}
+    options = {
+        "data": tmp_path / "data.jsonl",
+        "max-length": 48,
+        "batch-size": 4,
+        "max-steps": 2,
+        "warmup-steps": 0,
+    }
     options |= {"learning-rate": 0.01}
-    words = ["sft", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    words = [
+        "sft",
+        *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+    ]
     first = [*words, "--model", str(folder / "base"), "--lora-rank", "2"]
     assert main([*first, "--out", str(tmp_path / "first")]) == 0
     found = find_model(None, tmp_path / "first" / "adapter")
     assert found.folder == folder / "base"
     assert found.base.fingerprint == folder_fingerprint(folder / "base")
     # A run in the folder is not continued over another base.
-    other = [*words, "--model", str(folder / "other"), "--lora-rank", "2", "--out", str(tmp_path / "first")]
+    other = [
+        *words,
+        "--model",
+        str(folder / "other"),
+        "--lora-rank",
+        "2",
+        "--out",
+        str(tmp_path / "first"),
+    ]
     assert main(other) == 2
     assert "lora.base=" in capsys.readouterr().err
-    more = [*words, "--adapter", str(tmp_path / "first" / "adapter"), "--out", str(tmp_path / "more")]
+    more = [
+        *words,
+        "--adapter",
+        str(tmp_path / "first" / "adapter"),
+        "--out",
+        str(tmp_path / "more"),
+    ]
     assert main(more) == 0
     again = find_model(None, tmp_path / "more" / "adapter")
     assert again.adapter.config == found.adapter.config
@@ -231,15 +297,33 @@ def test_training_names_the_base_and_goes_on_from_an_adapter(folder, tmp_path, c
     assert one.keys() == two.keys()
     moved = [float(np.abs(two[name] - one[name]).max()) for name in one if "lora_B" in name]
     # Two steps further, from there and not from zero.
-    assert 0 < max(moved) < max(float(np.abs(one[name]).max()) for name in one if "lora_B" in name) * 3
-    assert main([*words, "--adapter", str(tmp_path / "first" / "adapter"), "--out", str(tmp_path / "first")]) == 2
+    assert (
+        0 < max(moved) < max(float(np.abs(one[name]).max()) for name in one if "lora_B" in name) * 3
+    )
+    assert (
+        main(
+            [
+                *words,
+                "--adapter",
+                str(tmp_path / "first" / "adapter"),
+                "--out",
+                str(tmp_path / "first"),
+            ]
+        )
+        == 2
+    )
     assert "write to another folder" in capsys.readouterr().err
 
 
 def test_generation_uses_the_adapter(folder, tmp_path, capsys):
-    """Loaded beside the weights it writes what the merged model writes, and not what the base writes."""
+    """Loaded beside the weights it writes what the merged model writes, and not what the base
+    writes.
+    """
     path = adapter(
-        folder / "speaking", NamedBase("builtin", None, folder_fingerprint(BUILTIN_MODEL)), ("q_proj", "up_proj"), 2.0
+        folder / "speaking",
+        NamedBase("builtin", None, folder_fingerprint(BUILTIN_MODEL)),
+        ("q_proj", "up_proj"),
+        2.0,
     )
     assert main(["merge-lora", "--adapter", str(path), "--out", str(tmp_path / "merged")]) == 0
     texts = {}

@@ -13,8 +13,13 @@ COMMIT, OTHER, FOREIGN = "a" * 40, "b" * 40, "c" * 40
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch, builtin_folder):
-    """A cache as the hub's client lays it out: a model with two revisions, and one that cannot be used."""
-    for name, commits in (("me--coder", {"main": COMMIT, "v1": OTHER}), ("openai--gpt2", {"main": FOREIGN})):
+    """A cache as the hub's client lays it out: a model with two revisions, and one that cannot be
+    used.
+    """
+    for name, commits in (
+        ("me--coder", {"main": COMMIT, "v1": OTHER}),
+        ("openai--gpt2", {"main": FOREIGN}),
+    ):
         repository = tmp_path / f"models--{name}"
         (repository / "blobs").mkdir(parents=True)
         (repository / "refs").mkdir()
@@ -24,13 +29,19 @@ def cache(tmp_path, monkeypatch, builtin_folder):
             snapshot.mkdir(parents=True)
             blob = repository / "blobs" / f"{commit}-config"
             blob.write_text(
-                (builtin_folder / "config.json").read_text() if "coder" in name else '{"model_type": "gpt2"}'
+                (builtin_folder / "config.json").read_text()
+                if "coder" in name
+                else '{"model_type": "gpt2"}'
             )
             (snapshot / "config.json").symlink_to(blob)
     weights = tmp_path / "models--me--coder" / "blobs" / "weights"
     shutil.copyfile(builtin_folder / "model.safetensors", weights)
-    (tmp_path / "models--me--coder" / "snapshots" / COMMIT / "model.safetensors").symlink_to(weights)
-    monkeypatch.setattr(hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path))
+    (tmp_path / "models--me--coder" / "snapshots" / COMMIT / "model.safetensors").symlink_to(
+        weights
+    )
+    monkeypatch.setattr(
+        hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path)
+    )
     return tmp_path
 
 
@@ -68,6 +79,8 @@ def test_deleting_is_said_first(cache, capsys):
 
 
 def test_an_empty_cache(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path / "absent"))
+    monkeypatch.setattr(
+        hub_cache, "scan_cache_dir", lambda scan=hub_cache.scan_cache_dir: scan(tmp_path / "absent")
+    )
     assert run(capsys) == (0, "no model in the hub's cache: --model OWNER/NAME downloads one\n", "")
     assert run(capsys, "--json")[1] == "[]\n"

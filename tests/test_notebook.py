@@ -11,7 +11,9 @@ NOTEBOOK = Path(__file__).parent.parent / "examples" / "experiment_colab.ipynb"
 
 def cells():
     return [
-        "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"
+        "".join(cell["source"])
+        for cell in json.loads(NOTEBOOK.read_text())["cells"]
+        if cell["cell_type"] == "code"
     ]
 
 
@@ -32,10 +34,16 @@ def test_nothing_to_install_is_said(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("status", "stops"), [(0, False), (1, False), (2, True)])
 def test_a_run_that_failed_stops_the_notebook(status, stops):
     words = []
-    namespace = {"MODEL": "m", "DTYPE": "int8", "run": lambda *given: (words.append(given), status)[1]}
+    namespace = {
+        "MODEL": "m",
+        "DTYPE": "int8",
+        "run": lambda *given: (words.append(given), status)[1],
+    }
     if stops:
         with pytest.raises(AssertionError, match="status 2"):
             exec(cells()[2], namespace)
     else:
         exec(cells()[2], namespace)
-    assert words == [("diffucoder", "experiment", "--out", "experiment", "--model", "m", "--dtype", "int8")]
+    assert words == [
+        ("diffucoder", "experiment", "--out", "experiment", "--model", "m", "--dtype", "int8")
+    ]

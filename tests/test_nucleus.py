@@ -18,7 +18,10 @@ def border_rows(rng):
     """Logits whose nuclei end in many ways."""
     normal = rng.normal(size=VOCABULARY)
     ranks = np.arange(VOCABULARY, dtype=np.float64)
-    rows = {f"normal times {scale}": normal * scale for scale in (0.0, 1e-6, 0.01, 0.5, 2.3, 10.0, 100.0)}
+    rows = {
+        f"normal times {scale}": normal * scale
+        for scale in (0.0, 1e-6, 0.01, 0.5, 2.3, 10.0, 100.0)
+    }
     rows |= {
         "a power law": -1.1 * np.log(1 + rng.permutation(VOCABULARY)),
         "far from zero": normal * 0.5 + 1e4,
@@ -43,7 +46,9 @@ ROWS = border_rows(np.random.default_rng(0))
 
 
 def sorted_nucleus(row, top_p):
-    """Who is in the nucleus by a stable descending sort in float64, and who is so by less than DOUBT."""
+    """Who is in the nucleus by a stable descending sort in float64, and who is so by less than
+    DOUBT.
+    """
     order = np.argsort(-row, kind="stable")
     weights = np.exp(row[order].astype(np.float64) - float(row.max()))
     before = np.concatenate([[0.0], np.cumsum(weights)[:-1]]) / weights.sum()
@@ -68,7 +73,9 @@ def nuclei(rows, top_p):
 def require_equal(ours, row, top_p, name):
     kept, doubtful = sorted_nucleus(row, np.float32(top_p).astype(np.float64))
     wrong = (ours != kept) & ~doubtful
-    assert not wrong.any(), f"{name}, top_p {top_p}: {wrong.sum()} tokens, {ours.sum()} kept and not {kept.sum()}"
+    assert not wrong.any(), (
+        f"{name}, top_p {top_p}: {wrong.sum()} tokens, {ours.sum()} kept and not {kept.sum()}"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,7 +97,8 @@ def test_rows_that_nobody_reads_do_not_change_the_others():
     values = jnp.asarray(np.stack([ROWS["normal times 0.5"], ROWS["a staircase"]]))[None]
     weights = weigh(values, jnp.max(values, axis=-1, keepdims=True), jnp.float32(1))
     both, one = (
-        jax.jit(nucleus)(values, weights, jnp.float32(0.9), jnp.array([[True, read]])) for read in (True, False)
+        jax.jit(nucleus)(values, weights, jnp.float32(0.9), jnp.array([[True, read]]))
+        for read in (True, False)
     )
     assert both.value[0, 0] == one.value[0, 0]
     assert both.last[0, 0] == one.last[0, 0]
@@ -109,7 +117,9 @@ def rows_of(logits, temperature, top_p, min_ratio=None):
             min_ratio=None if min_ratio is None else jnp.float32(min_ratio),
             needed=jnp.ones((1, len(logits)), bool),
         )
-        draws = jax.vmap(ours.drawn, in_axes=-1, out_axes=-1)(jnp.broadcast_to(NUMBERS, (1, len(logits), len(NUMBERS))))
+        draws = jax.vmap(ours.drawn, in_axes=-1, out_axes=-1)(
+            jnp.broadcast_to(NUMBERS, (1, len(logits), len(NUMBERS)))
+        )
         return ours.likeliest(), ours.margin(), ours.entropy(), draws
 
     return jax.tree.map(lambda part: np.asarray(part[0]), filtered(jnp.asarray(logits)))
@@ -118,16 +128,30 @@ def rows_of(logits, temperature, top_p, min_ratio=None):
 NUMBERS = (np.arange(16, dtype=np.float32) + 0.5) / 16
 
 
-@pytest.mark.parametrize(("top_p", "min_ratio"), [(None, None), (0.95, None), (None, 0.01), (0.9, 0.5)])
+@pytest.mark.parametrize(
+    ("top_p", "min_ratio"), [(None, None), (0.95, None), (None, 0.01), (0.9, 0.5)]
+)
 def test_statistics_of_a_row_are_those_of_its_probabilities(top_p, min_ratio):
-    names = ["normal times 0.5", "normal times 2.3", "normal times 10.0", "a power law", "two equal tokens"]
+    names = [
+        "normal times 0.5",
+        "normal times 2.3",
+        "normal times 10.0",
+        "a power law",
+        "two equal tokens",
+    ]
     names += ["without half of the tokens", "one left"]
     logits = np.stack([ROWS[name] for name in names])
-    (tokens, log_probs), margin, entropy, (drawn, drawn_log_probs) = rows_of(logits, 0.5, top_p, min_ratio)
+    (tokens, log_probs), margin, entropy, (drawn, drawn_log_probs) = rows_of(
+        logits, 0.5, top_p, min_ratio
+    )
     for row, values in enumerate(logits):
         scaled = values / np.float32(0.5)
         probs = np.exp(scaled.astype(np.float64) - float(scaled.max()))
-        kept = np.ones(VOCABULARY, bool) if top_p is None else sorted_nucleus(scaled, np.float32(top_p))[0]
+        kept = (
+            np.ones(VOCABULARY, bool)
+            if top_p is None
+            else sorted_nucleus(scaled, np.float32(top_p))[0]
+        )
         kept &= probs >= (min_ratio or 0)
         probs = np.where(kept, probs, 0) / probs[kept].sum()
         best = np.sort(probs)[-2:]
@@ -135,7 +159,9 @@ def test_statistics_of_a_row_are_those_of_its_probabilities(top_p, min_ratio):
         np.testing.assert_allclose(np.exp(log_probs[row]), best[1], rtol=2e-5)
         np.testing.assert_allclose(margin[row], best[1] - best[0], rtol=2e-5, atol=1e-9)
         # The reference's 1e-10 for each candidate, and float32.
-        np.testing.assert_allclose(entropy[row], (probs * np.log(probs + 1e-10)).sum(), rtol=2e-6, atol=2e-5)
+        np.testing.assert_allclose(
+            entropy[row], (probs * np.log(probs + 1e-10)).sum(), rtol=2e-6, atol=2e-5
+        )
         np.testing.assert_allclose(np.exp(drawn_log_probs[row]), probs[drawn[row]], rtol=2e-5)
         assert (probs[drawn[row]] > 0).all()
         # The token at which the cumulative probability passes the number.
@@ -163,12 +189,17 @@ def test_no_program_sorts_the_vocabulary(top_p):
         return rows.drawn(logits[..., 0]), rows.margin(), rows.entropy()
 
     def widest(function):
-        traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((1, 8, VOCABULARY), jnp.float32), jnp.float32(0.5))
+        traced = jax.make_jaxpr(function)(
+            jax.ShapeDtypeStruct((1, 8, VOCABULARY), jnp.float32), jnp.float32(0.5)
+        )
         return max(sorted_widths(traced.jaxpr))
 
     # The maxima of the chunks are looked through, and the chunks of the largest.
     assert widest(scores) == VOCABULARY // CHUNK
-    assert widest(lambda logits, number: jax.lax.cond(number > 0, jnp.sort, jnp.negative, logits)) == VOCABULARY
+    assert (
+        widest(lambda logits, number: jax.lax.cond(number > 0, jnp.sort, jnp.negative, logits))
+        == VOCABULARY
+    )
 
 
 @pytest.mark.parametrize("size", [5, 700, 9_000])
@@ -184,9 +215,12 @@ def test_inverse_cdf_draws_in_proportion_over_a_whole_vocabulary():
     draws = jnp.asarray((np.arange(5_000) + 0.5) / 5_000, jnp.float32)[None]
     index = np.asarray(inverse_cdf(jnp.broadcast_to(weights, (1, 5_000, 10_000)), draws))[0]
     assert (weights[index] > 0).all()
-    # Evenly spaced numbers: the empirical distribution may differ from the weights by rounding alone.
+    # Evenly spaced numbers: the empirical distribution may differ from the weights by rounding
+    # alone.
     drawn = np.cumsum(np.bincount(index, minlength=10_000)) / 5_000
-    np.testing.assert_allclose(drawn, np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64), atol=3e-4)
+    np.testing.assert_allclose(
+        drawn, np.cumsum(weights, dtype=np.float64) / weights.sum(dtype=np.float64), atol=3e-4
+    )
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-24])
@@ -197,7 +231,9 @@ def test_inverse_cdf_never_takes_a_column_without_weight(number, size):
 
 
 def test_the_largest_are_not_made_by_a_sort_of_all_columns():
-    """Read in two parts, as the filters do, a plain `jax.lax.top_k` is: five times the time of a small model's step."""
+    """Read in two parts, as the filters do, a plain `jax.lax.top_k` is: five times the time of a
+    small model's step.
+    """
     params = SamplingParams.of(GenerationOptions(temperature=0.3, top_p=0.95, top_k=50), 32, 32)
 
     def log_probs(logits, params):

@@ -29,9 +29,13 @@ def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate, optim):
         },
         "norm": {"weight": jnp.full(6, 2.0)},
     }
-    config = settings(learning_rate=0.1, muon_learning_rate=muon_learning_rate, weight_decay=0.01, optim=optim)
+    config = settings(
+        learning_rate=0.1, muon_learning_rate=muon_learning_rate, weight_decay=0.01, optim=optim
+    )
     transform = make_optimizer(config, 10)
-    updates, _ = jax.jit(transform.update)(jax.tree.map(jnp.zeros_like, params), transform.init(params), params)
+    updates, _ = jax.jit(transform.update)(
+        jax.tree.map(jnp.zeros_like, params), transform.init(params), params
+    )
     layer = updates["layers"][0]["q_proj"]
     # Without a gradient the update is - learning rate * decay * weight.
     np.testing.assert_allclose(updates["embed"]["weight"], -0.1 * 0.01 * 2, rtol=1e-5)
@@ -68,16 +72,23 @@ def test_gradient_is_clipped_by_its_global_norm():
     """Adam forgets scale, so that the moments tell what came through."""
     params = {"a": jnp.zeros(4), "b": jnp.zeros(9)}
     transform = make_optimizer(settings(max_grad_norm=0.5), 10)
-    _, state = transform.update({"a": jnp.full(4, 3.0), "b": jnp.full(9, 4.0)}, transform.init(params), params)
+    _, state = transform.update(
+        {"a": jnp.full(4, 3.0), "b": jnp.full(9, 4.0)}, transform.init(params), params
+    )
     first = next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (4,))
     # Norm of the gradient: sqrt(4 * 9 + 9 * 16).
     np.testing.assert_allclose(first, 0.1 * 3 * 0.5 / 180**0.5, rtol=1e-5)
 
 
 def test_adafactor_learns_without_moments_of_the_size_of_the_weights():
-    """A least-squares fit of a matrix and a bias, as AdamW fits it; updates have a root mean square of 1 at most."""
+    """A least-squares fit of a matrix and a bias, as AdamW fits it; updates have a root mean square
+    of 1 at most.
+    """
     rng = np.random.default_rng(0)
-    x, truth = rng.normal(size=(256, 160)).astype(np.float32), rng.normal(size=(160, 130)).astype(np.float32)
+    x, truth = (
+        rng.normal(size=(256, 160)).astype(np.float32),
+        rng.normal(size=(160, 130)).astype(np.float32),
+    )
     y = x @ truth + 0.5
 
     def loss(params):
@@ -86,7 +97,9 @@ def test_adafactor_learns_without_moments_of_the_size_of_the_weights():
     sizes, losses = {}, {}
     for optim in (None, "adafactor"):
         params = {"layer": {"weight": jnp.zeros((160, 130)), "bias": jnp.zeros(130)}}
-        transform = make_optimizer(settings(learning_rate=0.05, optim=optim, weight_decay=0.0, max_grad_norm=1e9), 300)
+        transform = make_optimizer(
+            settings(learning_rate=0.05, optim=optim, weight_decay=0.0, max_grad_norm=1e9), 300
+        )
         state = transform.init(params)
         sizes[optim] = sum(leaf.size for leaf in jax.tree.leaves(state))
 
@@ -107,7 +120,10 @@ def test_adafactor_learns_without_moments_of_the_size_of_the_weights():
 
 def test_muon_takes_the_matrices_of_the_layers_alone(tiny_model):
     labels = dict(flatten(muon_or_adamw(nnx.to_pure_dict(nnx.state(tiny_model)))))
-    projections = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+    projections = {
+        "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+        "mlp": ("gate_proj", "up_proj", "down_proj"),
+    }
     expected = {
         f"model.layers.{layer}.{block}.{name}.weight"
         for layer in range(2)
@@ -115,14 +131,18 @@ def test_muon_takes_the_matrices_of_the_layers_alone(tiny_model):
         for name in names
     }
     assert {name for name, label in labels.items() if label == "muon"} == expected
-    assert {name for name, label in labels.items() if label == "adamw"} == set(parameters(tiny_model)) - expected
+    assert {name for name, label in labels.items() if label == "adamw"} == set(
+        parameters(tiny_model)
+    ) - expected
 
 
 def test_muon_equalises_the_directions_of_an_update():
     params = {"layers": {0: {"weight": jnp.zeros((16, 16))}}}
     transform = make_optimizer(settings(muon_learning_rate=1.0, weight_decay=0.0), 10)
     gradient = jax.random.normal(jax.random.key(0), (16, 16)) * jnp.logspace(0, -1, 16)
-    updates, _ = jax.jit(transform.update)({"layers": {0: {"weight": gradient}}}, transform.init(params), params)
+    updates, _ = jax.jit(transform.update)(
+        {"layers": {0: {"weight": gradient}}}, transform.init(params), params
+    )
     values = np.linalg.svd(updates["layers"][0]["weight"], compute_uv=False)
     before = np.linalg.svd(gradient, compute_uv=False)
     assert before[0] / before[-2] > 15

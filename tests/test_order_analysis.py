@@ -1,5 +1,6 @@
-"""AR-ness of orders whose values are known, and against the definitions written out. Decoded canvases: one position per
-step, the order that was asked for, confidence before the first step; what is measured and written of them."""
+"""AR-ness of orders whose values are known, and against the definitions written out. Decoded
+canvases: one position per step, the order that was asked for, confidence before the first step;
+what is measured and written of them."""
 
 import json
 import math
@@ -33,7 +34,9 @@ PROBLEMS = [
 
 
 def test_left_to_right_decoding_is_fully_autoregressive(engine):
-    options = GenerationOptions(max_new_tokens=16, alg="left_to_right", temperature=0.0, top_p=None, top_k=None)
+    options = GenerationOptions(
+        max_new_tokens=16, alg="left_to_right", temperature=0.0, top_p=None, top_k=None
+    )
     traces = decode_traces(engine, PROBLEMS, options, samples=1)
     assert not decides_several(options)
     assert [trace.commit_step for trace in traces] == [tuple(range(16))] * 2
@@ -82,7 +85,9 @@ def test_measures_of_the_text_leave_out_what_comes_after():
     # Too short for more than one step before.
     assert found["local_text"][1:] == [None] * 8
     assert found["confidence_text"] == 0.75
-    assert order_measures([trace((0, 1, 2, 3), end=0)], by_confidence=False)["confidence_text"] is None
+    assert (
+        order_measures([trace((0, 1, 2, 3), end=0)], by_confidence=False)["confidence_text"] is None
+    )
 
 
 def test_an_analysis_without_programs_that_pass_is_written(tmp_path):
@@ -93,7 +98,9 @@ def test_an_analysis_without_programs_that_pass_is_written(tmp_path):
         **order_measures(traces, by_confidence=False),
         "pass": {"pass@1": [0, 0, 1]},
     }
-    analysis = OrderAnalysis(by_confidence=False, traces=[traces], rows=[row], first_confidence=[0.9, 0.4, 0.3, 0.2])
+    analysis = OrderAnalysis(
+        by_confidence=False, traces=[traces], rows=[row], first_confidence=[0.9, 0.4, 0.3, 0.2]
+    )
     analysis.write(tmp_path / "out", {"model": "<m>"}, {"settings": {"n": 1}})
     found = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert found["settings"] == {"n": 1}
@@ -150,7 +157,9 @@ def test_known_orders_in_between():
 def test_any_order_is_as_defined(length, k, rng):
     order = list(range(length))
     rng.shuffle(order)
-    assert local_ar_ness(np.array(order), k) == pytest.approx(local_by_definition(order, k), nan_ok=True)
+    assert local_ar_ness(np.array(order), k) == pytest.approx(
+        local_by_definition(order, k), nan_ok=True
+    )
     assert global_ar_ness(np.array(order), k) == pytest.approx(global_by_definition(order, k))
 
 
@@ -165,10 +174,13 @@ def test_random_orders_are_within_their_expectation():
     rng, length, count = np.random.default_rng(0), 20, 4000
     orders = [rng.permutation(length) for _ in range(count)]
     for k in (1, 2):
-        # Of all ordered (k + 1)-tuples, those that end a run of neighbours: (T - k) runs, k! orders before the end.
+        # Of all ordered (k + 1)-tuples, those that end a run of neighbours: (T - k) runs, k! orders
+        # before the end.
         expected = (length - k) * math.factorial(k) / math.perm(length, k + 1)
         found = np.mean([local_ar_ness(order, k) for order in orders])
-        assert found == pytest.approx(expected, abs=4 * math.sqrt(expected / (count * (length - k))))
+        assert found == pytest.approx(
+            expected, abs=4 * math.sqrt(expected / (count * (length - k)))
+        )
     for k in (1, 4):
         expected = np.mean([min(k, masked) / masked for masked in range(1, length + 1)])
         found = np.mean([global_ar_ness(order, k) for order in orders])

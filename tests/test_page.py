@@ -1,4 +1,7 @@
-"""The page in a real browser: generating, replaying slowly, sharing, by keyboard, on a phone. Skipped without one."""
+"""The page in a real browser: generating, replaying slowly, sharing, by keyboard, on a phone.
+
+Skipped without one.
+"""
 
 import io
 import json
@@ -24,7 +27,13 @@ from untrusted import run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+)
 PHONE = {"width": 390, "height": 844}
 REPLAY = {
     "format": "diffucoder-replay-1", "model": "m", "before": "def f():", "after": "", "chat": False, "length": 6,
@@ -70,9 +79,14 @@ def visit(browser):
         context = browser.new_context(**settings)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: is_complaint(message) and complaints.append(message.text))
+        page.on(
+            "console", lambda message: is_complaint(message) and complaints.append(message.text)
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: is_own(request.url, address) or complaints.append(request.url))
+        page.on(
+            "request",
+            lambda request: is_own(request.url, address) or complaints.append(request.url),
+        )
         page.goto(address)
         expect(page.locator("#model")).to_contain_text("tiny")
         return page
@@ -135,7 +149,9 @@ def test_all_files_of_the_page_come_without_a_key_and_under_its_policy(tiny_engi
         for path, (name, _) in PAGE_FILES.items():
             status, headers, text = call(address, "GET", path)
             assert (status, text) == (200, (PAGE / name).read_text())
-            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+            assert headers["content-security-policy"].startswith(
+                "default-src 'none'; script-src 'self';"
+            )
 
 
 def test_the_canvas_fills_slowly_and_replays(page):
@@ -182,7 +198,9 @@ def test_a_paused_replay_stays_where_it_is(page):
 @pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
 @pytest.mark.parametrize("alg", ["entropy", "origin", "left_to_right"])
 def test_passes_are_the_models_evaluations(page, preset, alg):
-    """Passes, forwards and the list in words say the same, also where steps are skipped or decide nothing."""
+    """Passes, forwards and the list in words say the same, also where steps are skipped or decide
+    nothing.
+    """
     if preset == "turbo" and alg == "origin":
         pytest.skip("turbo decides by probability, origin by chance")
     page.evaluate(
@@ -234,7 +252,11 @@ def test_end_tokens_are_folded_and_markup_is_text(visit, address):
     page.get_by_label("Pass", exact=True).fill("3")
     page.get_by_text("Passes in words").click()
     words = page.locator("#passes li").all_inner_texts()
-    assert words == ["end of text \u00d72", '"\\n    " 90.0 %, "<b>1</b>" 50.0 %', '"return " 25.0 %']
+    assert words == [
+        "end of text \u00d72",
+        '"\\n    " 90.0 %, "<b>1</b>" 50.0 %',
+        '"return " 25.0 %',
+    ]
     assert written(page) == "def f(): return 1"
     assert page.locator("#order circle").count() == 5
 
@@ -243,11 +265,15 @@ def test_a_token_tells_its_pass_and_confidence_by_tap_and_keyboard(visit, addres
     page = visit(address, reduced_motion="reduce", has_touch=True, viewport=PHONE)
     open_file(page, json.dumps(REPLAY))
     page.locator("#cells .cell", has_text="return").tap()
-    expect(page.locator("#token")).to_have_text('Position 2: "return ", decided in pass 3 of 3, confidence 25.0 %.')
+    expect(page.locator("#token")).to_have_text(
+        'Position 2: "return ", decided in pass 3 of 3, confidence 25.0 %.'
+    )
     page.keyboard.press("ArrowRight")
     chosen = page.locator("#cells [aria-selected=true]")
     assert chosen.inner_text() == "<b>1</b>"
-    assert page.locator("#cells").get_attribute("aria-activedescendant") == chosen.get_attribute("id")
+    assert page.locator("#cells").get_attribute("aria-activedescendant") == chosen.get_attribute(
+        "id"
+    )
     assert "50.0 %" in (chosen.get_attribute("aria-label") or "")
     page.keyboard.press("End")
     expect(page.locator("#token")).to_have_text("Position 4 and the 2 after it: end of text.")
@@ -262,7 +288,9 @@ def test_colours_tell_pass_or_confidence(visit, address):
 
     def shares():
         decided = page.locator("#cells .decided")
-        return decided.evaluate_all("marks => marks.map(mark => mark.style.getPropertyValue('--share'))")
+        return decided.evaluate_all(
+            "marks => marks.map(mark => mark.style.getPropertyValue('--share'))"
+        )
 
     assert shares() == ["50%", "100%", "50%"]
     page.get_by_label("confidence").check()
@@ -300,7 +328,9 @@ def test_the_ramp_has_one_way_in_luminance_and_text_on_it_is_read(visit, address
 def luminance(colour):
     """Relative luminance of an sRGB colour, WCAG 2.1."""
     parts = [part / 255 for part in colour]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -400,9 +430,34 @@ def test_the_keyboard_reaches_everything_and_keeps_its_place(visit, address):
     reached = [
         place
         for place in order
-        if place in ("run", "max_tokens", "cells", "play", "pass", "speed", "answer", "copy", "link", "save", "open")
+        if place
+        in (
+            "run",
+            "max_tokens",
+            "cells",
+            "play",
+            "pass",
+            "speed",
+            "answer",
+            "copy",
+            "link",
+            "save",
+            "open",
+        )
     ]
-    assert reached == ["run", "max_tokens", "cells", "play", "pass", "speed", "answer", "copy", "link", "save", "open"]
+    assert reached == [
+        "run",
+        "max_tokens",
+        "cells",
+        "play",
+        "pass",
+        "speed",
+        "answer",
+        "copy",
+        "link",
+        "save",
+        "open",
+    ]
 
 
 def focused(page):
@@ -419,12 +474,17 @@ def test_everything_that_takes_the_focus_has_a_name(visit, address):
     named = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in nodes
-        if not node["ignored"] and any(p["name"] == "focusable" and p["value"]["value"] for p in node["properties"])
+        if not node["ignored"]
+        and any(p["name"] == "focusable" and p["value"]["value"] for p in node["properties"])
     ]
     assert len(named) > 25
     assert [role for role, name in named if not name.strip() and role != "RootWebArea"] == []
-    assert {"listbox", "slider", "combobox", "button", "radio", "textbox"} <= {role for role, _ in named}
-    live = page.locator("[role=status], output").evaluate_all("all => all.map(e => [e.id, e.ariaLive])")
+    assert {"listbox", "slider", "combobox", "button", "radio", "textbox"} <= {
+        role for role, _ in named
+    }
+    live = page.locator("[role=status], output").evaluate_all(
+        "all => all.map(e => [e.id, e.ariaLive])"
+    )
     # Only the status is read out of itself: a replay would talk ten times a second.
     assert live == [["status", None], ["pass-text", "off"]]
 
@@ -433,20 +493,26 @@ def open_file(page, text):
     """Open a saved replay."""
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Open replay").click()
-    chooser.value.set_files({"name": "replay.json", "mimeType": "application/json", "buffer": text.encode()})
+    chooser.value.set_files(
+        {"name": "replay.json", "mimeType": "application/json", "buffer": text.encode()}
+    )
     expect(page.locator("#status")).not_to_have_text("Press Generate to begin.")
 
 
 def outcome(page):
     """All that a replay must bring back."""
-    page.get_by_label("Pass", exact=True).fill(page.get_by_label("Pass", exact=True).get_attribute("max"))
+    page.get_by_label("Pass", exact=True).fill(
+        page.get_by_label("Pass", exact=True).get_attribute("max")
+    )
     figures = page.locator("#figures dd").all_inner_texts()
     title = page.locator("#cells .cell").evaluate_all("marks => marks.map(mark => mark.ariaLabel)")
     return figures, title, cells(page), written(page), shown(page)
 
 
 def test_a_replay_is_shared_by_link_and_by_file(visit, address, tmp_path):
-    page = visit(address, reduced_motion="reduce", permissions=["clipboard-read", "clipboard-write"])
+    page = visit(
+        address, reduced_motion="reduce", permissions=["clipboard-read", "clipboard-write"]
+    )
     page.locator("#prompt").fill("def f(ä):  # ∎ <b>")
     generate(page, max_tokens="24", temperature="0.7", seed="3")
     made = outcome(page)
@@ -495,7 +561,9 @@ def test_what_is_no_replay_is_refused(page, text):
 def test_links_that_are_damaged_or_unpack_to_too_much_are_refused(visit, address):
     page = visit(address + "#replay=!!!")
     expect(page.locator("#status")).to_contain_text("The link is damaged")
-    bomb = page.evaluate("import('/replay.js').then(({ toFragment }) => toFragment(' '.repeat(2 ** 20 - 1)))")
+    bomb = page.evaluate(
+        "import('/replay.js').then(({ toFragment }) => toFragment(' '.repeat(2 ** 20 - 1)))"
+    )
     page.evaluate("fragment => { location.hash = fragment; }", bomb)
     expect(page.locator("#status")).to_contain_text("not JSON")
     with pytest.raises(sync_api.Error, match="damaged"):
@@ -511,9 +579,13 @@ def test_links_that_are_damaged_or_unpack_to_too_much_are_refused(visit, address
 
 
 def test_code_is_coloured_as_python_reads_it(page):
-    """Compared with the interpreter's own tokenizer, on the programs of this package and on what is hard."""
+    """Compared with the interpreter's own tokenizer, on the programs of this package and on what is
+    hard.
+    """
     hard = "def f(r'x'):\n    return b'a\\'b' + rb\"#\" + '''x\n'y' ''' + 0x_ff + 1_0.5e-3j + .5 if a2 else 'open\n"
-    programs = [path.read_text() for path in sorted(Path(run.__code__.co_filename).parent.glob("*.py"))]
+    programs = [
+        path.read_text() for path in sorted(Path(run.__code__.co_filename).parent.glob("*.py"))
+    ]
     for program in [*programs, "x = 1 # no end of line", "@wraps\nclass A: pass\n", "é = None\n"]:
         kinds = coloured(page, program)
         assert "".join(text for _, text in kinds) == program
@@ -523,7 +595,9 @@ def test_code_is_coloured_as_python_reads_it(page):
 
 
 def coloured(page, program):
-    return page.evaluate("code => import('/python.js').then(({ pieces }) => [...pieces(code)])", program)
+    return page.evaluate(
+        "code => import('/python.js').then(({ pieces }) => [...pieces(code)])", program
+    )
 
 
 def python_kinds(program):
@@ -542,7 +616,14 @@ def python_kinds(program):
         elif name in ("STRING", "NUMBER", "COMMENT"):
             yield [name.lower(), text]
         elif name == "NAME" and (keyword.iskeyword(text) or before in ("def", "class")):
-            yield ["name" if before in ("def", "class") else "constant" if text[0].isupper() else "keyword", text]
+            yield [
+                "name"
+                if before in ("def", "class")
+                else "constant"
+                if text[0].isupper()
+                else "keyword",
+                text,
+            ]
         before = text
 
 

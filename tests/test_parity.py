@@ -1,4 +1,6 @@
-"""The parity check passes on the recorded reference, and fails when anything in the model is touched."""
+"""The parity check passes on the recorded reference, and fails when anything in the model is
+touched.
+"""
 
 import shutil
 
@@ -31,7 +33,10 @@ def copy(tmp_path):
 
 
 def test_forward_and_bfloat16_pass(golden_model, golden):
-    findings = [*check_forward(golden_model, golden, TOLERANCE), *check_bfloat16(GOLDEN / "checkpoint", golden)]
+    findings = [
+        *check_forward(golden_model, golden, TOLERANCE),
+        *check_bfloat16(GOLDEN / "checkpoint", golden),
+    ]
     assert [finding.name for finding in findings if not finding.passed] == []
     assert len(findings) == 9
 
@@ -71,7 +76,9 @@ def test_another_commit_than_a_tie_fails(golden_sampler, golden, cases):
     history = golden["generate.0.history"].copy()
     mask_id = golden_sampler.mask_id
     late = np.flatnonzero(history[10, 0] == mask_id)[0]
-    early = next(p for p in range(13, 37) if history[5, 0, p] != mask_id and history[4, 0, p] == mask_id)
+    early = next(
+        p for p in range(13, 37) if history[5, 0, p] != mask_id and history[4, 0, p] == mask_id
+    )
     history[5:11, 0, early] = mask_id
     history[5:11, 0, late] = history[-1, 0, late]
     tampered["generate.0.history"] = history

@@ -18,7 +18,8 @@ def test_recorded_reference_passes(tmp_path):
     record_reference(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
     findings = list(check_parity(tmp_path / "recorded", tolerance=2e-5))
     assert len(findings) == 12 + len(CASES)
-    # How often bfloat16 agrees on the best token depends on the draw of so few rows; test_dream.py holds the bound.
+    # How often bfloat16 agrees on the best token depends on the draw of so few rows; test_dream.py
+    # holds the bound.
     exact = [finding for finding in findings if not finding.name.startswith("bfloat16")]
     assert len(exact) == len(findings) - 3
     assert [finding for finding in exact if not finding.passed] == []

@@ -1,4 +1,6 @@
-"""The words of a command line: what they become, and which option of the command a mistake is near to."""
+"""The words of a command line: what they become, and which option of the command a mistake is near
+to.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -78,7 +80,12 @@ def test_every_kind_of_value():
     ]
     found = read(*words)
     assert found == Outer(
-        prompt="a text", out=Path("x"), kind="slow", length=3, watch=True, inner=Inner(rate=-1e-3, batch_size=(2, 4))
+        prompt="a text",
+        out=Path("x"),
+        kind="slow",
+        length=3,
+        watch=True,
+        inner=Inner(rate=-1e-3, batch_size=(2, 4)),
     )
 
 
@@ -111,7 +118,9 @@ def test_flags(words, value):
     assert read("--out", "o", *words).watch is value
 
 
-@pytest.mark.parametrize(("words", "value"), [(["--wait"], True), (["--no-wait"], False), (["--wait=none"], None)])
+@pytest.mark.parametrize(
+    ("words", "value"), [(["--wait"], True), (["--no-wait"], False), (["--wait=none"], None)]
+)
 def test_a_flag_that_may_be_left_open(words, value):
     assert read("--out", "o", *words).wait is value
 
@@ -187,22 +196,33 @@ def test_foreign_names_lead_somewhere():
 
 
 def test_one_name_means_one_kind_of_value():
-    """`--model` is always text, `--timeout` always a number: a name that changes its kind is two names."""
+    """`--model` is always text, `--timeout` always a number: a name that changes its kind is two
+    names.
+    """
     kinds = {}
     for command, kind in classes().items():
         for option in declared_options(kind):
-            kinds.setdefault(option.name, {}).setdefault(option.metavar.removesuffix(" ..."), []).append(command)
+            kinds.setdefault(option.name, {}).setdefault(
+                option.metavar.removesuffix(" ..."), []
+            ).append(command)
     known = {"--data", "--dtype", "--executor", "--kind", "--middle-length", "--presets", "SUITE"}
-    assert {name: found for name, found in kinds.items() if len(found) > 1 and name not in known} == {}
+    assert {
+        name: found for name, found in kinds.items() if len(found) > 1 and name not in known
+    } == {}
 
 
-@pytest.mark.parametrize("given", [{}, {"suite": "builtin"}, {"suite": "humaneval", "model": "m"}, {"max_length": 64}])
+@pytest.mark.parametrize(
+    "given", [{}, {"suite": "builtin"}, {"suite": "humaneval", "model": "m"}, {"max_length": 64}]
+)
 def test_the_defaults_that_are_shown_are_those_that_options_imply(given):
     for kind in classes().values():
         implied = kind.implied(given) if hasattr(kind, "implied") else {}
         shown = {option.field: option.default for option in declared_options(kind)}
         for option, value in implied.items():
-            assert shown[option] == "half of --max-length" or f"{value:g}" in shown[option].replace(";", "").split()
+            assert (
+                shown[option] == "half of --max-length"
+                or f"{value:g}" in shown[option].replace(";", "").split()
+            )
 
 
 def program(out: Path, *, rows: int = 2, inner: Inner = Inner(rate=0.5)) -> tuple:

@@ -60,7 +60,9 @@ def test_rates_per_group_and_k():
         ("c", "compositions", "passed"),
         ("c", "compositions", "sandbox_error"),
     ]
-    records = [{"name": name, "group": group, "outcome": outcome} for name, group, outcome in outcomes]
+    records = [
+        {"name": name, "group": group, "outcome": outcome} for name, group, outcome in outcomes
+    ]
     found = {(rate.group, rate.k): rate for rate in rates(records, (1, 2))}
     assert found["families", 1].value == pytest.approx(0.25)
     assert found["families", 2].value == pytest.approx(0.5)

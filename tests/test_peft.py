@@ -1,4 +1,7 @@
-"""Adapters in PEFT's layout: what is read, computed, written and refused. Equality with peft: test_transformers.py."""
+"""Adapters in PEFT's layout: what is read, computed, written and refused.
+
+Equality with peft: test_transformers.py.
+"""
 
 import json
 import math
@@ -10,7 +13,15 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.checkpoints.peft import CONFIG, FINGERPRINT, LINEAR, WEIGHTS, LoraConfig, NamedBase, read_adapter
+from jax_lm.checkpoints.peft import (
+    CONFIG,
+    FINGERPRINT,
+    LINEAR,
+    WEIGHTS,
+    LoraConfig,
+    NamedBase,
+    read_adapter,
+)
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.lora import adapters, add_lora, is_lora, load_adapter, merge, save_adapter
@@ -45,13 +56,26 @@ def linear_shapes(model):
     }
 
 
-def publish(folder, shapes, ranks, *, name="base_model.model.{layer}.lora_{part}.weight", dtype=np.float32, **fields):
+def publish(
+    folder,
+    shapes,
+    ranks,
+    *,
+    name="base_model.model.{layer}.lora_{part}.weight",
+    dtype=np.float32,
+    **fields,
+):
     """Write an adapter by hand; `ranks` by the path of the layer. Gives A and B of each."""
     rng, tensors, pairs = np.random.default_rng(0), {}, {}
     for layer, rank in ranks.items():
         out, width = shapes[layer]
-        pairs[layer] = [rng.normal(size=size).astype(dtype) / 8 for size in ((rank, width), (out, rank))]
-        tensors |= {name.format(layer=layer, part=part): pair for part, pair in zip("AB", pairs[layer], strict=True)}
+        pairs[layer] = [
+            rng.normal(size=size).astype(dtype) / 8 for size in ((rank, width), (out, rank))
+        ]
+        tensors |= {
+            name.format(layer=layer, part=part): pair
+            for part, pair in zip("AB", pairs[layer], strict=True)
+        }
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(PUBLISHED | fields))
@@ -87,27 +111,50 @@ def test_published_adapter_is_added_as_peft_defines_it(model, tmp_path):
 
 PATTERNS = {
     "rank-stabilised": ({"use_rslora": True}, {Q: (4, 6 / 2), DOWN: (4, 6 / 2)}),
-    "ranks": ({"rank_pattern": {"q_proj": 2, "layers.1.mlp.down_proj": 8}}, {Q: (2, 3.0), DOWN: (8, 0.75)}),
+    "ranks": (
+        {"rank_pattern": {"q_proj": 2, "layers.1.mlp.down_proj": 8}},
+        {Q: (2, 3.0), DOWN: (8, 0.75)},
+    ),
     "a rank of one layer alone": (
         {"rank_pattern": {"^model.layers.1.self_attn.q_proj": 1}},
         {Q: (4, 1.5), "model.layers.1.self_attn.q_proj": (1, 6.0), DOWN: (4, 1.5)},
     ),
     "alphas, the first that matches": (
-        {"alpha_pattern": {r"1\.mlp\..*": 2.0, "down_proj": 9}, "rank_pattern": {"mlp.down_proj": 2}},
+        {
+            "alpha_pattern": {r"1\.mlp\..*": 2.0, "down_proj": 9},
+            "rank_pattern": {"mlp.down_proj": 2},
+        },
         {DOWN: (2, 1.0), "model.layers.0.mlp.down_proj": (2, 4.5), Q: (4, 1.5)},
     ),
-    "rank-stabilised ranks": ({"use_rslora": True, "rank_pattern": {"q_proj": 9}}, {Q: (9, 2.0), DOWN: (4, 3.0)}),
+    "rank-stabilised ranks": (
+        {"use_rslora": True, "rank_pattern": {"q_proj": 9}},
+        {Q: (9, 2.0), DOWN: (4, 3.0)},
+    ),
     "a regular expression": (
         {"target_modules": r"model\.layers\.\d\.(self_attn\.[qk]_proj|mlp\.up_proj)"},
-        {Q: (4, 1.5), "model.layers.1.mlp.up_proj": (4, 1.5), DOWN: None, "model.layers.0.self_attn.v_proj": None},
+        {
+            Q: (4, 1.5),
+            "model.layers.1.mlp.up_proj": (4, 1.5),
+            DOWN: None,
+            "model.layers.0.self_attn.v_proj": None,
+        },
     ),
     "all linear layers": ({"target_modules": "all-linear"}, dict.fromkeys([Q, DOWN], (4, 1.5))),
-    "names with the end of a path": ({"target_modules": ["1.mlp.down_proj"]}, {DOWN: (4, 1.5), Q: None}),
+    "names with the end of a path": (
+        {"target_modules": ["1.mlp.down_proj"]},
+        {DOWN: (4, 1.5), Q: None},
+    ),
     "excluded names": ({"exclude_modules": ["down_proj"]}, {Q: (4, 1.5), DOWN: None}),
     "excluded by expression": ({"exclude_modules": r".*layers\.1.*"}, {Q: (4, 1.5), DOWN: None}),
     "some layers": ({"layers_to_transform": [1]}, {Q: None, DOWN: (4, 1.5)}),
-    "one layer": ({"layers_to_transform": 0, "layers_pattern": "layers"}, {Q: (4, 1.5), DOWN: None}),
-    "names of other architectures": ({"target_modules": ["c_attn", "q_proj"]}, {Q: (4, 1.5), DOWN: None}),
+    "one layer": (
+        {"layers_to_transform": 0, "layers_pattern": "layers"},
+        {Q: (4, 1.5), DOWN: None},
+    ),
+    "names of other architectures": (
+        {"target_modules": ["c_attn", "q_proj"]},
+        {Q: (4, 1.5), DOWN: None},
+    ),
 }
 """Fields of an adapter_config.json, and rank and scale of some layers; None carries none."""
 
@@ -117,14 +164,19 @@ def test_ranks_and_scales_are_those_of_the_configuration(model, tmp_path, case):
     fields, expected = PATTERNS[case]
     shapes = linear_shapes(model)
     (tmp_path / "x").mkdir()
-    save_file({f"base_model.model.{Q}.lora_A.weight": np.ones((4, 32), np.float32)}, tmp_path / "x" / WEIGHTS)
+    save_file(
+        {f"base_model.model.{Q}.lora_A.weight": np.ones((4, 32), np.float32)},
+        tmp_path / "x" / WEIGHTS,
+    )
     (tmp_path / "x" / CONFIG).write_text(json.dumps(PUBLISHED | fields))
     config = read_adapter(tmp_path / "x").config
     ranks = {layer: config.rank_of(layer) for layer in shapes if config.carries(layer)}
     pairs = publish(tmp_path, shapes, ranks, **fields)
     before = {layer: np.asarray(parameters(model)[f"{layer}.weight"]) for layer in shapes}
     load_adapter(model, read_adapter(tmp_path))
-    found = {path: (adapter.lora_a[...].shape[0], adapter.scale) for path, adapter in adapters(model)}
+    found = {
+        path: (adapter.lora_a[...].shape[0], adapter.scale) for path, adapter in adapters(model)
+    }
     assert {path: found.get(path) for path in expected} == expected
     # What is saved again is the same adapter.
     save_adapter(model, tmp_path / "again", config, NamedBase("x"))
@@ -133,7 +185,9 @@ def test_ranks_and_scales_are_those_of_the_configuration(model, tmp_path, case):
     merge(model)
     for layer, (a, b) in pairs.items():
         change = found[layer][1] * b.astype(np.float64) @ a
-        np.testing.assert_allclose(parameters(model)[f"{layer}.weight"], before[layer] + change, rtol=2e-6, atol=2e-7)
+        np.testing.assert_allclose(
+            parameters(model)[f"{layer}.weight"], before[layer] + change, rtol=2e-6, atol=2e-7
+        )
     assert set(pairs) == set(found)
 
 
@@ -153,7 +207,10 @@ def test_written_files_are_those_that_peft_reads(model, tmp_path):
     held = load_file(tmp_path / WEIGHTS)
     assert {str(value.dtype) for value in held.values()} == {"float32"}
     ours = {name: np.asarray(value) for name, value in parameters(model).items() if is_lora(name)}
-    theirs = {f"base_model.model.{name[:-7]}.lora_{name[-1].upper()}.weight": value for name, value in ours.items()}
+    theirs = {
+        f"base_model.model.{name[:-7]}.lora_{name[-1].upper()}.weight": value
+        for name, value in ours.items()
+    }
     assert set(held) == set(theirs)
     assert all(np.array_equal(held[name], theirs[name]) for name in held)
     read = read_adapter(tmp_path)
@@ -166,7 +223,11 @@ def test_written_files_are_those_that_peft_reads(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["base_model.model.{layer}.lora_{part}.default.weight", "base_model.model.base.{layer}.lora_{part}.weight"]
+    "name",
+    [
+        "base_model.model.{layer}.lora_{part}.default.weight",
+        "base_model.model.base.{layer}.lora_{part}.weight",
+    ],
 )
 def test_names_that_wrappers_make_are_read(model, tmp_path, name):
     shapes = linear_shapes(model)
@@ -181,7 +242,9 @@ def test_names_that_wrappers_make_are_read(model, tmp_path, name):
 
 def test_half_precision_is_widened(model, tmp_path):
     shapes = linear_shapes(model)
-    pairs = publish(tmp_path, shapes, targeted(shapes, "q_proj", "v_proj", "down_proj"), dtype=np.float16)
+    pairs = publish(
+        tmp_path, shapes, targeted(shapes, "q_proj", "v_proj", "down_proj"), dtype=np.float16
+    )
     load_adapter(model, read_adapter(tmp_path))
     for path, adapter in adapters(model):
         assert adapter.lora_a[...].dtype == jnp.float32
@@ -233,7 +296,10 @@ def change(*names, **tensors):
     def damage(folder):
         held = load_file(folder / WEIGHTS)
         held = {name: value for name, value in held.items() if name not in names}
-        save_file(held | {name.replace("__", "."): value for name, value in tensors.items()}, folder / WEIGHTS)
+        save_file(
+            held | {name.replace("__", "."): value for name, value in tensors.items()},
+            folder / WEIGHTS,
+        )
 
     return damage
 
@@ -249,8 +315,14 @@ ONES = np.ones((4, 32), np.float32)
             change(f"base_model.model.{Q}.lora_A.weight", f"base_model.model.{Q}.lora_B.weight"),
             f"lacks tensor '{Q}.lora_a'",
         ),
-        (change(**{f"base_model.model.{Q}.lora_A.weight": np.ones((8, 32), np.float32)}), r"has shape \(8, 32\)"),
-        (change(**{"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": ONES}), "holds the unknown tensor"),
+        (
+            change(**{f"base_model.model.{Q}.lora_A.weight": np.ones((8, 32), np.float32)}),
+            r"has shape \(8, 32\)",
+        ),
+        (
+            change(**{"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": ONES}),
+            "holds the unknown tensor",
+        ),
         (
             change(**{"base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight": ONES}),
             "holds the unknown tensor",
@@ -259,11 +331,23 @@ ONES = np.ones((4, 32), np.float32)
             change(**{"base_model.model.lm_head.lora_A.weight": ONES}),
             "'base_model.model.lm_head.lora_A.weight', which is no",
         ),
-        (change(**{f"base_model.model.{Q}.lora_magnitude_vector.weight": ONES}), "lora_magnitude_vector"),
+        (
+            change(**{f"base_model.model.{Q}.lora_magnitude_vector.weight": ONES}),
+            "lora_magnitude_vector",
+        ),
         (change(**{f"base_model.model.{Q}.lora_A.default.weight": ONES}), "twice"),
-        (change(**{"base_model.model.x.layers.0.self_attn.q_proj.lora_A.weight": ONES}), "twice|layers of 2 models"),
-        (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "is damaged or not a safetensors file"),
-        (lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"), "adapter_model.bin is a pickle"),
+        (
+            change(**{"base_model.model.x.layers.0.self_attn.q_proj.lora_A.weight": ONES}),
+            "twice|layers of 2 models",
+        ),
+        (
+            lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99),
+            "is damaged or not a safetensors file",
+        ),
+        (
+            lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
+            "adapter_model.bin is a pickle",
+        ),
         (lambda folder: (folder / CONFIG).unlink(), f"has no {CONFIG}"),
         (lambda folder: (folder / CONFIG).write_text("["), "is not valid JSON"),
         (lambda folder: (folder / CONFIG).write_text('{"r": 2}'), "has no peft_type"),

@@ -63,7 +63,8 @@ def test_weights_take_their_bytes(tiny_config, dtype, size):
 @pytest.mark.parametrize(
     ("shape", "dtype", "expected"),
     [
-        # rows * (4 bytes * 2 copies * vocabulary + size * 4 copies * hidden): the logits are the widest.
+        # rows * (4 bytes * 2 copies * vocabulary + size * 4 copies * hidden): the logits are the
+        # widest.
         ({"batch": 2, "canvas": 8}, "float32", 16 * (8 * 96 + 4 * 4 * 32)),
         ({"batch": 2, "canvas": 8}, "bfloat16", 16 * (8 * 96 + 2 * 4 * 32)),
         # A long canvas: 4 heads of attention scores outgrow them.
@@ -101,17 +102,29 @@ def test_weights_of_the_published_shape():
     assert 0 <= quarter < 2 * (2 * 28 + 1) * 3584
     # With eight, keys and values lie everywhere.
     assert (
-        device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=8)) > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
+        device_bytes(DIFFUCODER_7B, PlannedStep(), MeshShape(tensor=8))
+        > 2 * 7_615_616_512 // 8 + 28 * 3584 * 512 * 2
     )
-    assert device_bytes(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()) < 0.54 * 2 * 7_615_616_512
+    assert (
+        device_bytes(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape())
+        < 0.54 * 2 * 7_615_616_512
+    )
 
 
 def test_bfloat16_needs_more_than_one_small_chip_and_int8_does_not():
     chip = Topology.parse("v5e:1x1")
     assert not fits(estimated_memory(DIFFUCODER_7B, PlannedStep(), MeshShape()).total, chip)
-    assert fits(estimated_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip)
-    assert smallest_topology(DIFFUCODER_7B, PlannedStep(), chip) == (Topology.parse("v5e:2x2"), MeshShape(tensor=4))
-    assert smallest_topology(DIFFUCODER_7B, PlannedStep(precision="int8"), chip) == (chip, MeshShape())
+    assert fits(
+        estimated_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip
+    )
+    assert smallest_topology(DIFFUCODER_7B, PlannedStep(), chip) == (
+        Topology.parse("v5e:2x2"),
+        MeshShape(tensor=4),
+    )
+    assert smallest_topology(DIFFUCODER_7B, PlannedStep(precision="int8"), chip) == (
+        chip,
+        MeshShape(),
+    )
     found = cheapest_changes(DIFFUCODER_7B, PlannedStep(), MeshShape(), chip)
     assert found[0].startswith("--dtype int8 (about 8.")
     assert found[-1] == "--topology v5e:2x2 (mesh tensor=4)"
@@ -130,7 +143,9 @@ def test_bound_by_hand():
 
 def test_canvases_beside_are_computed_too_and_commit_more_than_is_known():
     chip, mesh = Topology.parse("h200:1"), MeshShape()
-    alone, guessed = (bound(DIFFUCODER_7B, PlannedStep(extra_canvases=count), mesh, chip) for count in (0, 4))
+    alone, guessed = (
+        bound(DIFFUCODER_7B, PlannedStep(extra_canvases=count), mesh, chip) for count in (0, 4)
+    )
     assert guessed.step.flops == 5 * alone.step.flops
     assert alone.step.bytes < guessed.step.bytes < 1.02 * alone.step.bytes
     assert alone.tokens_per_second == pytest.approx(1 / alone.seconds)
@@ -147,9 +162,14 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     assert fast.limit == "memory"
     assert turbo.tokens_per_second is None
     keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
-    assert estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache == keys_and_values
     assert (
-        estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), MeshShape(tensor=4)).cache
+        estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache
+        == keys_and_values
+    )
+    assert (
+        estimated_memory(
+            DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), MeshShape(tensor=4)
+        ).cache
         == keys_and_values // 4
     )
 
@@ -170,12 +190,15 @@ def test_jobs_that_make_no_sense_are_refused(fields, named):
 
 def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(engine, monkeypatch):
     def full(*_, **__):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."
+        )
         yield
 
     monkeypatch.setattr(Sampler, "stream", full)
     with pytest.raises(
-        OutOfMemoryError, match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --max-length"
+        OutOfMemoryError,
+        match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --max-length",
     ):
         engine.generate("def f():", max_new_tokens=32)
 
@@ -217,7 +240,9 @@ def test_training_takes_the_smallest_machine_that_holds_it():
     assert mesh == MeshShape.for_training(DIFFUCODER_7B, place.devices)
     assert not any(
         "int8" in remedy
-        for remedy in cheapest_changes(DIFFUCODER_7B, planned, MeshShape(), Topology.parse("v5p:2x2x1"))
+        for remedy in cheapest_changes(
+            DIFFUCODER_7B, planned, MeshShape(), Topology.parse("v5p:2x2x1")
+        )
     )
 
 
@@ -225,7 +250,8 @@ def test_an_update_costs_four_forward_passes():
     place = Topology.parse("v5p:2x2x1")
     planned = PlannedStep(batch=4, canvas=512, new_tokens=512, kind="sft")
     learnt, one = (
-        bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place) for j in (planned, PlannedStep(batch=4, canvas=512))
+        bound(DIFFUCODER_7B, j, MeshShape(fsdp=4), place)
+        for j in (planned, PlannedStep(batch=4, canvas=512))
     )
     assert 3.9 < learnt.step.flops / one.step.flops < 4.3
     assert learnt.tokens_per_second == pytest.approx(4 * 512 / learnt.seconds)
@@ -247,30 +273,42 @@ def test_a_training_step_that_is_not_there_is_refused(fields, message):
 
 def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_config):
     for precision in ("bfloat16", "int8"):
-        planned = PlannedStep(precision=precision, batch=2, canvas=8, new_tokens=4, kind="sft", lora_rank=4)
+        planned = PlannedStep(
+            precision=precision, batch=2, canvas=8, new_tokens=4, kind="sft", lora_rank=4
+        )
         model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0))
         lora.add_lora(model, lora.LoraConfig(rank=4), seed=0)
-        adapters = sum(4 * leaf.size for name, leaf in parameters(model).items() if lora.is_lora(name))
+        adapters = sum(
+            4 * leaf.size for name, leaf in parameters(model).items() if lora.is_lora(name)
+        )
         frozen = device_bytes(tiny_config, planned, MeshShape())
         assert estimated_memory(tiny_config, planned, MeshShape()).weights == frozen + 3 * adapters
         assert master_bytes(tiny_config, planned, MeshShape()) == adapters
 
 
 def test_adapters_cost_three_forward_passes_and_are_what_to_try_where_an_update_does_not_fit():
-    place, full = Topology.parse("h100:1"), PlannedStep(batch=1, canvas=512, new_tokens=512, kind="sft")
+    place, full = (
+        Topology.parse("h100:1"),
+        PlannedStep(batch=1, canvas=512, new_tokens=512, kind="sft"),
+    )
     learnt = bound(DIFFUCODER_7B, replace(full, lora_rank=16), MeshShape(), place)
     assert (
         2.9
-        < learnt.step.flops / bound(DIFFUCODER_7B, replace(full, kind="generate"), MeshShape(), place).step.flops
+        < learnt.step.flops
+        / bound(DIFFUCODER_7B, replace(full, kind="generate"), MeshShape(), place).step.flops
         < 3.3
     )
     assert not fits(estimated_memory(DIFFUCODER_7B, full, MeshShape()).total, place)
-    assert cheapest_changes(DIFFUCODER_7B, full, MeshShape(), place)[0].startswith("--lora-rank 16 (about ")
+    assert cheapest_changes(DIFFUCODER_7B, full, MeshShape(), place)[0].startswith(
+        "--lora-rank 16 (about "
+    )
 
 
 @pytest.mark.parametrize("all_weights", [True, False])
 def test_operations_of_a_gradient_are_those_of_its_program(all_weights):
-    """XLA counts those of the program before it is compiled, with all that is elementwise, which is little."""
+    """XLA counts those of the program before it is compiled, with all that is elementwise, which is
+    little.
+    """
     shape = DreamConfig(
         vocab_size=768,
         hidden_size=256,

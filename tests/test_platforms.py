@@ -1,4 +1,6 @@
-"""Libraries of accelerators that are not here stay quiet; those of accelerators that are here are left alone."""
+"""Libraries of accelerators that are not here stay quiet; those of accelerators that are here are
+left alone.
+"""
 
 import importlib.util
 import os
@@ -13,7 +15,9 @@ TPU, NETWORK = ("0x1ae0", "0x120000"), ("0x1ae0", "0x020000")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Makes a machine: what is on its bus, whether it has an NVIDIA device, and which libraries are installed."""
+    """Makes a machine: what is on its bus, whether it has an NVIDIA device, and which libraries are
+    installed.
+    """
 
     def make(*devices, nvidia=False, libtpu=True, plugins=()):
         for number, (vendor, kind) in enumerate(devices):
@@ -25,7 +29,9 @@ def machine(tmp_path, monkeypatch):
             (tmp_path / "dev").mkdir()
             (tmp_path / "dev" / "nvidiactl").touch()
         found = importlib.util.find_spec("json") if libtpu else None
-        monkeypatch.setattr(platforms.importlib.util, "find_spec", lambda name: found if name == "libtpu" else None)
+        monkeypatch.setattr(
+            platforms.importlib.util, "find_spec", lambda name: found if name == "libtpu" else None
+        )
         monkeypatch.setattr(platforms, "plugin_names", lambda: set(plugins))
         monkeypatch.setattr(platforms.sys, "modules", {})
         monkeypatch.setattr(platforms.sys, "meta_path", [*sys.meta_path])
@@ -40,7 +46,9 @@ def silenced(root, **environment):
 
 
 def test_a_machine_without_accelerators_is_a_cpu(machine):
-    assert silenced(machine(NETWORK, ("0x8086", "0x060000"), plugins=("xla_cuda12",))) == {"JAX_PLATFORMS": "cpu"}
+    assert silenced(machine(NETWORK, ("0x8086", "0x060000"), plugins=("xla_cuda12",))) == {
+        "JAX_PLATFORMS": "cpu"
+    }
 
 
 def test_without_their_libraries_nothing_is_said(machine):
@@ -52,7 +60,9 @@ def test_a_tpu_is_left_alone(machine, plugins):
     assert silenced(machine(NETWORK, TPU, plugins=plugins)) == {}
 
 
-@pytest.mark.parametrize(("nvidia", "plugin"), [(True, "xla_cuda12"), (False, "xla_rocm7"), (False, "metal_plugin")])
+@pytest.mark.parametrize(
+    ("nvidia", "plugin"), [(True, "xla_cuda12"), (False, "xla_rocm7"), (False, "metal_plugin")]
+)
 def test_beside_another_accelerator_libtpu_only_prints_less(machine, nvidia, plugin):
     assert silenced(machine(nvidia=nvidia, plugins=(plugin,))) == platforms.QUIET_TPU
 
@@ -92,8 +102,14 @@ def test_kernels_of_an_absent_device_load_without_a_word(tmp_path, capfd, monkey
     spec = finder.find_spec("jax_cuda12_plugin._solver", [str(tmp_path / "jax_cuda12_plugin")])
 
     def create(loader, spec):
-        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n")
-        os.write(2, b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\nE0000 out of luck\n")
+        os.write(
+            2,
+            b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n",
+        )
+        os.write(
+            2,
+            b"I0000 cudart_stub.cc:31] Could not find cuda drivers on your machine\nE0000 out of luck\n",
+        )
         return pytest
 
     monkeypatch.setattr(platforms.ExtensionFileLoader, "create_module", create)

@@ -1,4 +1,6 @@
-"""Advantages, masked copies, scores, clipped ratios and the divergence, against the stated formulas."""
+"""Advantages, masked copies, scores, clipped ratios and the divergence, against the stated
+formulas.
+"""
 
 import dataclasses
 import functools
@@ -44,7 +46,9 @@ def inputs():
 
 def loss_of(inputs, form):
     total, weight, metrics = policy_loss(*map(jnp.asarray, inputs), form, tolerance=TOLERANCE)
-    return float(total / weight), {name: float(getattr(value, "value", value)) for name, value in metrics.items()}
+    return float(total / weight), {
+        name: float(getattr(value, "value", value)) for name, value in metrics.items()
+    }
 
 
 def plain_divergence(d, clamp):
@@ -82,7 +86,9 @@ def expected(inputs, form):
 
 
 @pytest.mark.parametrize("loss_type", ["bnpo", "grpo", "dapo", "dr_grpo", "gspo"])
-@pytest.mark.parametrize("changes", [{}, {"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.5, "kl_clamp": 0.7}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.5, "kl_clamp": 0.7}]
+)
 def test_loss_is_the_formula(inputs, loss_type, changes):
     form = PolicyLoss(**({"loss_type": loss_type} | changes))
     assert loss_of(inputs, form)[0] == pytest.approx(expected(inputs, form), rel=1e-5)
@@ -91,18 +97,28 @@ def test_loss_is_the_formula(inputs, loss_type, changes):
 @pytest.mark.parametrize("loss_type", ["bnpo", "grpo", "dr_grpo", "gspo"])
 def test_parts_of_a_batch_sum_up_to_its_loss(inputs, loss_type):
     form = PolicyLoss(loss_type=loss_type)
-    parts = [policy_loss(*(jnp.asarray(part[rows]) for part in inputs), form) for rows in (slice(0, 2), slice(2, 6))]
+    parts = [
+        policy_loss(*(jnp.asarray(part[rows]) for part in inputs), form)
+        for rows in (slice(0, 2), slice(2, 6))
+    ]
     together = sum(part[0] for part in parts) / sum(part[1] for part in parts)
     assert float(together) == pytest.approx(loss_of(inputs, form)[0], rel=1e-6)
 
 
 def test_before_the_first_update_the_gradient_is_that_of_the_advantage(inputs):
-    """At ratio 1 the surrogate's value is minus the advantage, its gradient minus the advantage times that of s."""
+    """At ratio 1 the surrogate's value is minus the advantage, its gradient minus the advantage
+    times that of s.
+    """
     scores, _, _, advantage, mask = inputs
 
     def total(scores):
         loss, _, metrics = policy_loss(
-            scores, jnp.asarray(inputs[0]), None, jnp.asarray(advantage), jnp.asarray(mask), PolicyLoss(beta=0.0)
+            scores,
+            jnp.asarray(inputs[0]),
+            None,
+            jnp.asarray(advantage),
+            jnp.asarray(mask),
+            PolicyLoss(beta=0.0),
         )
         return loss, metrics
 
@@ -133,10 +149,14 @@ def test_metrics_are_means_over_the_completion(inputs):
     form = PolicyLoss(epsilon=0.2)
     _, metrics = loss_of(inputs, form)
     d = (reference - scores)[mask].astype(np.float64)
-    assert metrics["kl"] == pytest.approx(np.mean([plain_divergence(one, 5.0) for one in d]), rel=1e-5)
+    assert metrics["kl"] == pytest.approx(
+        np.mean([plain_divergence(one, 5.0) for one in d]), rel=1e-5
+    )
     assert metrics["max_log_ratio"] == pytest.approx(np.abs(scores - old)[mask].max())
     assert 0 < metrics["unequal_share"] < 1
-    assert metrics["unequal_share"] == pytest.approx((np.abs(scores - old)[mask] > TOLERANCE).mean())
+    assert metrics["unequal_share"] == pytest.approx(
+        (np.abs(scores - old)[mask] > TOLERANCE).mean()
+    )
     ratio, sign = np.exp(scores - old), np.broadcast_to(advantage[:, None], mask.shape)
     clipped = ((ratio < 0.8) & (sign < 0)) | ((ratio > 1.2) & (sign > 0))
     assert 0 < metrics["clipped_share"] < 1
@@ -170,7 +190,8 @@ def test_metrics_do_not_depend_on_accumulation(inputs, loss_type):
         return policy_loss(scores, *others, PolicyLoss(loss_type=loss_type), tolerance=TOLERANCE)
 
     (_, whole), (_, split) = (
-        gradient(loss, {"shift": jnp.zeros(())}, {}, batch, jax.random.key(0), parts=parts) for parts in (1, 3)
+        gradient(loss, {"shift": jnp.zeros(())}, {}, batch, jax.random.key(0), parts=parts)
+        for parts in (1, 3)
     )
     assert whole.keys() == {"loss", "kl", "clipped_share", "unequal_share", "max_log_ratio"}
     for name, value in whole.items():
@@ -182,7 +203,9 @@ def test_nothing_outside_the_completion_counts(inputs):
     # Of either sign: there e^d is infinite without a clamp.
     wild = np.where(mask, scores, 1e4).astype(np.float32)
     for form in (PolicyLoss(), PolicyLoss(kl_clamp=float("inf"))):
-        assert loss_of((-wild, old, reference, advantage, mask), form) == loss_of((-scores, *inputs[1:]), form)
+        assert loss_of((-wild, old, reference, advantage, mask), form) == loss_of(
+            (-scores, *inputs[1:]), form
+        )
         assert loss_of((wild, old, reference, advantage, mask), form) == loss_of(inputs, form)
 
 
@@ -232,7 +255,9 @@ def test_groups_are_checked():
 @pytest.fixture(scope="module")
 def rows():
     """Four rows of a prompt and a completion, without padding."""
-    return jnp.asarray(np.random.default_rng(0).integers(0, 90, (4, PROMPT + COMPLETION)), jnp.int32)
+    return jnp.asarray(
+        np.random.default_rng(0).integers(0, 90, (4, PROMPT + COMPLETION)), jnp.int32
+    )
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +289,8 @@ def test_pairs_are_exact_complements_and_nothing_leaks(rows, pairs):
     assert ((copies.tokens[:, :, PROMPT:] == MASK) == copies.scored).all()
     assert (copies.tokens[:, :, :PROMPT] == rows[:, None, :PROMPT]).all()
     assert (
-        jnp.where(copies.scored, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:]) == rows[:, None, PROMPT:]
+        jnp.where(copies.scored, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:])
+        == rows[:, None, PROMPT:]
     ).all()
 
 
@@ -301,7 +327,11 @@ def test_masks_follow_from_rollout_iteration_and_sample_alone(rows):
         part = copies_of(rows[ids], ids=ids)
         for ours, expected in zip(part, whole, strict=True):
             np.testing.assert_array_equal(ours, expected[ids])
-    for other in (copies_of(rows, rollout=1), copies_of(rows, iteration=2), copies_of(rows, seed=1)):
+    for other in (
+        copies_of(rows, rollout=1),
+        copies_of(rows, iteration=2),
+        copies_of(rows, seed=1),
+    ):
         assert not np.array_equal(other.scored, whole.scored)
         assert not np.array_equal(other.weights, whole.weights)
 
@@ -315,7 +345,9 @@ def plain_scores(logits, index, masked, weights):
     total = own[:, 0] * np.asarray(weights)[:, 0, None]
     for pair in range(pairs):
         for copy in (1 + 2 * pair, 2 + 2 * pair):
-            total = total + np.where(masked[:, copy], own[:, copy] * np.asarray(weights)[:, copy, None], 0)
+            total = total + np.where(
+                masked[:, copy], own[:, copy] * np.asarray(weights)[:, copy, None], 0
+            )
     return total / (pairs + 1)
 
 
@@ -326,7 +358,9 @@ def test_scores_are_the_formula(rows, pairs):
     logits = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 3, jnp.float32)
     index = rows[:, PROMPT:] % 13
     ours = token_scores(logits, index, copies.scored, copies.weights)
-    np.testing.assert_allclose(ours, plain_scores(logits, index, np.asarray(copies.scored), copies.weights), rtol=2e-6)
+    np.testing.assert_allclose(
+        ours, plain_scores(logits, index, np.asarray(copies.scored), copies.weights), rtol=2e-6
+    )
 
 
 def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
@@ -336,9 +370,13 @@ def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
     stacked = logits.swapaxes(0, 1).reshape(12, COMPLETION, 13)
     ours = selective_log_softmax(stacked, index, copies.weights.T, copies.scored[:, 1])
     np.testing.assert_array_equal(ours, token_scores(logits, index, copies.scored, copies.weights))
-    shared = selective_log_softmax(stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.scored[:, 1])
+    shared = selective_log_softmax(
+        stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.scored[:, 1]
+    )
     weights = jnp.broadcast_to(jnp.array([1.0, 4.0, 4 / 3]), (4, 3))
-    np.testing.assert_allclose(shared, token_scores(logits, index, copies.scored, weights), rtol=1e-6)
+    np.testing.assert_allclose(
+        shared, token_scores(logits, index, copies.scored, weights), rtol=1e-6
+    )
     with pytest.raises(ValueError, match="logits has 8 rows: must have 3 for each of the 4"):
         selective_log_softmax(stacked[:8], index, copies.weights.T, copies.scored[:, 1])
 
@@ -347,8 +385,12 @@ def test_full_mask_scores_are_log_probabilities(rows):
     copies = copies_of(rows, Estimator(estimator="full_mask"))
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 1, COMPLETION, 13)), jnp.float32)
     index = rows[:, PROMPT:] % 13
-    expected = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1)
-    np.testing.assert_allclose(token_scores(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6)
+    expected = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1
+    )
+    np.testing.assert_allclose(
+        token_scores(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6
+    )
 
 
 def test_padding_changes_no_score(scored, rows):
@@ -357,8 +399,12 @@ def test_padding_changes_no_score(scored, rows):
     present = jnp.arange(rows.shape[1]) >= jnp.arange(4)[:, None]
     plain = scored(rows, present, copies, chunk=1)
     padding = ((0, 0), (5, 0))
-    padded_copies = copies._replace(tokens=jnp.pad(copies.tokens, ((0, 0), *padding), constant_values=7))
-    padded = scored(jnp.pad(rows, padding, constant_values=7), jnp.pad(present, padding), padded_copies, chunk=2)
+    padded_copies = copies._replace(
+        tokens=jnp.pad(copies.tokens, ((0, 0), *padding), constant_values=7)
+    )
+    padded = scored(
+        jnp.pad(rows, padding, constant_values=7), jnp.pad(present, padding), padded_copies, chunk=2
+    )
     np.testing.assert_allclose(padded, plain, atol=2e-5)
 
 
@@ -369,7 +415,9 @@ def test_chunks_change_neither_scores_nor_gradients(tiny_model, rows):
 
     def value(chunk, remat):
         def total(state):
-            scores = completion_scores(nnx.merge(graph, state), rows, present, copies, chunk, remat=remat)
+            scores = completion_scores(
+                nnx.merge(graph, state), rows, present, copies, chunk, remat=remat
+            )
             return jnp.sum(scores * factors), scores
 
         return jax.jit(jax.grad(total, has_aux=True))(state)
@@ -379,7 +427,11 @@ def test_chunks_change_neither_scores_nor_gradients(tiny_model, rows):
     for chunk, remat in ((1, False), (3, False), (8, False), (None, True), (3, True)):
         chunked, chunked_scores = value(chunk, remat)
         np.testing.assert_allclose(scores, chunked_scores, atol=2e-5)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max())), whole, chunked)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(a).max())),
+            whole,
+            chunked,
+        )
 
 
 def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
@@ -390,7 +442,9 @@ def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
 
     def kept(remat):
         def total(state):
-            return jnp.sum(completion_scores(nnx.merge(graph, state), rows, present, copies, remat=remat))
+            return jnp.sum(
+                completion_scores(nnx.merge(graph, state), rows, present, copies, remat=remat)
+            )
 
         print_saved_residuals(total, state)
         return re.findall(r"f32\[((?:\d+,){2,}\d+)\]", capsys.readouterr().out)
@@ -399,11 +453,16 @@ def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
     assert sum(shape.endswith(wide) for shape in kept(False)) >= 2 * config.num_hidden_layers
     inputs = kept(True)
     assert sum(shape.endswith(wide) for shape in inputs) == 0
-    assert sum(shape.endswith(f"12,{rows.shape[1]},32") for shape in inputs) >= config.num_hidden_layers
+    assert (
+        sum(shape.endswith(f"12,{rows.shape[1]},32") for shape in inputs)
+        >= config.num_hidden_layers
+    )
 
 
 def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
-    """With a large vocabulary the logits dominate: a gradient over all rows at once would hold them all."""
+    """With a large vocabulary the logits dominate: a gradient over all rows at once would hold them
+    all.
+    """
     config = dataclasses.replace(tiny_config, vocab_size=16_384, num_hidden_layers=1)
 
     graph, state = nnx.split(DreamForCausalLM(config))
@@ -413,7 +472,9 @@ def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
     def temporary(chunk):
         def total(state):
             present = jnp.ones(tokens.shape, bool)
-            return jnp.sum(completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk))
+            return jnp.sum(
+                completion_scores(nnx.merge(graph, state), tokens, present, copies, chunk)
+            )
 
         return jax.jit(jax.grad(total)).lower(state).compile().memory_analysis().temp_size_in_bytes
 

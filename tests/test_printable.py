@@ -1,4 +1,6 @@
-"""What a program says reaches a terminal as text: it is not acted on, and nothing fails because of it."""
+"""What a program says reaches a terminal as text: it is not acted on, and nothing fails because of
+it.
+"""
 
 import json
 import logging
@@ -41,7 +43,13 @@ def f(x):
     if x == 2: sys.exit(nasty)
     return nasty
 """
-TESTS = ["assert f(1) == 1", "assert f(2) == 1", "assert f(3) == 1", "x = f(1)\nassert x", "x = f(3)\nassert x == 1, x"]
+TESTS = [
+    "assert f(1) == 1",
+    "assert f(2) == 1",
+    "assert f(3) == 1",
+    "x = f(1)\nassert x",
+    "x = f(3)\nassert x == 1, x",
+]
 
 
 def fit(text):
@@ -91,7 +99,9 @@ def test_an_error_line_is_printable(capsys):
 
 
 def test_an_answered_request_is_ascii():
-    request = json.dumps({"executor": TIER, "allow_unsafe": True, "jobs": [{"code": PROGRAM, "tests": TESTS}]})
+    request = json.dumps(
+        {"executor": TIER, "allow_unsafe": True, "jobs": [{"code": PROGRAM, "tests": TESTS}]}
+    )
     assert answer_request(request).isascii()
 
 
@@ -119,7 +129,12 @@ def problem():
 
 
 def test_an_evaluation_prints_what_programs_said(capsys):
-    assert check_fillings(Evaluate(suite="mbpp", canonical=True), [problem()], Local(TIER, allow_unsafe=True)) == 1
+    assert (
+        check_fillings(
+            Evaluate(suite="mbpp", canonical=True), [problem()], Local(TIER, allow_unsafe=True)
+        )
+        == 1
+    )
     out = capsys.readouterr().out
     assert fit(out)
     assert r"\x1b]0;owned\x07" in out
@@ -135,8 +150,12 @@ def test_the_log_of_completions_can_be_shown(tmp_path):
     batches = RolloutSource.__new__(RolloutSource)
     batches.out = tmp_path
     empty = np.zeros((1, 2), int)
-    completions = Completions(empty, empty > 0, empty > 0, empty, np.array([NASTY]), np.zeros(1, bool))
-    batches.log(3, Rollout(np.array([Prompt(NASTY, (), {})]), completions, np.ones(1), OrderedDict()))
+    completions = Completions(
+        empty, empty > 0, empty > 0, empty, np.array([NASTY]), np.zeros(1, bool)
+    )
+    batches.log(
+        3, Rollout(np.array([Prompt(NASTY, (), {})]), completions, np.ones(1), OrderedDict())
+    )
     text = (tmp_path / "completions" / "000003.jsonl").read_text(encoding="utf-8")
     assert fit(text)
     assert json.loads(text)["completion"] == json.loads(text)["prompt"] == NASTY

@@ -1,4 +1,7 @@
-"""Problems: what is held out, and what is read from benchmark files. Whole files: tests/test_benchmarks.py."""
+"""Problems: what is held out, and what is read from benchmark files.
+
+Whole files: tests/test_benchmarks.py.
+"""
 
 import gzip
 import json
@@ -78,7 +81,9 @@ def test_a_line_ends_where_it_ends(tmp_path):
 
 def test_a_limit_is_spread_over_the_file(tmp_path):
     problems = file_problems("infilling", written(tmp_path / "problems.jsonl", RECORDS), 5)
-    assert [problem.name for problem in problems] == [RECORDS[number]["task_id"] for number in (0, 2, 4, 6, 8)]
+    assert [problem.name for problem in problems] == [
+        RECORDS[number]["task_id"] for number in (0, 2, 4, 6, 8)
+    ]
     assert len(file_problems("infilling", tmp_path / "problems.jsonl", 99)) == 10
 
 
@@ -109,7 +114,9 @@ def test_truncated_and_missing_files_are_refused(tmp_path):
             file_problems("infilling", bad)
 
 
-@pytest.mark.parametrize("read", [held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)])
+@pytest.mark.parametrize(
+    "read", [held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)]
+)
 def test_limits_below_one_are_named(read):
     with pytest.raises(ValueError, match="limit=0"):
         read(0)
@@ -142,26 +149,38 @@ SANITIZED = {
     "test_list": ["assert down(math.pi) == 3"],
 }
 MBPP_PLUS = SANITIZED | {"test": "import numpy as np\nassert np.allclose(down(2.5), 2)\n"}
-FORMATS = {"humaneval": [HUMANEVAL], "humaneval+": [PLUS], "mbpp": [MBPP, SANITIZED], "mbpp+": [MBPP_PLUS]}
+FORMATS = {
+    "humaneval": [HUMANEVAL],
+    "humaneval+": [PLUS],
+    "mbpp": [MBPP, SANITIZED],
+    "mbpp+": [MBPP_PLUS],
+}
 
 
 @pytest.mark.parametrize("suite", FORMATS)
 def test_canonical_solutions_of_each_format_pass_and_empty_ones_fail(tmp_path, suite):
     problems = file_problems(suite, written(tmp_path / "data.jsonl", FORMATS[suite]))
-    assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * len(problems)
+    assert outcomes(problems, [problem.canonical for problem in problems]) == ["passed"] * len(
+        problems
+    )
     assert outcomes(problems, [problem.empty for problem in problems]) == ["failed"] * len(problems)
 
 
 def test_mbpp_shows_its_first_test():
     problem = mbpp(SANITIZED)
-    assert problem.prefix == '"""\nWrite a function to round down.\nassert down(math.pi) == 3\n"""\n'
+    assert (
+        problem.prefix == '"""\nWrite a function to round down.\nassert down(math.pi) == 3\n"""\n'
+    )
     assert problem.name == "MBPP/2"
 
 
 def test_known_flaws_of_generated_tests_are_mended():
-    broken = "import math\ndef _poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n" + (
-        "def check(candidate):\n    inputs = [[[1, 2]], [[-6, 3]]]\n    inputs = [[[1, 2]], [[-6, 3]]]\n"
-        "    for inp in inputs:\n        assert _poly(*candidate(*inp), inp) <= 0.0001\n"
+    broken = (
+        "import math\ndef _poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n"
+        + (
+            "def check(candidate):\n    inputs = [[[1, 2]], [[-6, 3]]]\n    inputs = [[[1, 2]], [[-6, 3]]]\n"
+            "    for inp in inputs:\n        assert _poly(*candidate(*inp), inp) <= 0.0001\n"
+        )
     )
     record = PLUS | {"test": broken, "canonical_solution": "    return -a[0] / a[1]\n"}
     record["prompt"] = record["prompt"].replace("a, b", "a")
@@ -195,12 +214,17 @@ def test_contests_are_solved_by_completion_and_in_chat(tmp_path):
     problems = file_problems("livecodebench", written(tmp_path / "test.jsonl", [CONTEST, LEETCODE]))
     assert [problem.name for problem in problems] == ["abc301_a", "2727"]
     assert [len(problem.tests) for problem in problems] == [2, 1]
-    right = ["print(sum(map(int, input().split())))\n```\nThat adds.", "return reduce(lambda x, y: x + y, a)\n"]
+    right = [
+        "print(sum(map(int, input().split())))\n```\nThat adds.",
+        "return reduce(lambda x, y: x + y, a)\n",
+    ]
     assert outcomes(problems, right) == ["passed", "passed"]
     assert outcomes(problems, ["print(3)\n", "return 4\n"]) == ["failed", "failed"]
     assert outcomes(problems, [problem.empty for problem in problems]) == ["failed", "failed"]
     answer = "class Solution:\n    def add(self, a: List[int]) -> int:\n        return sum(a)\n"
-    (chat,) = execute_attempts(ANYWHERE, [Attempt(problems[1], f"{problems[1].preamble}\n{answer}")])
+    (chat,) = execute_attempts(
+        ANYWHERE, [Attempt(problems[1], f"{problems[1].preamble}\n{answer}")]
+    )
     assert chat.passed, chat.detail
     assert "reads standard input" in problems[0].question
     assert "Complete this class:\n```python\nclass Solution:" in problems[1].question
@@ -209,12 +233,24 @@ def test_contests_are_solved_by_completion_and_in_chat(tmp_path):
 @pytest.mark.parametrize(
     ("suite", "record", "named"),
     [
-        ("livecodebench", CONTEST | {"public_test_cases": "["}, "cannot be judged (column 'public_test_cases' must"),
-        ("livecodebench", CONTEST | {"public_test_cases": "", "private_test_cases": ""}, "has no test"),
+        (
+            "livecodebench",
+            CONTEST | {"public_test_cases": "["},
+            "cannot be judged (column 'public_test_cases' must",
+        ),
+        (
+            "livecodebench",
+            CONTEST | {"public_test_cases": "", "private_test_cases": ""},
+            "has no test",
+        ),
         ("livecodebench", HUMANEVAL, "has no text 'question_content'"),
         ("humaneval+", HUMANEVAL, "has only the original tests"),
         ("humaneval", PLUS, "has generated tests"),
-        ("humaneval", HUMANEVAL | {"entry_point": "sub"}, "has a prompt without the function 'sub'"),
+        (
+            "humaneval",
+            HUMANEVAL | {"entry_point": "sub"},
+            "has a prompt without the function 'sub'",
+        ),
         ("humaneval", MBPP, "has no text 'task_id'"),
         ("mbpp", HUMANEVAL, "has no text 'code'"),
         ("mbpp", MBPP | {"test_list": []}, "has no test in 'test_list'"),

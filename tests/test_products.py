@@ -26,7 +26,9 @@ def error(ours, exact):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_gradient_of_a_lookup_at_the_published_vocabulary(dtype):
-    """32 rows of 512 tokens, half of them MASK and a quarter padding; cotangents with a mean, as real ones have."""
+    """32 rows of 512 tokens, half of them MASK and a quarter padding; cotangents with a mean, as
+    real ones have.
+    """
     vocabulary, mask, pad = 152_064, 151_666, 151_643
     rng = np.random.default_rng(0)
     ids = np.where(rng.random((32, 512)) < 0.5, mask, rng.integers(0, 150_000, (32, 512)))
@@ -51,9 +53,14 @@ def test_gradient_of_a_lookup_at_the_published_vocabulary(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_gradient_of_a_matrix_is_exact_and_nothing_is_transposed_for_it(dtype):
-    """Against NumPy; a CPU's program has no copy of the rows or their cotangents in the other order."""
+    """Against NumPy; a CPU's program has no copy of the rows or their cotangents in the other
+    order.
+    """
     rng = np.random.default_rng(2)
-    x, weight = jnp.asarray(rng.normal(size=(4, 96, 48)), dtype), jnp.asarray(rng.normal(size=(80, 48)), dtype)
+    x, weight = (
+        jnp.asarray(rng.normal(size=(4, 96, 48)), dtype),
+        jnp.asarray(rng.normal(size=(80, 48)), dtype),
+    )
     cotangent = jnp.asarray(rng.normal(0.5, 1.0, (4, 96, 80)), dtype)
 
     @jax.jit
@@ -91,7 +98,10 @@ def compare_on_devices() -> None:
     """The child process: prints one JSON line per mesh."""
     rng = np.random.default_rng(2)
     ids = jnp.asarray(rng.integers(0, TABLE[0], (8, 6)))
-    table, cotangent = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (TABLE, (*ids.shape, TABLE[1])))
+    table, cotangent = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in (TABLE, (*ids.shape, TABLE[1]))
+    )
     exact = np.zeros(TABLE)
     np.add.at(exact, np.asarray(ids), np.asarray(cotangent, np.float64))
     for text in MESHES:
@@ -101,11 +111,19 @@ def compare_on_devices() -> None:
         def gradient(table, ids, mesh=mesh):
             return jax.grad(lambda table: jnp.sum(lookup(table, ids, mesh) * cotangent))(table)
 
-        program = jax.jit(gradient, out_shardings=place).lower(jax.device_put(table, place), ids).compile()
+        program = (
+            jax.jit(gradient, out_shardings=place)
+            .lower(jax.device_put(table, place), ids)
+            .compile()
+        )
         made = program(jax.device_put(table, place), ids)
         added_up = r"= f32\[(\d+),(\d+)\]\S* (?:scatter|all-reduce|reduce-scatter|all-gather)\("
         shapes = [list(map(int, shape)) for shape in re.findall(added_up, program.as_text())]
-        looking = jax.jit(lookup, static_argnums=2).lower(jax.device_put(table, place), ids, mesh).compile()
+        looking = (
+            jax.jit(lookup, static_argnums=2)
+            .lower(jax.device_put(table, place), ids, mesh)
+            .compile()
+        )
         found = looking(jax.device_put(table, place), ids)
         report = {
             "error": error(made, exact),
@@ -120,9 +138,17 @@ def compare_on_devices() -> None:
 @pytest.fixture(scope="module")
 def on_devices():
     # Without the suite's own flags: unoptimised, a scatter is a loop.
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "JAX_PLATFORMS": "cpu"}
+    flags = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "JAX_PLATFORMS": "cpu",
+    }
     child = subprocess.run(
-        [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, __file__],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert child.returncode == 0, child.stderr[-2000:]
     return dict(zip(MESHES, map(json.loads, child.stdout.splitlines()), strict=True))
@@ -151,7 +177,9 @@ if __name__ == "__main__":
 
 
 def test_a_cpu_widens_no_table_to_take_rows_of_it_in_a_loop():
-    """XLA's CPU compiler makes a float32 copy of a bfloat16 table before a loop, were it let: at 7B, two gigabytes."""
+    """XLA's CPU compiler makes a float32 copy of a bfloat16 table before a loop, were it let: at
+    7B, two gigabytes.
+    """
     table = jax.random.normal(jax.random.key(0), (4096, 64)).astype(jnp.bfloat16)
 
     @jax.jit
@@ -167,12 +195,17 @@ def test_a_cpu_widens_no_table_to_take_rows_of_it_in_a_loop():
     assert compiled.memory_analysis().temp_size_in_bytes < table.nbytes
     expected = ids
     for _ in range(5):
-        expected = np.argmax(np.asarray(table, np.float32)[expected], axis=-1).astype(np.int32) * 60 + expected % 7
+        expected = (
+            np.argmax(np.asarray(table, np.float32)[expected], axis=-1).astype(np.int32) * 60
+            + expected % 7
+        )
     np.testing.assert_array_equal(np.asarray(compiled(table, ids)), expected)
 
 
 def test_a_cpu_turns_no_matrix_round_to_multiply_by_it_in_a_loop():
-    """XLA's CPU compiler makes a transposed copy of a bfloat16 matrix before a loop, were it let: a second model."""
+    """XLA's CPU compiler makes a transposed copy of a bfloat16 matrix before a loop, were it let: a
+    second model.
+    """
     matrix = jax.random.normal(jax.random.key(0), (512, 512)).astype(jnp.bfloat16) / 16
 
     @jax.jit

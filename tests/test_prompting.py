@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from jax_lm.evaluation.problems import Problem, humaneval, mbpp
-from jax_lm.evaluation.prompting import ChatPrompting, CompletionPrompting, choose_prompting, code_of, is_instruct
+from jax_lm.evaluation.prompting import (
+    ChatPrompting,
+    CompletionPrompting,
+    choose_prompting,
+    code_of,
+    is_instruct,
+)
 from jax_lm.options import GenerationOptions
 
 PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
@@ -43,7 +49,9 @@ def test_chat_prompt_of_mbpp_is_the_published_one(engine):
 
 def test_base_models_complete_the_raw_prompt(engine):
     assert CompletionPrompting().prompt(engine, humaneval(RECORD)) == PROMPT
-    (template,) = CompletionPrompting().templates(engine, humaneval(RECORD), GenerationOptions(max_new_tokens=16))
+    (template,) = CompletionPrompting().templates(
+        engine, humaneval(RECORD), GenerationOptions(max_new_tokens=16)
+    )
     assert template.parts == (PROMPT, 16, "")
 
 
@@ -74,7 +82,9 @@ def test_a_chat_answer_gets_the_imports_of_its_prompt_and_no_more():
     assert program == "from math import sqrt\n\n\n\ndef root(x):\n    return sqrt(x)\n"
 
 
-@pytest.mark.parametrize("after", ["\ndef main():", "\nprint(root(4))", "\n# Test", "\nassert root(4) == 2", "\n```\n"])
+@pytest.mark.parametrize(
+    "after", ["\ndef main():", "\nprint(root(4))", "\n# Test", "\nassert root(4) == 2", "\n```\n"]
+)
 def test_a_base_completion_ends_where_the_function_does(after):
     problem = humaneval(RECORD)
     program = CompletionPrompting().program(problem, f"    return sqrt(x){after} more")
@@ -85,14 +95,20 @@ def test_a_base_completion_ends_where_the_function_does(after):
 def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
     problem = mbpp(MBPP)
     text = "def g():\n    pass\n\ndef f(x):\n    return x + 1"
-    assert CompletionPrompting().program(problem, f'{text}\nassert f(1) == 2\n"""') == problem.prefix + text
+    assert (
+        CompletionPrompting().program(problem, f'{text}\nassert f(1) == 2\n"""')
+        == problem.prefix + text
+    )
 
 
 def test_lengths_of_a_gap(engine):
     options = GenerationOptions(max_new_tokens=16)
 
     def lengths(middle_length):
-        return [template.parts[1] for template in CompletionPrompting(middle_length).templates(engine, gap(), options)]
+        return [
+            template.parts[1]
+            for template in CompletionPrompting(middle_length).templates(engine, gap(), options)
+        ]
 
     assert lengths(None) == [16]
     assert lengths(5) == [5]
@@ -104,7 +120,10 @@ def test_lengths_of_a_gap(engine):
 
 def test_a_gap_keeps_what_a_function_may_not():
     problem = dataclasses.replace(gap(), stops=())
-    assert CompletionPrompting().program(problem, "x\n# more") == "def double(x):\n    return x\n# more\n"
+    assert (
+        CompletionPrompting().program(problem, "x\n# more")
+        == "def double(x):\n    return x\n# more\n"
+    )
 
 
 def test_the_built_in_model_counts_as_a_base_model(engine):
@@ -115,5 +134,8 @@ def test_questions_are_asked_in_chat_where_it_is_wanted(engine):
     question = humaneval(RECORD)
     assert choose_prompting(engine, [question], 5, chat=False, base=False) == CompletionPrompting(5)
     assert choose_prompting(engine, [question], None, chat=True, base=False) == ChatPrompting()
-    assert choose_prompting(engine, [question, gap()], None, chat=True, base=False) == CompletionPrompting()
+    assert (
+        choose_prompting(engine, [question, gap()], None, chat=True, base=False)
+        == CompletionPrompting()
+    )
     assert choose_prompting(engine, [question], None, chat=True, base=True) == CompletionPrompting()

@@ -9,7 +9,10 @@ from jax_lm.data.prompts import builtin_prompts, held_out_tasks, open_prompts, r
 
 def test_rows_of_a_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": "a", "test_cases": ["assert True"]}, {"prompt": [{"role": "user", "content": "b"}]}]
+    rows = [
+        {"prompt": "a", "test_cases": ["assert True"]},
+        {"prompt": [{"role": "user", "content": "b"}]},
+    ]
     path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
     assert read_prompts(path) == rows
 
@@ -22,7 +25,9 @@ WHOLE = {"split": "train", "subset": None}
 def test_lines_and_arrays_give_the_same_rows(tmp_path, name):
     path = tmp_path / name
     texts = [json.dumps(row, ensure_ascii=False) for row in ROWS]
-    path.write_text(f"[{', '.join(texts)}]" if name == "array.json" else "\n".join(texts), encoding="utf-8")
+    path.write_text(
+        f"[{', '.join(texts)}]" if name == "array.json" else "\n".join(texts), encoding="utf-8"
+    )
     assert open_prompts(str(path), **WHOLE) == ROWS
     with pytest.raises(ValueError, match=r"split='test': data=.* has no splits"):
         open_prompts(str(path), split="test", subset=None)
@@ -33,7 +38,9 @@ def test_columns_are_given_our_names(tmp_path):
     path.write_text(json.dumps({"question": "a", "tests": ["assert True"], "response": "r"}) + "\n")
     (row,) = open_prompts(str(path), (("prompt", "question"), ("test_cases", "tests")), **WHOLE)
     assert (row["prompt"], row["test_cases"], row["response"]) == ("a", ["assert True"], "r")
-    with pytest.raises(ValueError, match="line 1 has no column 'q', only question, tests, response"):
+    with pytest.raises(
+        ValueError, match="line 1 has no column 'q', only question, tests, response"
+    ):
         open_prompts(str(path), (("prompt", "q"),), **WHOLE)
 
 
@@ -44,8 +51,14 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
     def prompts(split):
         return [row["prompt"] for row in open_prompts(str(tmp_path), split=split, subset=None)]
 
-    assert [prompts(split) for split in ("train", "test", "validation")] == [["a", "b"], ["c"], ["d"]]
-    with pytest.raises(ValueError, match=r"split='tests': data=.* has only validation, test, train"):
+    assert [prompts(split) for split in ("train", "test", "validation")] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+    ]
+    with pytest.raises(
+        ValueError, match=r"split='tests': data=.* has only validation, test, train"
+    ):
         prompts("tests")
     (tmp_path / "more.jsonl").write_text(json.dumps({"prompt": "e"}) + "\n")
     with pytest.raises(ValueError, match=r"has the name of a split and more\.jsonl has not"):

@@ -1,4 +1,6 @@
-"""To the hub and back, through its official client and a hub of our own: what is sent, and who hears the token."""
+"""To the hub and back, through its official client and a hub of our own: what is sent, and who
+hears the token.
+"""
 
 import json
 import os
@@ -38,8 +40,15 @@ def folder(tmp_path_factory, builtin_folder):
 
 def run(cache, address, *commands, **environment):
     """Run commands in one process of their own; statuses and all that they said."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    kept |= {"HF_ENDPOINT": address, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "NO_COLOR": "1"}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))
+    }
+    kept |= {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_COLOR": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(commands)], env=kept | environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True,
@@ -70,9 +79,13 @@ def story(folder, tmp_path_factory):
 def test_what_is_sent_arrives_and_nothing_else(story, folder):
     files = story[1].repos[REPO]["files"]
     card = files.pop("README.md").decode()
-    assert files == {path.name: path.read_bytes() for path in folder.iterdir() if path.name in files}
+    assert files == {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name in files
+    }
     assert {"config.json", "vocab.json", "merges.txt", "model.safetensors"} <= set(files)
-    assert not {"modeling_dream.py", "params.pkl", ".env", "notes.txt", "stray.safetensors"} & set(files)
+    assert not {"modeling_dream.py", "params.pkl", ".env", "notes.txt", "stray.safetensors"} & set(
+        files
+    )
     assert card.startswith("---\nlibrary_name: jax-diffucoder\n")
     assert f"diffucoder generate --model {REPO}" in card
 
@@ -88,7 +101,9 @@ def test_the_token_comes_from_the_environment_and_is_never_printed(story):
     assert set(told["asked without token"]) == {None}
     assert told["wrong token"][0] == [2]
     assert "the hub rejected the upload" in told["wrong token"][1]
-    sent = {headers.get("authorization") for method, path, headers in server.seen if method != "PUT"}
+    sent = {
+        headers.get("authorization") for method, path, headers in server.seen if method != "PUT"
+    }
     assert sent == {None, "Bearer hf_wrong", f"Bearer {local_hub.TOKEN}"}
     assert not any(secret in said for _, said in (story[0][k] for k in story[0] if k != "asked without token")
                    for secret in (local_hub.TOKEN, "hf_wrong", "hf_from_a_file"))  # fmt: skip
@@ -98,7 +113,11 @@ def test_what_was_sent_is_downloaded_over_a_line_that_breaks(story):
     told, server = story
     assert told["right token"][0] == [0, 0, 2], told["right token"][1]
     assert f"{REPO}@missing" in told["right token"][1].split("status 0")[-1]
-    resumed = [headers["range"] for method, path, headers in server.seen if "range" in headers and method == "GET"]
+    resumed = [
+        headers["range"]
+        for method, path, headers in server.seen
+        if "range" in headers and method == "GET"
+    ]
     assert any(not value.startswith("bytes=0-") for value in resumed)
     assert server.broken == 0
 

@@ -1,7 +1,9 @@
-"""README line by line, as its reader: what each command that a laptop can run prints and leaves is what it promises.
+"""README line by line, as its reader: what each command that a laptop can run prints and leaves is
+what it promises.
 
-The commands run one after another in one folder, those of SHORTENED at a size that takes seconds. Lines that generate
-are held by test_shown.py, the two of installation by test_release.py and .ci/run.
+The commands run one after another in one folder, those of SHORTENED at a size that takes seconds.
+Lines that generate are held by test_shown.py, the two of installation by test_release.py and
+.ci/run.
 """
 
 import json
@@ -31,13 +33,21 @@ PRINTED = {
     "diffucoder merge-lora": r"out/merged",
     "diffucoder data prepare-acecode": r"hard",
 }
-TRAINED = ("model/model.safetensors", "model/config.json", "model/generation_config.json", "metrics.jsonl")
+TRAINED = (
+    "model/model.safetensors",
+    "model/config.json",
+    "model/generation_config.json",
+    "metrics.jsonl",
+)
 LEFT = {
     "diffucoder analyze": ("analysis/analysis.json", "analysis/analysis.html"),
     "diffucoder experiment": ("experiment/results.json", "experiment/report.html"),
     "diffucoder grpo --config": tuple(f"out/grpo/{name}" for name in TRAINED),
     "diffucoder sft --config": tuple(f"out/sft/{name}" for name in TRAINED),
-    "diffucoder sft --data": ("out/lora/adapter/adapter_config.json", "out/lora/adapter/adapter_model.safetensors"),
+    "diffucoder sft --data": (
+        "out/lora/adapter/adapter_config.json",
+        "out/lora/adapter/adapter_model.safetensors",
+    ),
     "diffucoder merge-lora": ("out/merged/model.safetensors", "out/merged/tokenizer_config.json"),
     "diffucoder data prepare-acecode": ("out/hard.jsonl",),
 }
@@ -47,7 +57,11 @@ def chosen():
     """The commands to run, in their order."""
     for block in blocks(ROOT / "README.md"):
         for command in commands(block):
-            is_run = block.language == "sh" and command.needs is None and "diffucoder generate" not in command.text
+            is_run = (
+                block.language == "sh"
+                and command.needs is None
+                and "diffucoder generate" not in command.text
+            )
             if is_run and (server_port(command) or not is_installation(command)):
                 yield command
 
@@ -60,7 +74,9 @@ def place(tmp_path):
 
 
 def ask(port, path, body=None):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode() if body else None)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode() if body else None
+    )
     request.add_header("content-type", "application/json")
     with urllib.request.urlopen(request, timeout=120) as answer:
         return answer.read().decode()
@@ -75,7 +91,9 @@ def test_every_command_does_what_its_line_says(for_release, place):
                 assert "<canvas" in ask(port, "/") or "<main" in ask(port, "/")
                 body = {"prompt": "def gcd(a, b):", "max_tokens": 64, "temperature": 0}
                 text = json.loads(ask(port, "/v1/completions", body))["choices"][0]["text"]
-                assert sandbox.run(f"def gcd(a, b):{text}", ["assert gcd(12, 18) == 6"]).passed, text
+                assert sandbox.run(f"def gcd(a, b):{text}", ["assert gcd(12, 18) == 6"]).passed, (
+                    text
+                )
             continue
         missing = BENCHMARK.search(command.text)
         (begins,) = [begins for begins in PRINTED if command.text.startswith(begins)]

@@ -93,7 +93,9 @@ def test_tags_execute_nothing(tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("name", ["sft_builtin", "sft_paper", "grpo_builtin", "grpo_paper", "adapt_paper"])
+@pytest.mark.parametrize(
+    "name", ["sft_builtin", "sft_paper", "grpo_builtin", "grpo_paper", "adapt_paper"]
+)
 def test_the_recipes_of_this_project_parse(name):
     command = name.partition("_")[0]
     words = [command, "--config", f"recipes/{name}.yaml", "--out", "o"]

@@ -78,7 +78,9 @@ def test_solution_passes_its_tests(family: Family) -> None:
 def test_tests_reject_an_empty_body(family: Family) -> None:
     tasks = (instantiate(family, random.Random(seed)) for seed in range(10))
     body = "    pass\n" if family.is_class else "    return None\n"
-    assert not all(passes(task, body if task.prompt.endswith("\n") else f"\n{body}") for task in tasks)
+    assert not all(
+        passes(task, body if task.prompt.endswith("\n") else f"\n{body}") for task in tasks
+    )
 
 
 def test_families_have_unique_names() -> None:
@@ -101,7 +103,8 @@ def test_classics_are_there(names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("held_out", [False, True])
 def test_drawing_depends_on_the_seed_alone(held_out: bool) -> None:
     first, again, other = (
-        [draw_task(rng, held_out=held_out) for _ in range(20)] for rng in map(random.Random, (3, 3, 4))
+        [draw_task(rng, held_out=held_out) for _ in range(20)]
+        for rng in map(random.Random, (3, 3, 4))
     )
     assert first == again
     assert first != other
@@ -137,8 +140,12 @@ def test_compositions_agree_with_their_oracle() -> None:
         run(task, task.completion)
 
 
-def test_held_out_pipelines_are_never_trained_on(train: list[BuiltinTask], held_out: list[BuiltinTask]) -> None:
-    trained, kept = ({pipeline_code(t) for t in side if t.family == "composition"} for side in (train, held_out))
+def test_held_out_pipelines_are_never_trained_on(
+    train: list[BuiltinTask], held_out: list[BuiltinTask]
+) -> None:
+    trained, kept = (
+        {pipeline_code(t) for t in side if t.family == "composition"} for side in (train, held_out)
+    )
     assert len(trained) > 500
     assert len(kept) > 100
     assert trained.isdisjoint(kept)

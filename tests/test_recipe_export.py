@@ -22,7 +22,9 @@ def test_the_file_is_the_same_each_time(tmp_path):
     main(first, held_out_count=20, training_count=30)
     main(second, held_out_count=20, training_count=30)
     assert first.read_bytes() == second.read_bytes()
-    lines, shipped = (gzip.decompress(path.read_bytes()).splitlines() for path in (first, TASKS_FILE))
+    lines, shipped = (
+        gzip.decompress(path.read_bytes()).splitlines() for path in (first, TASKS_FILE)
+    )
     assert lines == shipped[:20] + shipped[HELD_OUT_COUNT : HELD_OUT_COUNT + 30]
     assert len(shipped) == HELD_OUT_COUNT + TRAINING_COUNT
     assert TASKS_FILE.stat().st_size < 2**20

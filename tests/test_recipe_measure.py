@@ -1,4 +1,6 @@
-"""What the card's other numbers are measured on: five spellings, holes, questions; and what training may have seen."""
+"""What the card's other numbers are measured on: five spellings, holes, questions; and what
+training may have seen.
+"""
 
 import ast
 import tomllib
@@ -59,7 +61,9 @@ def test_a_right_body_passes_under_every_header(engine: DiffuCoderInference, nam
 def test_the_code_of_an_answer_is_its_program(classics, end):
     tests = tuple(classics["find_max"]["tests"])
     problem = Problem("a", "chat", "", "", tests=tests, canonical="", question="?")
-    program = AnswerPrompting().program(problem, f"```python\ndef biggest(a):\n    return max(a){end}")
+    program = AnswerPrompting().program(
+        problem, f"```python\ndef biggest(a):\n    return max(a){end}"
+    )
     assert run(program, tests, allow_unsafe=True).passed
 
 

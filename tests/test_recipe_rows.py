@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from builtin_model import rows
-from builtin_model.rows import chat_row, completion_row, continuation_row, infilling_row, stream_batches
+from builtin_model.rows import (
+    chat_row,
+    completion_row,
+    continuation_row,
+    infilling_row,
+    stream_batches,
+)
 from builtin_model.spelling import draw_spelled
 from builtin_model.tasks import is_held_out
 from builtin_model.train import build_tokenizer
@@ -33,7 +39,9 @@ def draw(kind, tokenizer, count=80):
 
 def parts(row, tokenizer):
     """Text of what stays visible, and text of the canvas."""
-    visible, canvas = ([i for i, c in zip(row.ids, row.canvas, strict=True) if c == kind] for kind in (False, True))
+    visible, canvas = (
+        [i for i, c in zip(row.ids, row.canvas, strict=True) if c == kind] for kind in (False, True)
+    )
     return tokenizer.decode(visible), tokenizer.decode(canvas)
 
 
@@ -178,12 +186,16 @@ def test_every_sample_is_in_a_row_as_it_was_drawn(tokenizer, monkeypatch):
     batches = take(6, tokenizer, shares={recorded: 1.0})
     texts = [tuple(ids[ids != tokenizer.pad_id]) for ids, _ in samples_of(batches)]
     assert len(texts) == len(drawn) - 1
-    # The one that fits no more is the first of the next batch; within one, samples go where there is room.
+    # The one that fits no more is the first of the next batch; within one, samples go where there
+    # is room.
     assert sorted(texts) == sorted(row.ids for row in drawn[:-1])
 
 
 def test_rows_are_nearly_full(tokenizer):
-    assert np.mean([batch.samples >= 0 for batch in take(20, tokenizer, tokens_per_batch=10 * LENGTH)]) > 0.85
+    assert (
+        np.mean([batch.samples >= 0 for batch in take(20, tokenizer, tokens_per_batch=10 * LENGTH)])
+        > 0.85
+    )
 
 
 @pytest.mark.parametrize(("longer_share", "bound"), [(0.0, rows.MAX_SPARE), (1.0, LENGTH)])
@@ -229,7 +241,8 @@ def test_stream_mixes_kinds_by_their_shares(tokenizer, weight):
     )
     seen = {
         chat_row: [start in ids for ids, _ in samples],
-        # The only kind that may show something behind its canvas, and does but for holes at the very end.
+        # The only kind that may show something behind its canvas, and does but for holes at the
+        # very end.
         infilling_row: [not canvas[-1] or not set(ids) & set(ending) for ids, canvas in samples],
     }
     for kind, rows_of_kind in seen.items():

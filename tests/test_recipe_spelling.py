@@ -77,11 +77,16 @@ def test_keys_are_those_of_the_tasks_that_ship(family):
     tasks = {instantiate(family, random.Random(seed)).key for seed in range(400)}
     spelled = {spell(family, random.Random(seed)).key for seed in range(400)}
     assert tasks & spelled
-    assert {key for key in tasks if key.endswith("!")} == {key for key in spelled if key.endswith("!")}
+    assert {key for key in tasks if key.endswith("!")} == {
+        key for key in spelled if key.endswith("!")
+    }
 
 
 def test_plain_programs_have_the_names_that_one_would_guess(rng):
-    first = {family.name: (family.names[0].split("$")[0], family.parameter_choices()[0]) for family in FAMILIES}
+    first = {
+        family.name: (family.names[0].split("$")[0], family.parameter_choices()[0])
+        for family in FAMILIES
+    }
     for _ in range(200):
         program = draw_spelled(rng, plain=True)
         name, parameters = first[program.family]
@@ -153,7 +158,9 @@ def test_holes_lie_in_the_text_and_mostly_in_the_body(programs, rng):
         start, end = draw_hole(text, len(prompt), rng)
         assert 0 <= start < end <= len(text)
         assert end - start <= 160
-        whole = text[:start].rpartition("\n")[2].strip() == "" and text[end - 1 : end + 1].count("\n")
+        whole = text[:start].rpartition("\n")[2].strip() == "" and text[end - 1 : end + 1].count(
+            "\n"
+        )
         kinds["whole lines" if whole else "other"] += 1
         kinds["in the body"] += start >= len(prompt) - 1
     assert kinds["whole lines"] > 300

@@ -40,7 +40,9 @@ def numbered_chunk(number):
 def test_a_source_draws_on_where_it_stopped():
     first, second = Chunks(numbered_chunk), Chunks(numbered_chunk)
     drawn = [first.draw(START)[0] for _ in range(2 * CHUNK + 3)]
-    assert drawn == [(number, place) for number in range(3) for place in range(CHUNK)][: 2 * CHUNK + 3]
+    assert (
+        drawn == [(number, place) for number in range(3) for place in range(CHUNK)][: 2 * CHUNK + 3]
+    )
     second.load(first.save())
     assert [second.draw(START)[0] for _ in range(5)] == [first.draw(START)[0] for _ in range(5)]
 
@@ -69,14 +71,18 @@ def test_what_is_drawn_ahead_is_the_same_and_is_given_up_at_the_end():
 
 
 def test_a_process_can_draw_a_chunk(tokenizer, tmp_path):
-    chunk = partial(batches, Recipe(out=tmp_path, tokens_per_batch=384), tokenizer, "decay", "start")
+    chunk = partial(
+        batches, Recipe(out=tmp_path, tokens_per_batch=384), tokenizer, "decay", "start"
+    )
     sent = pickle.loads(pickle.dumps(partial(whole_chunk, chunk)))
     for mine, its in zip(whole_chunk(chunk, 2), sent(2), strict=True):
         assert np.array_equal(mine.tokens, its.tokens)
 
 
 def test_a_longer_first_phase_is_the_same_run(tmp_path):
-    short, long = (Recipe(out=tmp_path, stable_steps=steps).phases()["stable"] for steps in (10, 20))
+    short, long = (
+        Recipe(out=tmp_path, stable_steps=steps).phases()["stable"] for steps in (10, 20)
+    )
     assert short.identity == long.identity
     assert (short.last_step, long.last_step) == (10, 20)
 
@@ -97,11 +103,17 @@ def test_the_saved_tokenizer_is_the_same(tokenizer, tmp_path):
     for text in (draw_text(rng) for _ in range(100)):
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode(again.encode(text)) == text
-    assert (again.vocab_size, again.mask_id, again.chat_template) == (1536, tokenizer.mask_id, CHAT_TEMPLATE)
+    assert (again.vocab_size, again.mask_id, again.chat_template) == (
+        1536,
+        tokenizer.mask_id,
+        CHAT_TEMPLATE,
+    )
 
 
 def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
-    """So that names are copied, not translated: those that are one token, and those that are several."""
+    """So that names are copied, not translated: those that are one token, and those that are
+    several.
+    """
     for name in ("numbers", "phrase", "temperatures", "old_values", "zorbax"):
         alone = tokenizer.encode(name)
         for before in (*"([.= ", " (", "return "):
@@ -109,19 +121,28 @@ def test_a_name_is_one_piece_wherever_it_stands(tokenizer):
 
 
 def test_a_space_joins_only_whole_words_that_are_no_names(tokenizer):
-    assert tokenizer.backend.encode(" return returned").tokens == ["\u0120return", "\u0120return", "ed"]
+    assert tokenizer.backend.encode(" return returned").tokens == [
+        "\u0120return",
+        "\u0120return",
+        "ed",
+    ]
     joined = [token for token in tokenizer.backend.get_vocab() if re.match("\u0120[A-Za-z]", token)]
     assert sorted(joined) == sorted(f"\u0120{word}" for word in SPACED)
 
 
 def test_a_joined_word_must_be_a_token():
     with pytest.raises(ValueError, match="spaced='zebra'"):
-        train_bpe(["a cat"] * 9, vocab_size=290, special_tokens=(MASK, END_OF_TEXT), spaced=("zebra",))
+        train_bpe(
+            ["a cat"] * 9, vocab_size=290, special_tokens=(MASK, END_OF_TEXT), spaced=("zebra",)
+        )
 
 
 def test_a_run_goes_on_from_a_model_with_its_tokenizer(tmp_path):
     model, tokenizer = begin(Recipe(out=tmp_path, start=BUILTIN_MODEL))
-    trained, words = DreamForCausalLM.from_pretrained(BUILTIN_MODEL), DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    trained, words = (
+        DreamForCausalLM.from_pretrained(BUILTIN_MODEL),
+        DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL),
+    )
     for mine, its in zip(parameters(model).values(), parameters(trained).values(), strict=True):
         assert mine.dtype == np.float32
         assert np.array_equal(mine, np.asarray(its, np.float32))
@@ -130,6 +151,8 @@ def test_a_run_goes_on_from_a_model_with_its_tokenizer(tmp_path):
 
 def test_a_run_from_other_weights_draws_other_rows(tokenizer, tmp_path):
     recipe = Recipe(out=tmp_path)
-    first, again, other = (next(batches(recipe, tokenizer, "decay", start, 0)) for start in ("a", "a", "b"))
+    first, again, other = (
+        next(batches(recipe, tokenizer, "decay", start, 0)) for start in ("a", "a", "b")
+    )
     assert np.array_equal(first.tokens, again.tokens)
     assert not np.array_equal(first.tokens, other.tokens)

@@ -1,4 +1,6 @@
-"""Answers that match a regular expression or a JSON schema: ends, refusals, bounds, and answers of a model."""
+"""Answers that match a regular expression or a JSON schema: ends, refusals, bounds, and answers of
+a model.
+"""
 
 import json
 import re
@@ -23,7 +25,14 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-PATTERNS = [r"[0-9]{3}-(a|bc)*d", r"(ab)*c", r"é+x?", r"yes|no", r"-?[0-9]+(\.[0-9]+)?", r"[a-f]{2,5}"]
+PATTERNS = [
+    r"[0-9]{3}-(a|bc)*d",
+    r"(ab)*c",
+    r"é+x?",
+    r"yes|no",
+    r"-?[0-9]+(\.[0-9]+)?",
+    r"[a-f]{2,5}",
+]
 
 
 @settings(deadline=None)  # the first text of each makes its automaton
@@ -35,7 +44,10 @@ def test_an_end_is_known_exactly_where_there_is_one(pattern, text):
     if end is None:
         # Whatever such a text goes on with, these are the first letters that a match could have.
         assert not re.fullmatch(pattern, text)
-        assert not any(re.fullmatch(pattern, text + more) for more in ("0", "d", "c", "s", "o", "00", "no", "es", "aa"))
+        assert not any(
+            re.fullmatch(pattern, text + more)
+            for more in ("0", "d", "c", "s", "o", "00", "no", "es", "aa")
+        )
         return
     assert re.fullmatch(pattern, text + end)
     assert not end or not re.fullmatch(pattern, text)
@@ -49,7 +61,8 @@ def test_ends_are_the_shortest():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text"), [(r"a(xyz)?", "axyz"), (r"-?[0-9]+(\.[0-9]+)?", "-0.5"), (r"(a|ab)c?|abcd", "abcd")]
+    ("pattern", "text"),
+    [(r"a(xyz)?", "axyz"), (r"-?[0-9]+(\.[0-9]+)?", "-0.5"), (r"(a|ab)c?|abcd", "abcd")],
 )
 def test_a_text_may_go_on_where_it_could_have_ended(pattern, text):
     grammar = regular_grammar("regex", pattern)
@@ -69,12 +82,25 @@ def test_a_schema_of_numbers_takes_fractions():
 
 def test_a_schema_is_kept_to():
     grammar = find_grammar(f"json_schema:{json.dumps(PERSON)}")
-    for beginning in ("", '{"na', '{"name": "Bö', '{"name":"Bob","age":-1', '{"name":"Bob","age":3,"tags":["b"'):
+    for beginning in (
+        "",
+        '{"na',
+        '{"name": "Bö',
+        '{"name":"Bob","age":-1',
+        '{"name":"Bob","age":3,"tags":["b"',
+    ):
         found = json.loads(beginning + grammar.completion(beginning))
         assert len(found["name"]) >= 2
         assert isinstance(found["age"], int)
         assert set(found) <= {"name", "age", "tags"}
-    for wrong in ('{"age"', '{"name":"B"', '{"name":"Bob","age":3.5', '{"name":"Bob","age":3,"tags":[]', "[", "x"):
+    for wrong in (
+        '{"age"',
+        '{"name":"B"',
+        '{"name":"Bob","age":3.5',
+        '{"name":"Bob","age":3,"tags":[]',
+        "[",
+        "x",
+    ):
         assert grammar.completion(wrong) is None
 
 
@@ -86,7 +112,10 @@ def test_a_schema_is_kept_to():
         ("json_schema:{", "json_schema: not JSON"),
         ("json_schema:[1]", "json_schema: must be an object, not [1]"),
         ('json_schema:{"type": "integer", "minimum": 3}', "'minimum' is not supported"),
-        ('json_schema:{"type": "object", "properties": {"a": {"multipleOf": 2}}}', "'multipleOf' is not supported"),
+        (
+            'json_schema:{"type": "object", "properties": {"a": {"multipleOf": 2}}}',
+            "'multipleOf' is not supported",
+        ),
         ('json_schema:{"anyOf": [{"type": "null"}, {"not": {}}]}', "'not' is not supported"),
         ('json_schema:{"type": "frog"}', "Unsupported type: frog"),
         ("json_schema:" + "[" * 15_000, "json_schema: not JSON"),
@@ -110,7 +139,10 @@ def test_an_expression_with_a_huge_automaton_is_given_up(monkeypatch):
 @pytest.mark.parametrize("name", ["pascal", "regex:", "json_schema:", "python:x", ""])
 def test_options_know_the_names(name):
     with pytest.raises(
-        ValueError, match=re.escape("must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA, or None")
+        ValueError,
+        match=re.escape(
+            "must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA, or None"
+        ),
     ):
         GenerationOptions(grammar=name)
 
@@ -124,7 +156,9 @@ def test_a_model_that_knows_nothing_of_it_answers_by_it(tiny_inference, temperat
         (f"json_schema:{schema}", lambda text: {"name", "age"} <= set(json.loads(text))),
     ):
         decoding = Decoding(preset="turbo")
-        options = GenerationOptions(max_new_tokens=40, temperature=temperature, grammar=name, decoding=decoding)
+        options = GenerationOptions(
+            max_new_tokens=40, temperature=temperature, grammar=name, decoding=decoding
+        )
         for seed in range(2 if temperature else 1):
             for text in tiny_inference.complete(["def area(r):", "x ="], options, seed=seed):
                 assert holds(text), text

@@ -1,7 +1,8 @@
-"""What is published: one version, a source archive from which the wheel can be built, a wheel that runs by itself.
+"""What is published: one version, a source archive from which the wheel can be built, a wheel that
+runs by itself.
 
-`pytest --release tests/test_release.py` builds both, and installs the wheel into a new environment of each Python from
-3.11 to 3.13 that is found here.
+`pytest --release tests/test_release.py` builds both, and installs the wheel into a new environment
+of each Python from 3.11 to 3.13 that is found here.
 """
 
 import os
@@ -22,15 +23,21 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def run(*words, folder):
     """Standard output of a command that must succeed, without this checkout on its path."""
     kept = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")
     }
-    result = subprocess.run([str(word) for word in words], cwd=folder, env=kept, capture_output=True, text=True)
+    result = subprocess.run(
+        [str(word) for word in words], cwd=folder, env=kept, capture_output=True, text=True
+    )
     assert result.returncode == 0, f"{words}: {result.stdout}\n{result.stderr}"
     return result.stdout
 
 
 def interpreter(version):
-    """A Python of this version, on the path or beside the one that runs this test (pyenv, uv); else None."""
+    """A Python of this version, on the path or beside the one that runs this test (pyenv, uv); else
+    None.
+    """
     beside = Path(sys.base_prefix).parent.glob(f"*{version}*/bin/python{version}")
     for path in (shutil.which(f"python{version}"), *beside):
         probe = [path, "-c", "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"]
@@ -57,11 +64,24 @@ def test_the_version_stands_in_one_place():
 
 def test_the_source_archive_gives_the_wheel(built, tmp_path):
     archive, wheel = built
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, archive, folder=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        tmp_path,
+        archive,
+        folder=tmp_path,
+    )
     names = [zipfile.ZipFile(path).namelist() for path in (wheel, next(tmp_path.glob("*.whl")))]
     assert sorted(names[0]) == sorted(names[1])
     assert not [
-        name for name in names[0] if not re.match(r"jax_lm/|untrusted/|jax_diffucoder-[\w.]+\.dist-info/", name)
+        name
+        for name in names[0]
+        if not re.match(r"jax_lm/|untrusted/|jax_diffucoder-[\w.]+\.dist-info/", name)
     ]
     assert any(name.endswith("licenses/LICENSE") for name in names[0])
 
@@ -74,7 +94,10 @@ def test_the_wheel_runs_in_a_clean_environment(built, tmp_path, version):
     run(python, "-m", "venv", tmp_path / "clean", folder=tmp_path)
     programs = tmp_path / "clean" / "bin"
     run(programs / "pip", "install", "-q", "--no-compile", built[1], folder=tmp_path)
-    packages = {line.split("==")[0].lower() for line in run(programs / "pip", "freeze", folder=tmp_path).split()}
+    packages = {
+        line.split("==")[0].lower()
+        for line in run(programs / "pip", "freeze", folder=tmp_path).split()
+    }
     assert not packages & {"pytest", "hypothesis", "torch", "transformers", "fastapi"}
     assert run(programs / "diffucoder", "--version", folder=tmp_path).startswith("diffucoder 0.")
     assert "4,331,776" in run(programs / "diffucoder", "info", folder=tmp_path)
@@ -82,5 +105,12 @@ def test_the_wheel_runs_in_a_clean_environment(built, tmp_path, version):
     text = run(programs / "diffucoder", "generate", *options, "def is_even(n):", folder=tmp_path)
     assert text == "def is_even(n):\n    return n % 2 == 0\n"
     assert "fits" in run(
-        programs / "diffucoder", "plan", "--model-config", "7b", "--topology", "v5e:2x2", "--estimate", folder=tmp_path
+        programs / "diffucoder",
+        "plan",
+        "--model-config",
+        "7b",
+        "--topology",
+        "v5e:2x2",
+        "--estimate",
+        folder=tmp_path,
     )

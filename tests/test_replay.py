@@ -13,11 +13,15 @@ PROMPT = "def double(x): # <b>&"
 
 
 def traces(text):
-    [frame] = re.findall(r'<iframe sandbox="allow-scripts" [^>]*srcdoc="([^"]*)"></iframe>', text._repr_html_())
+    [frame] = re.findall(
+        r'<iframe sandbox="allow-scripts" [^>]*srcdoc="([^"]*)"></iframe>', text._repr_html_()
+    )
     page = html.unescape(frame)
     assert "<h2>Pictures</h2>" not in page
     assert "default-src 'none'" in page
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    )
 
 
 def test_a_notebook_replays_what_was_generated(tiny_inference):
@@ -31,7 +35,9 @@ def test_a_notebook_replays_what_was_generated(tiny_inference):
     assert trace["pieces"] == [tiny_inference.tokenizer.decode([token]) for token in row.token_ids]
     assert (trace["commit_step"], trace["end"]) == (list(row.commit_step), len(row.token_ids))
     assert trace["confidence"] == [round(value, 4) for value in row.confidence]
-    assert traces(tiny_inference.generate([PROMPT], 16, temperature=0.0, return_full_text=False)[0]) == [trace]
+    assert traces(
+        tiny_inference.generate([PROMPT], 16, temperature=0.0, return_full_text=False)[0]
+    ) == [trace]
 
 
 def test_it_is_a_string_to_everybody_else(tiny_inference):

@@ -2,7 +2,14 @@
 
 from jax_lm.evaluation.report import evaluation_report, paper_scores
 
-SETTINGS = {"suite": "humaneval", "model": "m", "prompts": "base", "problems": 2, "n": 2, "dtype": "float32"}
+SETTINGS = {
+    "suite": "humaneval",
+    "model": "m",
+    "prompts": "base",
+    "problems": 2,
+    "n": 2,
+    "dtype": "float32",
+}
 
 
 def record(name, outcome, sample=0, group="families", **fields):
@@ -44,7 +51,9 @@ def test_published_scores_stand_beside_the_run():
 
 def test_what_a_model_wrote_is_text_in_the_page():
     attack = "<script>alert(1)</script>"
-    records = [record("a", "failed", prompt=attack, completion=attack, program=attack, detail=attack)]
+    records = [
+        record("a", "failed", prompt=attack, completion=attack, program=attack, detail=attack)
+    ]
     text = report_of(records).page()
     assert "<script" not in text
     assert text.count("&lt;script&gt;") == 4

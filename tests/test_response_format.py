@@ -1,4 +1,6 @@
-"""Answers that a request holds to a grammar: what they are, streams of them, who else is served, what is refused."""
+"""Answers that a request holds to a grammar: what they are, streams of them, who else is served,
+what is refused.
+"""
 
 import ast
 import http.client
@@ -55,7 +57,9 @@ PERSON = {
 NAMED = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 PROMPT = "def gcd(a, b):\n"
 ASKED = {"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "preset": "turbo"}
-TALK = {"messages": [{"role": "user", "content": "Who is it?"}]} | {k: v for k, v in ASKED.items() if k != "prompt"}
+TALK = {"messages": [{"role": "user", "content": "Who is it?"}]} | {
+    k: v for k, v in ASKED.items() if k != "prompt"
+}
 HOSTILE = "(a|b)*a(a|b){24}"
 """Needs an automaton of 33 million states."""
 
@@ -107,19 +111,30 @@ def pieces(streamed):
 
 def whole(chunks, index=0):
     """The text of a choice of a stream, and the reason of its end."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    choices = [
+        choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+    ]
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-    texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
+    texts = [
+        choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        for choice in choices
+    ]
     (reason,) = reasons
     return "".join(texts), reason
 
 
 @pytest.mark.parametrize("name", HOLDS, ids=lambda name: name.partition(":")[0])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_answers_meet_their_grammar_and_are_those_of_the_command_line(address, tiny_inference, name, temperature):
-    """A model of noise, for which every token is a repair; drawn answers are the same draw for draw."""
+def test_answers_meet_their_grammar_and_are_those_of_the_command_line(
+    address, tiny_inference, name, temperature
+):
+    """A model of noise, for which every token is a repair; drawn answers are the same draw for
+    draw.
+    """
     decoding = Decoding(preset="turbo")
-    options = GenerationOptions(max_new_tokens=48, temperature=float(temperature), grammar=name, decoding=decoding)
+    options = GenerationOptions(
+        max_new_tokens=48, temperature=float(temperature), grammar=name, decoding=decoding
+    )
     asked = ASKED | {"grammar": name, "seed": 5, "temperature": temperature}
     _, _, answer = call(address, "POST", "/v1/completions", asked)
     (choice,) = answer["choices"]
@@ -132,26 +147,42 @@ def test_answers_meet_their_grammar_and_are_those_of_the_command_line(address, t
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_every_preset(address, tiny_inference, preset):
     decoding = Decoding(preset=preset)
-    options = GenerationOptions(max_new_tokens=40, temperature=0.0, grammar="json_object", decoding=decoding)
+    options = GenerationOptions(
+        max_new_tokens=40, temperature=0.0, grammar="json_object", decoding=decoding
+    )
     _, _, answer = call(
-        address, "POST", "/v1/completions", ASKED | {"grammar": "json_object", "preset": preset, "max_tokens": 40}
+        address,
+        "POST",
+        "/v1/completions",
+        ASKED | {"grammar": "json_object", "preset": preset, "max_tokens": 40},
     )
     assert answer["choices"][0]["text"] == tiny_inference.complete([PROMPT], options)[0]
 
 
 def test_response_format_in_a_conversation(address):
     for form, holds in (({"type": "json_object"}, HOLDS["json_object"]), (NAMED, is_person)):
-        _, _, answer = call(address, "POST", "/v1/chat/completions", TALK | {"response_format": form})
+        _, _, answer = call(
+            address, "POST", "/v1/chat/completions", TALK | {"response_format": form}
+        )
         text = answer["choices"][0]["message"]["content"]
         assert holds(text)
-        _, _, streamed = call(address, "POST", "/v1/chat/completions", TALK | {"response_format": form, "stream": True})
+        _, _, streamed = call(
+            address,
+            "POST",
+            "/v1/chat/completions",
+            TALK | {"response_format": form, "stream": True},
+        )
         assert whole(pieces(streamed))[0] == text
-    _, _, free = call(address, "POST", "/v1/chat/completions", TALK | {"response_format": {"type": "text"}})
+    _, _, free = call(
+        address, "POST", "/v1/chat/completions", TALK | {"response_format": {"type": "text"}}
+    )
     assert free["choices"] == call(address, "POST", "/v1/chat/completions", TALK)[2]["choices"]
 
 
 def test_a_message_under_python_is_a_program_by_itself(address):
-    _, _, answer = call(address, "POST", "/v1/chat/completions", TALK | {"grammar": "python", "temperature": 1})
+    _, _, answer = call(
+        address, "POST", "/v1/chat/completions", TALK | {"grammar": "python", "temperature": 1}
+    )
     ast.parse(answer["choices"][0]["message"]["content"])
 
 
@@ -191,7 +222,9 @@ def test_the_official_client(client):
     # The client makes a schema of the class, and an object of the answer.
     for seed in range(3):
         try:
-            parsed = client.chat.completions.parse(response_format=Owner, seed=seed, **common | {"temperature": 1})
+            parsed = client.chat.completions.parse(
+                response_format=Owner, seed=seed, **common | {"temperature": 1}
+            )
         except openai.LengthFinishReasonError as error:
             Owner.model_validate_json(error.completion.choices[0].message.content)
         else:
@@ -230,32 +263,50 @@ def test_several_answers_with_log_probabilities(address):
         told = choice["logprobs"]
         assert "".join(told["tokens"]) == choice["text"]
         assert all(-50 < value <= 0 for value in told["token_logprobs"])
-        for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        for token, value, top in zip(
+            told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+        ):
             # Bytes that are no text by themselves are spelled out in the name.
             assert top.get(token, value) == value
             assert value in top.values()
-    assert answer["usage"]["completion_tokens"] == sum(len(each["logprobs"]["tokens"]) for each in answer["choices"])
-    _, _, streamed = call(address, "POST", "/v1/completions", asked | {"stream": True, "logprobs": None})
+    assert answer["usage"]["completion_tokens"] == sum(
+        len(each["logprobs"]["tokens"]) for each in answer["choices"]
+    )
+    _, _, streamed = call(
+        address, "POST", "/v1/completions", asked | {"stream": True, "logprobs": None}
+    )
     chunks = pieces(streamed)
-    assert [whole(chunks, index)[0] for index in range(2)] == [choice["text"] for choice in answer["choices"]]
+    assert [whole(chunks, index)[0] for index in range(2)] == [
+        choice["text"] for choice in answer["choices"]
+    ]
 
 
 def test_a_canvas_that_is_too_short_is_still_an_answer(address):
-    """Full without an end of its own, which is `length`; the least that the grammar has, or no answer at all."""
+    """Full without an end of its own, which is `length`; the least that the grammar has, or no
+    answer at all.
+    """
     asked = ASKED | {"grammar": "regex:a{3,30}", "max_tokens": 3}
     _, _, answer = call(address, "POST", "/v1/completions", asked)
     (choice,) = answer["choices"]
     assert re.fullmatch("a{3,30}", choice["text"])
     assert choice["finish_reason"] in ("stop", "length")
     _, _, full = call(
-        address, "POST", "/v1/completions", asked | {"grammar": "regex:[0-9]:[a-z]:[0-9]", "max_tokens": 5}
+        address,
+        "POST",
+        "/v1/completions",
+        asked | {"grammar": "regex:[0-9]:[a-z]:[0-9]", "max_tokens": 5},
     )
-    assert (full["choices"][0]["finish_reason"], full["usage"]["completion_tokens"]) == ("length", 5)
+    assert (full["choices"][0]["finish_reason"], full["usage"]["completion_tokens"]) == (
+        "length",
+        5,
+    )
     status, _, refused = call(
         address, "POST", "/v1/chat/completions", TALK | {"response_format": NAMED, "max_tokens": 5}
     )
     assert (status, refused["error"]["param"]) == (400, "response_format")
-    assert refused["error"]["message"].startswith("response_format: no text of at most 5 tokens is known")
+    assert refused["error"]["message"].startswith(
+        "response_format: no text of at most 5 tokens is known"
+    )
 
 
 def test_stop_texts_end_right_answers_alone(address):
@@ -263,25 +314,35 @@ def test_stop_texts_end_right_answers_alone(address):
     asked = ASKED | {"temperature": 1, "max_tokens": 40}
     for seed in range(3):
         _, _, answer = call(
-            address, "POST", "/v1/completions", asked | {"grammar": "regex:[a-f0-9]+", "stop": ["a", "7"], "seed": seed}
+            address,
+            "POST",
+            "/v1/completions",
+            asked | {"grammar": "regex:[a-f0-9]+", "stop": ["a", "7"], "seed": seed},
         )
         text = answer["choices"][0]["text"]
         assert re.fullmatch("[b-f0-689]+", text)
         _, _, answer = call(
-            address, "POST", "/v1/completions", asked | {"grammar": "python", "stop": ["\n\n", "x"], "seed": seed}
+            address,
+            "POST",
+            "/v1/completions",
+            asked | {"grammar": "python", "stop": ["\n\n", "x"], "seed": seed},
         )
         text = answer["choices"][0]["text"]
         ast.parse(PROMPT + text)
         assert "\n\n" not in text
         assert "x" not in text
-    status, _, refused = call(address, "POST", "/v1/completions", asked | {"grammar": "json_object", "stop": "}"})
+    status, _, refused = call(
+        address, "POST", "/v1/completions", asked | {"grammar": "json_object", "stop": "}"}
+    )
     assert (status, refused["error"]["param"]) == (400, "grammar")
 
 
 def test_what_is_told_on_the_way_is_never_taken_back(engine):
     for name, preset in zip(HOLDS, itertools.cycle(("exact", "turbo")), strict=False):
         listener, decoding = RecordingListener(), Decoding(preset=preset)
-        options = GenerationOptions(max_new_tokens=40, temperature=1.0, grammar=name, decoding=decoding)
+        options = GenerationOptions(
+            max_new_tokens=40, temperature=1.0, grammar=name, decoding=decoding
+        )
         before = tuple(engine.tokenizer.encode_plain(PROMPT))
         engine.submit([Request(before=before, options=options, seed=1)], listener)
         (end,) = listener.finished().values()
@@ -315,9 +376,14 @@ def slow(monkeypatch):
 def test_others_are_served_while_a_grammar_is_asked(engine, address, slow):
     asked, release = slow
     with ThreadPoolExecutor() as pool:
-        held = pool.submit(call, address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})
+        held = pool.submit(
+            call, address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
+        )
         assert asked.wait(30)
-        free = [pool.submit(call, address, "POST", "/v1/completions", ASKED | {"seed": n}) for n in range(6)]
+        free = [
+            pool.submit(call, address, "POST", "/v1/completions", ASKED | {"seed": n})
+            for n in range(6)
+        ]
         assert [each.result(30)[0] for each in free] == [200] * 6
         assert not held.done()
         release.set()
@@ -328,10 +394,14 @@ def test_others_are_served_while_a_grammar_is_asked(engine, address, slow):
 
 def test_answers_of_others_do_not_change(engine, address):
     alone = [
-        call(address, "POST", "/v1/completions", ASKED | {"prompt": text})[2]["choices"] for text in ("x =", "def f(")
+        call(address, "POST", "/v1/completions", ASKED | {"prompt": text})[2]["choices"]
+        for text in ("x =", "def f(")
     ]
     with ThreadPoolExecutor() as pool:
-        held = [pool.submit(call, address, "POST", "/v1/completions", ASKED | {"grammar": name}) for name in HOLDS]
+        held = [
+            pool.submit(call, address, "POST", "/v1/completions", ASKED | {"grammar": name})
+            for name in HOLDS
+        ]
         free = [
             pool.submit(call, address, "POST", "/v1/completions", ASKED | {"prompt": text})
             for text in ("x =", "def f(")
@@ -379,7 +449,9 @@ def test_a_grammar_that_fails_fails_alone(engine, address, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Constraint, "find_error", broken)
-        status, _, answer = call(address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})
+        status, _, answer = call(
+            address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
+        )
         assert (status, "secret" in json.dumps(answer)) == (500, False)
         assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
     assert call(address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})[0] == 200
@@ -416,7 +488,9 @@ def test_a_hostile_expression_stalls_nobody(address, monkeypatch):
     with ThreadPoolExecutor() as pool:
         begun = time.monotonic()
         hostile = [
-            pool.submit(call, address, "POST", "/v1/completions", ASKED | {"grammar": f"regex:{HOSTILE}{n}"})
+            pool.submit(
+                call, address, "POST", "/v1/completions", ASKED | {"grammar": f"regex:{HOSTILE}{n}"}
+            )
             for n in range(2)
         ]
         time.sleep(0.2)
@@ -433,14 +507,21 @@ def test_a_hostile_expression_stalls_nobody(address, monkeypatch):
 
 def test_too_many_requests_to_prepare_are_429(address, monkeypatch):
     monkeypatch.setattr(preparation, "MAX_WAITING", 0)
-    status, headers, answer = call(address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"})
+    status, headers, answer = call(
+        address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
+    )
     assert (status, answer["error"]["code"]) == (429, "queue_full")
     assert int(headers["retry-after"]) >= 1
     assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
 
 
 def schema(definition, **more):
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": definition} | more}}
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": definition} | more,
+        }
+    }
 
 
 REFUSALS = [
@@ -453,8 +534,14 @@ REFUSALS = [
         {"response_format": {"type": "json_schema"}},
         "response_format: json_schema must be given with type 'json_schema'",
     ),
-    ({"response_format": NAMED | {"type": "text"}}, "response_format: json_schema must be given with type"),
-    ({"response_format": NAMED | {"extra": 1}}, "response_format.extra: this server does not have it"),
+    (
+        {"response_format": NAMED | {"type": "text"}},
+        "response_format: json_schema must be given with type",
+    ),
+    (
+        {"response_format": NAMED | {"extra": 1}},
+        "response_format.extra: this server does not have it",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
         "response_format.json_schema.schema: must be given",
@@ -466,24 +553,39 @@ REFUSALS = [
     (schema({"type": "frog"}), "response_format: json_schema="),
     (schema({"not": {}}), "response_format: json_schema: 'not' is not supported"),
     (schema([]), "response_format.json_schema.schema: must be"),
-    (schema(PERSON, strict="yes"), "response_format.json_schema.strict='yes': must be a valid boolean"),
-    ({"grammar": "cobol"}, "grammar='cobol': must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA"),
+    (
+        schema(PERSON, strict="yes"),
+        "response_format.json_schema.strict='yes': must be a valid boolean",
+    ),
+    (
+        {"grammar": "cobol"},
+        "grammar='cobol': must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA",
+    ),
     ({"grammar": ""}, "grammar='': must not be empty"),
     ({"grammar": 7}, "grammar=7: must be a valid string"),
     ({"grammar": "regex:(a"}, "grammar: regex='(a': Failed to build DFA"),
     ({"grammar": "json_schema:{"}, "grammar: json_schema: not JSON"),
     ({"grammar": "regex:" + "a" * 20_001}, "grammar: regex='aaaa"),
-    ({"grammar": "python", "prompt": "x = )"}, "grammar: no text of at most 48 tokens is known that is valid here"),
+    (
+        {"grammar": "python", "prompt": "x = )"},
+        "grammar: no text of at most 48 tokens is known that is valid here",
+    ),
     (
         {"grammar": "json_object", "response_format": {"type": "json_object"}},
         "grammar: give either grammar or response_",
     ),
-    ({"grammar": "json_object", "growth": "on"}, "growth='on': must be 'off', or not given, with grammar"),
+    (
+        {"grammar": "json_object", "growth": "on"},
+        "growth='on': must be 'off', or not given, with grammar",
+    ),
     (
         {"response_format": {"type": "json_object"}, "ignore_eos": True},
         "ignore_eos=True: must be false with response_f",
     ),
-    ({"grammar": "python", "max_tokens": 0, "echo": True}, "max_tokens=0: must be at least 1 with grammar"),
+    (
+        {"grammar": "python", "max_tokens": 0, "echo": True},
+        "max_tokens=0: must be at least 1 with grammar",
+    ),
 ]
 
 
@@ -505,21 +607,46 @@ def test_other_endpoints_have_no_grammar(address, path):
 
 def test_a_hole_that_finds_its_length_has_no_grammar(tmp_path):
     inference = DiffuCoderInference(publish_growing(tmp_path), dtype="float32", verbose=False)
-    request = Request(before=(5,), is_gap=True, options=GenerationOptions(max_new_tokens=8, grammar="json_object"))
-    with pytest.raises(ValueError, match=r"growth: a hole that finds its own length .* growth='off' keeps its length"):
+    request = Request(
+        before=(5,), is_gap=True, options=GenerationOptions(max_new_tokens=8, grammar="json_object")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"growth: a hole that finds its own length .* growth='off' keeps its length",
+    ):
         admission.sequence_of(request, inference, context=64, max_tokens=64)
     fixed = replace(request, options=replace(request.options, growth="off"))
-    assert isinstance(admission.sequence_of(fixed, inference, context=64, max_tokens=64), ConstrainedSequence)
+    assert isinstance(
+        admission.sequence_of(fixed, inference, context=64, max_tokens=64), ConstrainedSequence
+    )
 
 
 def test_an_object_may_be_cut_anywhere():
-    """Each beginning of an object has an end, and the shortest; what no end makes an object has none."""
+    """Each beginning of an object has an end, and the shortest; what no end makes an object has
+    none.
+    """
     grammar = find_grammar("json_object")
     text = '{"a": [1, -2.5e+3, true, null, "x\\n\\u00e9\\ud83d\\ude00é"], "b": {"c": [], "": {}}}\n'
     for length in range(len(text) + 1):
         assert isinstance(json.loads(text[:length] + grammar.completion(text[:length])), dict)
-    for beginning, end in (("", "{}"), ('{"a', '":0}'), ('{"a": t', "rue}"), ('{"a": [1.', "0]}"), (text, "")):
+    for beginning, end in (
+        ("", "{}"),
+        ('{"a', '":0}'),
+        ('{"a": t', "rue}"),
+        ('{"a": [1.', "0]}"),
+        (text, ""),
+    ):
         assert grammar.completion(beginning) == end
-    wrong = ["[", " {", '{"a":01', '{"a":1,}', '{"a":[1}', '{"a":\n"\n', '{"a":"\\x', "{}x", "{}" + " " * 65]
+    wrong = [
+        "[",
+        " {",
+        '{"a":01',
+        '{"a":1,}',
+        '{"a":[1}',
+        '{"a":\n"\n',
+        '{"a":"\\x',
+        "{}x",
+        "{}" + " " * 65,
+    ]
     for beginning in (*wrong, '{"a":' + "[" * 64, '{"a":' + "1" * 301, '{"a":"\\ude00'):
         assert grammar.completion(beginning) is None, beginning

@@ -29,7 +29,9 @@ def benchmark_row(public, private, kind, name=None):
     """A row as `livecodebench/code_generation_lite` has them."""
 
     def cases(pairs):
-        return json.dumps([{"input": given, "output": right, "testtype": kind} for given, right in pairs])
+        return json.dumps(
+            [{"input": given, "output": right, "testtype": kind} for given, right in pairs]
+        )
 
     return {
         "question_title": "Sum",
@@ -160,7 +162,13 @@ def test_in_the_real_sandbox():
             {"test_cases": ["assert True", {"input": "1 1", "output": "3"}]}]  # fmt: skip
     columns = {name: [row.get(name) for row in rows] for name in (*TEST_COLUMNS, "metadata")}
     prompts = ["p"] * len(rows)
-    assert rewards.code_reward(prompts, [SUM, METHOD, SUM, SUM, SUM], **columns) == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert rewards.code_reward(prompts, [SUM, METHOD, SUM, SUM, SUM], **columns) == [
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+    ]
     assert rewards.code_reward(prompts, [NOTHING] * 5, **columns) == [0.0, 0.0, 0.0, 0.0, 0.5]
     assert rewards.binary_code_reward(prompts, [SUM] * 5, **columns) == [1.0, 0.0, 1.0, 1.0, 0.0]
     columns = {"prefix": ["def f(a, b):\n"], "input_output": [rows[2]["input_output"]]}
@@ -170,5 +178,8 @@ def test_in_the_real_sandbox():
 
 def test_rows_without_tests_are_not_applicable():
     total = rewards.weighted_sum({"code": 1.0, "code_format": 1.0})
-    columns = {"input_output": ["", None, '{"inputs": [], "outputs": []}'], "test_cases": [[], None, None]}
+    columns = {
+        "input_output": ["", None, '{"inputs": [], "outputs": []}'],
+        "test_cases": [[], None, None],
+    }
     assert total(["p"] * 3, [SUM] * 3, **columns) == [1.0, 1.0, 1.0]

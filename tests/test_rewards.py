@@ -62,7 +62,9 @@ def recorded(section, key):
 
 def test_strict_code_format_equals_the_reference():
     texts = recorded("code", "completion")
-    assert score(rewards.code_format_reward, texts, strict_reference=True) == recorded("code", "code_format")
+    assert score(rewards.code_format_reward, texts, strict_reference=True) == recorded(
+        "code", "code_format"
+    )
 
 
 def test_default_code_format_differs_from_the_reference_exactly_where_it_says():
@@ -73,7 +75,9 @@ def test_default_code_format_differs_from_the_reference_exactly_where_it_says():
 
 
 def test_extracted_code_equals_the_reference():
-    assert [extract_code(text) for text in recorded("code", "completion")] == recorded("code", "extracted")
+    assert [extract_code(text) for text in recorded("code", "completion")] == recorded(
+        "code", "extracted"
+    )
 
 
 @pytest.mark.parametrize("name", ["format", "tag_count", "reasoning_steps"])
@@ -83,7 +87,11 @@ def test_tag_rewards_equal_the_reference(name):
 
 def test_repetition_penalty_equals_the_reference():
     reference = REFERENCE["repetition"]
-    reward = find_reward("repetition_penalty", ngram_size=reference["ngram_size"], max_penalty=reference["max_penalty"])
+    reward = find_reward(
+        "repetition_penalty",
+        ngram_size=reference["ngram_size"],
+        max_penalty=reference["max_penalty"],
+    )
     texts = [case["completion"] for case in reference["cases"]]
     assert score(reward, texts) == [case["repetition_penalty"] for case in reference["cases"]]
 
@@ -91,10 +99,13 @@ def test_repetition_penalty_equals_the_reference():
 def test_soft_overlong_punishment_equals_the_reference():
     reference = REFERENCE["soft_overlong"]
     reward = rewards.soft_overlong_punishment(
-        max_completion_len=reference["max_completion_len"], soft_punish_cache=reference["soft_punish_cache"]
+        max_completion_len=reference["max_completion_len"],
+        soft_punish_cache=reference["soft_punish_cache"],
     )
     lengths = [case["length"] for case in reference["cases"]]
-    scores = score(reward, ["text"] * len(lengths), completion_ids=[[7] * length for length in lengths])
+    scores = score(
+        reward, ["text"] * len(lengths), completion_ids=[[7] * length for length in lengths]
+    )
     assert scores == [case["reward"] for case in reference["cases"]]
 
 
@@ -109,7 +120,10 @@ def described(text, language, *, strict_reference):
 
 
 @given(
-    st.lists(st.sampled_from(["```", "`", "python", "\n", "a", " ", "\r", "\t", "\u2028"]), max_size=12), st.booleans()
+    st.lists(
+        st.sampled_from(["```", "`", "python", "\n", "a", " ", "\r", "\t", "\u2028"]), max_size=12
+    ),
+    st.booleans(),
 )
 def test_format_is_the_described_one(pieces, strict):
     for text in ("".join(pieces), "".join(["```python\n", *pieces])):
@@ -118,7 +132,14 @@ def test_format_is_the_described_one(pieces, strict):
 
 
 @pytest.mark.parametrize(
-    "text", [GOOD + GOOD, GOOD + "```", "```\n```\n" + GOOD, "```python\n```\n```", GOOD + "```rust\nx\n```\n"]
+    "text",
+    [
+        GOOD + GOOD,
+        GOOD + "```",
+        "```\n```\n" + GOOD,
+        "```python\n```\n```",
+        GOOD + "```rust\nx\n```\n",
+    ],
 )
 @pytest.mark.parametrize("strict", [True, False])
 def test_more_than_one_block_is_no_format(text, strict):
@@ -135,7 +156,15 @@ def test_whatever_the_strict_mode_accepts_the_default_accepts(code, end):
 
 @pytest.mark.parametrize(
     "code",
-    ["-" * 100_000 + "1", "(" * 100_000, "a" + "+a" * 100_000, "a" + ".b" * 100_000, "'\ud800'", "x\0", "9" * 9999],
+    [
+        "-" * 100_000 + "1",
+        "(" * 100_000,
+        "a" + "+a" * 100_000,
+        "a" + ".b" * 100_000,
+        "'\ud800'",
+        "x\0",
+        "9" * 9999,
+    ],
     ids=["minus", "brackets", "plus", "attributes", "surrogate", "null byte", "digits"],
 )
 def test_hostile_code_does_not_parse_and_does_no_harm(code):
@@ -169,9 +198,17 @@ def test_code_reward_is_the_share_of_tests_and_zero_without_format():
     programs = []
     run = executor(Judged("passed", 1.0), Judged("failed", 0.5), programs=programs)
     texts = [GOOD, UNFENCED, UNPARSEABLE, GOOD]
-    tests = [["assert f(1) == 1"], ["assert True"], ["assert True"], ["assert f(2) == 2", "assert f(2) == 3"]]
+    tests = [
+        ["assert f(1) == 1"],
+        ["assert True"],
+        ["assert True"],
+        ["assert f(2) == 2", "assert f(2) == 3"],
+    ]
     assert score(rewards.code_reward, texts, test_cases=tests, executor=run) == [1.0, 0.0, 0.0, 0.5]
-    assert programs == [("def f(x):\n    return x\n", tests[0]), ("def f(x):\n    return x\n", tests[3])]
+    assert programs == [
+        ("def f(x):\n    return x\n", tests[0]),
+        ("def f(x):\n    return x\n", tests[3]),
+    ]
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -181,8 +218,15 @@ def test_completed_code_is_judged_together_with_what_it_goes_on_from(strict):
     reward = rewards.completed_code_reward(executor=run, strict_reference=strict)
     prefix = "def f(x):\n"
     columns = {"test_cases": [["assert f(1) == 1"]] * 3, "prefix": [prefix] * 3}
-    assert score(reward, ["    return x\n", "    return (\n", "    return 2"], **columns) == [1.0, 0.0, 0.5]
-    assert [program.strip() for program, _ in programs] == [f"{prefix}    return x", f"{prefix}    return 2"]
+    assert score(reward, ["    return x\n", "    return (\n", "    return 2"], **columns) == [
+        1.0,
+        0.0,
+        0.5,
+    ]
+    assert [program.strip() for program, _ in programs] == [
+        f"{prefix}    return x",
+        f"{prefix}    return 2",
+    ]
 
 
 @pytest.mark.parametrize(("strict", "expected"), [(True, 0.0), (False, 1.0)])
@@ -193,12 +237,16 @@ def test_code_reward_follows_the_strictness_of_the_format(strict, expected):
 
 def test_timeouts_and_exhausted_memory_keep_the_share_of_the_other_tests():
     run = executor(Judged("timeout", 0.75), Judged("out_of_memory", 0.25))
-    assert score(rewards.code_reward, [GOOD] * 2, test_cases=[["assert True"]] * 2, executor=run) == [0.75, 0.25]
+    assert score(
+        rewards.code_reward, [GOOD] * 2, test_cases=[["assert True"]] * 2, executor=run
+    ) == [0.75, 0.25]
 
 
 @pytest.mark.parametrize("name", ["code", "binary_code"])
 def test_what_the_sandbox_could_not_run_is_no_wrong_answer(name, caplog):
-    run = executor(Judged("sandbox_error", 0.0), Judged("failed", 0.0), Judged("sandbox_error", 1.0))
+    run = executor(
+        Judged("sandbox_error", 0.0), Judged("failed", 0.0), Judged("sandbox_error", 1.0)
+    )
     scores = score(find_reward(name, executor=run), [GOOD] * 3, test_cases=[["assert True"]] * 3)
     assert scores == [None, 0.0, None]
     assert "2 of 3 programs not judged" in caplog.text
@@ -217,9 +265,15 @@ def test_tests_may_be_json():
     assert programs[0][1] == tests
 
 
-@pytest.mark.parametrize("cell", ["assert f(1) == 1", '{"assert": 1}', "[1]", [1], [["assert True"]], 3])
+@pytest.mark.parametrize(
+    "cell", ["assert f(1) == 1", '{"assert": 1}', "[1]", [1], [["assert True"]], 3]
+)
 def test_tests_that_are_no_list_of_asserts_are_refused(cell):
-    expected = "lists of assert statements or cases" if cell != "assert f(1) == 1" else "data or JSON, not 'assert f"
+    expected = (
+        "lists of assert statements or cases"
+        if cell != "assert f(1) == 1"
+        else "data or JSON, not 'assert f"
+    )
     with pytest.raises(ValueError, match=f"^row 1: column 'test_cases' must hold {expected}"):
         score(rewards.code_reward, [GOOD, GOOD], test_cases=[["assert True"], cell])
 
@@ -231,11 +285,14 @@ def test_an_executor_that_loses_a_result_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("share", "default", "strict"), [(1.0, 1.0, 1.0), (0.99, 1.0, 0.0), (0.98, 0.0, 0.0), (0.0, 0.0, 0.0)]
+    ("share", "default", "strict"),
+    [(1.0, 1.0, 1.0), (0.99, 1.0, 0.0), (0.98, 0.0, 0.0), (0.0, 0.0, 0.0)],
 )
 def test_binary_code_reward_rounds_at_99_percent(share, default, strict):
     for mode, expected in ((False, default), (True, strict)):
-        reward = rewards.binary_code_reward(executor=executor(Judged("failed", share)), strict_reference=mode)
+        reward = rewards.binary_code_reward(
+            executor=executor(Judged("failed", share)), strict_reference=mode
+        )
         assert score(reward, [GOOD], test_cases=[["assert True"]]) == [expected]
 
 
@@ -243,7 +300,9 @@ def test_in_the_real_sandbox():
     pytest.importorskip("untrusted")
     tests = ["assert f(1) == 1", "assert f(2) == 3"]
     cheat = "```python\nimport sys\nsys.exit(0)\n```"
-    always_equal = "```python\nclass A:\n    def __eq__(self, o): return True\ndef f(x): return A()\n```"
+    always_equal = (
+        "```python\nclass A:\n    def __eq__(self, o): return True\ndef f(x): return A()\n```"
+    )
     texts = [GOOD, GOOD, UNFENCED, cheat, always_equal]
     columns = [tests[:1], json.dumps(tests), tests, tests, tests]
     assert score(rewards.code_reward, texts, test_cases=columns) == [1.0, 0.5, 0.0, 0.0, 0.0]
@@ -272,13 +331,21 @@ def test_tag_count_gives_nothing_for_a_tag_that_occurs_twice():
 
 
 def test_reasoning_steps_count_what_open_r1_counts():
-    texts = ["1. a\n2. b", "a\n- b\n* c", "First, Second, Next, Finally,", "Step 12: x", "step 1: next,"]
+    texts = [
+        "1. a\n2. b",
+        "a\n- b\n* c",
+        "First, Second, Next, Finally,",
+        "Step 12: x",
+        "step 1: next,",
+    ]
     assert score(rewards.reasoning_steps_reward, texts) == [1 / 3, 2 / 3, 1.0, 1 / 3, 0.0]
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=20), st.integers(1, 4))
 def test_repetition_is_between_nothing_and_the_maximum(words, size):
-    (penalty,) = score(rewards.repetition_penalty_reward(ngram_size=size, max_penalty=-2.0), [" ".join(words)])
+    (penalty,) = score(
+        rewards.repetition_penalty_reward(ngram_size=size, max_penalty=-2.0), [" ".join(words)]
+    )
     assert penalty is not None
     assert -2.0 < penalty <= 0.0
     windows = list(zip(*(words[start:] for start in range(size)), strict=False))
@@ -287,7 +354,9 @@ def test_repetition_is_between_nothing_and_the_maximum(words, size):
 
 
 def test_repetition_ignores_case_and_kind_of_whitespace():
-    assert score(rewards.repetition_penalty_reward(ngram_size=1), ["A a\n\tB"]) == [pytest.approx(-1 / 3)]
+    assert score(rewards.repetition_penalty_reward(ngram_size=1), ["A a\n\tB"]) == [
+        pytest.approx(-1 / 3)
+    ]
 
 
 def test_soft_overlong_punishment_without_a_slope_is_a_step():
@@ -300,8 +369,16 @@ def test_soft_overlong_punishment_without_a_slope_is_a_step():
     [
         ("repetition_penalty", {"ngram_size": 0}, "ngram_size must be at least 1, not 0"),
         ("repetition_penalty", {"max_penalty": 0.5}, "max_penalty must not be positive, not 0.5"),
-        ("soft_overlong_punishment", {"soft_punish_cache": -1}, "soft_punish_cache must be between"),
-        ("soft_overlong_punishment", {"max_completion_len": 9}, r"max_completion_len \(9\), not 4096"),
+        (
+            "soft_overlong_punishment",
+            {"soft_punish_cache": -1},
+            "soft_punish_cache must be between",
+        ),
+        (
+            "soft_overlong_punishment",
+            {"max_completion_len": 9},
+            r"max_completion_len \(9\), not 4096",
+        ),
         ("cosine", {"max_len": 0}, "max_len must be at least 1, not 0"),
         ("code", {"langauge": "c"}, r"reward 'code' has no setting 'langauge', only \['executor'"),
     ],
@@ -348,7 +425,10 @@ def test_accuracy_is_open_r1s():
 
 def test_mathematics_outside_the_main_thread_is_refused_with_the_reason():
     pytest.importorskip("math_verify")
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="run in the main thread only"):
+    with (
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(ValueError, match="run in the main thread only"),
+    ):
         pool.submit(score, rewards.accuracy_reward, ["$1$"], solution=["1"]).result()
 
 
@@ -357,14 +437,22 @@ def test_cosine_prefers_short_right_answers_and_long_wrong_ones():
     right, wrong = r"\boxed{42}", r"\boxed{41}"
     reward = rewards.cosine_reward(max_len=20)
     texts = [right, right + " " * 10, right + " " * 20, wrong, wrong + " " * 10, wrong + " " * 20]
-    assert score(reward, texts, solution=["42"] * 6) == pytest.approx([0.75, 0.5, 0.5, -0.75, -0.5, -0.5])
+    assert score(reward, texts, solution=["42"] * 6) == pytest.approx(
+        [0.75, 0.5, 0.5, -0.75, -0.5, -0.5]
+    )
     assert score(reward, [right], solution=["unreadable"]) == [None]
 
 
 def test_length_spans_the_texts_of_the_call_and_never_praises_a_wrong_answer():
     pytest.importorskip("math_verify")
     texts = [r"\boxed{42}", r"\boxed{42}     ", r"\boxed{41}", r"\boxed{41}          ", "x" * 99]
-    assert score(rewards.length_reward, texts, solution=["42"] * 4 + ["unreadable"]) == [0.5, 0.0, 0.0, -0.5, None]
+    assert score(rewards.length_reward, texts, solution=["42"] * 4 + ["unreadable"]) == [
+        0.5,
+        0.0,
+        0.0,
+        -0.5,
+        None,
+    ]
     assert score(rewards.length_reward, texts[::2][:2], solution=["42"] * 2) == [0.0, 0.0]
     assert score(rewards.length_reward, [], solution=[]) == []
 
@@ -379,10 +467,20 @@ def chat(text):
 @pytest.mark.parametrize("name", sorted(set(REWARDS) - {"accuracy", "cosine", "length"}))
 def test_chat_messages_and_strings_are_worth_the_same(name):
     texts = [*recorded("code", "completion"), *recorded("tags", "completion")]
-    columns = {"test_cases": [["assert True"]] * len(texts), "completion_ids": [[1]] * len(texts), "prefix": texts}
-    settings = {"executor": lambda programs: [Judged("failed", 0.5)] * len(programs)} if "code" in name else {}
+    columns = {
+        "test_cases": [["assert True"]] * len(texts),
+        "completion_ids": [[1]] * len(texts),
+        "prefix": texts,
+    }
+    settings = (
+        {"executor": lambda programs: [Judged("failed", 0.5)] * len(programs)}
+        if "code" in name
+        else {}
+    )
     reward = find_reward(name, **({} if name == "code_format" else settings))
-    assert score(reward, [chat(text) for text in texts], **columns) == score(reward, texts, **columns)
+    assert score(reward, [chat(text) for text in texts], **columns) == score(
+        reward, texts, **columns
+    )
 
 
 def test_the_last_message_is_judged():
@@ -398,7 +496,10 @@ def test_a_completion_without_text_is_refused(completion):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"reward 'code' needs one of the columns 'test_cases', 'verification_info', .*; given: \[\]"),
+        (
+            {},
+            r"reward 'code' needs one of the columns 'test_cases', 'verification_info', .*; given: \[\]",
+        ),
         ({"tests": [[]]}, r"needs one of the columns 'test_cases', .*; given: \['tests'\]"),
         ({"test_cases": [[], []]}, "column 'test_cases' has 2 values for 1 completions"),
     ],
@@ -433,9 +534,7 @@ no_reward = 3
 
 
 def test_every_name_of_the_specification_is_registered():
-    expected = (
-        "accuracy binary_code code code_format completed_code cosine format length reasoning_steps repetition_penalty "
-    )
+    expected = "accuracy binary_code code code_format completed_code cosine format length reasoning_steps repetition_penalty "
     assert sorted(REWARDS) == [*expected.split(), "soft_overlong_punishment", "tag_count"]
     assert all(REWARDS[name].name == name for name in REWARDS)
 
@@ -452,7 +551,10 @@ def test_users_own_rewards_by_import_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("code_fromat", r"no reward named 'code_fromat'\. Did you mean 'code_format'\? Known: accuracy, "),
+        (
+            "code_fromat",
+            r"no reward named 'code_fromat'\. Did you mean 'code_format'\? Known: accuracy, ",
+        ),
         ("absent_package.x:f", "cannot be imported: No module named 'absent_package'"),
         (f"{__name__}:absent", "cannot be imported: .*has no attribute 'absent'"),
         (f"{__name__}:no_reward", "is not callable: 3"),
@@ -475,7 +577,9 @@ def constant(*values):
 def test_weighted_sum_of_the_paper():
     run = executor(Judged("passed", 1.0), Judged("failed", 0.25))
     total = weighted_sum({"code": 2.0, "code_format": 0.5}, {"code": {"executor": run}})
-    scored = total.score(["p"] * 4, [GOOD, GOOD, UNPARSEABLE, UNFENCED], test_cases=[["assert True"]] * 4)
+    scored = total.score(
+        ["p"] * 4, [GOOD, GOOD, UNPARSEABLE, UNFENCED], test_cases=[["assert True"]] * 4
+    )
     assert scored.totals == [2.5, 1.0, 0.25, 0.0]
     assert scored.parts == {"code": [1.0, 0.25, 0.0, 0.0], "code_format": [1.0, 1.0, 0.5, 0.0]}
     assert (scored.excluded, scored.missing) == (0, {"code": 0, "code_format": 0})
@@ -483,7 +587,10 @@ def test_weighted_sum_of_the_paper():
 
 def test_a_reward_that_does_not_apply_is_left_out_as_in_trl():
     total = WeightedSum(
-        {"code": rewards.code_reward(executor=executor(Judged("passed", 1.0))), "own": constant(1.0, None, 3.0)},
+        {
+            "code": rewards.code_reward(executor=executor(Judged("passed", 1.0))),
+            "own": constant(1.0, None, 3.0),
+        },
         {"code": 2.0, "own": 0.5},
     )
     scored = total.score(["p"] * 3, [GOOD] * 3, test_cases=[["assert True"], None, []])
@@ -507,10 +614,16 @@ def test_weight_zero_shows_a_reward_and_changes_nothing():
     assert scored.parts["code"] == [None]
 
 
-@given(st.lists(st.tuples(st.floats(-3, 3), st.one_of(st.none(), st.floats(-9, 9))), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.floats(-3, 3), st.one_of(st.none(), st.floats(-9, 9))), min_size=1, max_size=5
+    )
+)
 def test_weighted_sum_is_the_nansum_of_trl_for_plain_functions(terms):
     named = {f"reward {place}": constant(value) for place, (_, value) in enumerate(terms)}
-    total = WeightedSum(named, {f"reward {place}": weight for place, (weight, _) in enumerate(terms)})
+    total = WeightedSum(
+        named, {f"reward {place}": weight for place, (weight, _) in enumerate(terms)}
+    )
     judged = [weight * value for weight, value in terms if weight and value is not None]
     (ours,) = total(["p"], ["c"])
     assert ours == (pytest.approx(math.fsum(judged), abs=1e-12) if judged else None)
@@ -526,7 +639,10 @@ def test_a_column_named_like_a_setting_stays_data():
     [
         ([1.0], "reward 'own' returned 1 values for 2 completions"),
         (0.5, "reward 'own' returned float for 2 completions"),
-        ([1.0, math.nan], "reward 'own' returned nan for completion 1, not a finite number or None"),
+        (
+            [1.0, math.nan],
+            "reward 'own' returned nan for completion 1, not a finite number or None",
+        ),
         (["high", 1.0], "reward 'own' returned 'high' for completion 0"),
     ],
 )
@@ -559,9 +675,7 @@ def test_a_bad_mixture_is_refused(arguments, message):
 
 def test_a_function_of_a_file_or_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "beside.py").write_text("SHARE = 0.5\n")
-    text = (
-        "from beside import SHARE\ndef half(prompts, completions, **columns):\n    return [SHARE] * len(completions)\n"
-    )
+    text = "from beside import SHARE\ndef half(prompts, completions, **columns):\n    return [SHARE] * len(completions)\n"
     (tmp_path / "my_rewards.py").write_text(text)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     elsewhere = tmp_path / "elsewhere"
@@ -577,7 +691,11 @@ def test_a_function_of_a_file_or_of_the_current_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("absent.py:f", "there is no such file"), ("absent_module:f", "No module named"), ("jax_lm.cli:absent", "absent")],
+    [
+        ("absent.py:f", "there is no such file"),
+        ("absent_module:f", "No module named"),
+        ("jax_lm.cli:absent", "absent"),
+    ],
 )
 def test_a_function_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

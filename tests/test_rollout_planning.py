@@ -19,20 +19,25 @@ CACHED = dataclasses.replace(RECIPE, decoding=Decoding(preset="fast"))
 def test_streaming_receives_the_weights_at_every_step():
     """3.9 TB per rollout, but for the eighth that each card has."""
     streamed = sampling(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=8), EIGHT_H100)
-    assert streamed.received == pytest.approx(256 * 2 * parameter_count(DIFFUCODER_7B) * 7 / 8, rel=1e-3)
+    assert streamed.received == pytest.approx(
+        256 * 2 * parameter_count(DIFFUCODER_7B) * 7 / 8, rel=1e-3
+    )
     assert 3.3e12 < streamed.received < 3.5e12
     assert sampling(DIFFUCODER_7B, RECIPE, MeshShape(data=8), EIGHT_H100).received == 0
 
 
 def test_layers_that_are_shared_are_summed_twice_each():
-    """Ten rows of 480 tokens, 28 layers, two sums each, three quarters of the hidden states twice in bfloat16."""
+    """Ten rows of 480 tokens, 28 layers, two sums each, three quarters of the hidden states twice
+    in bfloat16.
+    """
     shape = MeshShape(data=8, tensor=4)
     assert received(DIFFUCODER_7B, RECIPE, shape) == 10 * 480 * 3584 * 2 * 28 * 2 * 2 * 3 // 4
 
 
 def test_with_a_cache_the_links_are_the_limit_of_streaming():
     streamed, copied = (
-        sampling(DIFFUCODER_7B, CACHED, shape, EIGHT_H100) for shape in (MeshShape(fsdp=8), MeshShape(data=8))
+        sampling(DIFFUCODER_7B, CACHED, shape, EIGHT_H100)
+        for shape in (MeshShape(fsdp=8), MeshShape(data=8))
     )
     assert streamed.limit == "links"
     assert streamed.seconds == pytest.approx(streamed.received / 450e9)
@@ -58,7 +63,13 @@ def test_a_copy_lies_where_it_fits_beside_the_training(machine, training, expect
 
 def test_the_plan_lists_each_way_once():
     rows = rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=8), EIGHT_H100)
-    assert [name for name, _ in rows] == ["beside the update", *["rollout, exact"] * 2, *["rollout, fast"] * 2]
+    assert [name for name, _ in rows] == [
+        "beside the update",
+        *["rollout, exact"] * 2,
+        *["rollout, fast"] * 2,
+    ]
     assert [text.partition(":")[0] for _, text in rows[1:]] == ["fsdp=8", "data=8"] * 2
     # No room for a copy: there is only one mesh.
-    assert len(rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=4), Topology.parse("v5e:2x2"))) == 3
+    assert (
+        len(rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=4), Topology.parse("v5e:2x2"))) == 3
+    )

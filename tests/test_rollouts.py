@@ -29,12 +29,16 @@ WIDTH, LENGTH = 32, 8
 
 @pytest.fixture(scope="module")
 def prompts(letters):
-    return PromptSet.of([{"prompt": text, "answer": text} for text in ("ab", "abcd", "c", "dd", "e")], letters, 10)
+    return PromptSet.of(
+        [{"prompt": text, "answer": text} for text in ("ab", "abcd", "c", "dd", "e")], letters, 10
+    )
 
 
 def completions_of(tokenizer, *texts):
     """Completions that spell these texts, padded or cut to 8 tokens."""
-    rows = [(tokenizer.encode(text) + [tokenizer.encode("z")[0]] * LENGTH)[:LENGTH] for text in texts]
+    rows = [
+        (tokenizer.encode(text) + [tokenizer.encode("z")[0]] * LENGTH)[:LENGTH] for text in texts
+    ]
     tokens = np.array([[tokenizer.pad_id] * WIDTH + row for row in rows], np.int32)
     return cut_at_stop(tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), WIDTH, tokenizer)
 
@@ -58,7 +62,9 @@ def test_text_is_cut_before_it_is_rewarded(letters, prompts):
         return [float(len(text)) for text in completions]
 
     completions = completions_of(letters, "a<|im_end|>5555", "bb")
-    scored = reward_completions(WeightedSum({"spy": spy}, {"spy": 2.0}), prompts.prompts[:2], completions)
+    scored = reward_completions(
+        WeightedSum({"spy": spy}, {"spy": 2.0}), prompts.prompts[:2], completions
+    )
     assert seen["completions"][0] == "a"
     assert scored.totals == [2.0, 16.0]
     assert seen["prompts"] == ["ab", "abcd"]
@@ -72,7 +78,9 @@ def test_every_prompt_comes_once_per_epoch(prompts):
     assert drawn[:5] != drawn[5:]
     again = [prompt.content for prompt in prompts.select(3, 4, 2)]
     assert again == drawn[4:6]
-    assert [prompt.content for rollout in range(5) for prompt in prompts.select(4, 2 * rollout, 2)] != drawn
+    assert [
+        prompt.content for rollout in range(5) for prompt in prompts.select(4, 2 * rollout, 2)
+    ] != drawn
 
 
 def test_long_prompts_are_dropped_and_counted(letters, caplog):
@@ -82,7 +90,9 @@ def test_long_prompts_are_dropped_and_counted(letters, caplog):
     assert [prompt.content for prompt in prompts.prompts] == ["abc", "abcd"]
     assert prompts.too_long == 1
     assert "1 prompts dropped: longer than max_prompt_length=4 tokens" in caplog.text
-    with pytest.raises(ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"):
+    with pytest.raises(
+        ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"
+    ):
         PromptSet.of(rows, letters, 2)
     with pytest.raises(ValueError, match="row 1 has no 'prompt'"):
         PromptSet.of([{"prompt": "a"}, {"question": "b"}], letters, 4)
@@ -147,6 +157,8 @@ def test_equal_rewards_have_no_variance(letters, value):
 
 
 def test_nothing_judged_is_no_reward_of_zero(letters):
-    metrics = reward_metrics(rollout_of(completions_of(letters, "a", "b"), [None] * 2, code=[None] * 2), 2)
+    metrics = reward_metrics(
+        rollout_of(completions_of(letters, "a", "b"), [None] * 2, code=[None] * 2), 2
+    )
     assert math.isnan(metrics["reward"])
     assert metrics["excluded_completions"] == 2

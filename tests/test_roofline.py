@@ -7,7 +7,14 @@ from jax_lm.planning.roofline import CHIPS, KINDS, Cost, MachineLimits, Topology
 
 @pytest.mark.parametrize(
     ("text", "devices"),
-    [("v5e:2x2", 4), ("v5e:1x1", 1), ("v4:2x2x1", 8), ("v6e:4x4", 16), ("h100:8", 8), ("rtx4090:1", 1)],
+    [
+        ("v5e:2x2", 4),
+        ("v5e:1x1", 1),
+        ("v4:2x2x1", 8),
+        ("v6e:4x4", 16),
+        ("h100:8", 8),
+        ("rtx4090:1", 1),
+    ],
 )
 def test_topology_from_text(text, devices):
     topology = Topology.parse(text)
@@ -35,7 +42,10 @@ def test_unknown_topology_is_refused(text, named):
 
 def test_families_grow():
     for family, chip in CHIPS.items():
-        sizes = [topology.devices for topology in Topology.parse(f"{family}:{chip.topologies[0]}").same_family()]
+        sizes = [
+            topology.devices
+            for topology in Topology.parse(f"{family}:{chip.topologies[0]}").same_family()
+        ]
         assert sizes == sorted(set(sizes))
 
 

@@ -1,4 +1,6 @@
-"""What is chosen for a run where its settings do not say, by the size of its model and by its devices."""
+"""What is chosen for a run where its settings do not say, by the size of its model and by its
+devices.
+"""
 
 import json
 import logging
@@ -41,7 +43,10 @@ def test_large_models_compute_in_bfloat16_and_compute_layers_again():
     assert resolve_trainer(SftConfig().training, LARGE).dtype == "bfloat16"
     assert resolve_trainer(SftConfig().training, SMALL).dtype == "float32"
     assert [resolve_remat(LossConfig(), size).remat for size in (SMALL, LARGE)] == [False, True]
-    assert [resolve_grpo(GRPOConfig(), size, None).remat for size in (SMALL, LARGE)] == [False, True]
+    assert [resolve_grpo(GRPOConfig(), size, None).remat for size in (SMALL, LARGE)] == [
+        False,
+        True,
+    ]
 
 
 def test_what_is_asked_for_stays():
@@ -54,9 +59,17 @@ def test_what_is_asked_for_stays():
 
 def test_each_device_that_splits_rows_scores_one_completion_at_a_time():
     """Also where they do not divide the 80 completions of the recipe: those are filled up to 96."""
-    for mesh, chunk in ((None, 1), (meshed(fsdp=16), 16), (meshed(data=2, fsdp=4, tensor=4), 8), (meshed(fsdp=32), 32)):
+    for mesh, chunk in (
+        (None, 1),
+        (meshed(fsdp=16), 16),
+        (meshed(data=2, fsdp=4, tensor=4), 8),
+        (meshed(fsdp=32), 32),
+    ):
         assert resolve_grpo(GRPOConfig(), LARGE, mesh).score_chunk == chunk
-    with pytest.raises(ValueError, match="score_chunk=1: must be a multiple of 8, the devices of the mesh that split"):
+    with pytest.raises(
+        ValueError,
+        match="score_chunk=1: must be a multiple of 8, the devices of the mesh that split",
+    ):
         resolve_grpo(GRPOConfig(score_chunk=1), LARGE, meshed(data=2, fsdp=4))
 
 
@@ -75,7 +88,9 @@ def test_what_was_chosen_is_logged_and_recorded(policy, letters, tmp_path, caplo
     assert caplog.messages == ["training on fsdp=8: remat True, score_chunk 8"]
     short = GenerationOptions(max_new_tokens=4, num_steps=2)
     rewards = {"reward_funcs": ("code_format",), "reward_weights": (1.0,)}
-    config = GRPOConfig(num_generations=2, prompts_per_step=1, generation=short, training=TRAINER, **rewards)
+    config = GRPOConfig(
+        num_generations=2, prompts_per_step=1, generation=short, training=TRAINER, **rewards
+    )
     assert DiffuGRPOTrainer(policy, letters, [{"prompt": "a"}], config, out=tmp_path).train()
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["mesh"] == "one device"
@@ -86,8 +101,16 @@ def test_what_was_chosen_is_logged_and_recorded(policy, letters, tmp_path, caplo
 
 def test_a_run_may_go_on_elsewhere():
     """With other devices, hence other chunks; rounding may differ, what is computed does not."""
-    held = {"mesh": "fsdp=8", "loss": {"remat": True, "weighting": "1/t"}, "grpo": {"score_chunk": 8, "beta": 0.1}}
-    wanted = {"mesh": "data=2", "loss": {"remat": None, "weighting": "1/t"}, "grpo": {"score_chunk": 2, "beta": 0.1}}
+    held = {
+        "mesh": "fsdp=8",
+        "loss": {"remat": True, "weighting": "1/t"},
+        "grpo": {"score_chunk": 8, "beta": 0.1},
+    }
+    wanted = {
+        "mesh": "data=2",
+        "loss": {"remat": None, "weighting": "1/t"},
+        "grpo": {"score_chunk": 2, "beta": 0.1},
+    }
     assert differing_setting(held, wanted, UNCOMPARED) is None
     changed = {**wanted, "grpo": {"beta": 0.2}}
     assert differing_setting(held, changed, UNCOMPARED) == "grpo.beta=0.1, not 0.2"
@@ -104,7 +127,8 @@ def bfloat16_bytes(shape):
 @pytest.mark.parametrize(
     ("training", "free", "expected"),
     [
-        # 80 GB cards have room for all of the weights beside an eighth of the training's state, 16 GB chips do not.
+        # 80 GB cards have room for all of the weights beside an eighth of the training's state, 16
+        # GB chips do not.
         (MeshShape(fsdp=8), 50 * GIB, MeshShape(data=8)),
         (MeshShape(fsdp=16), 12 * GIB, MeshShape(data=8, tensor=2)),
         (MeshShape(fsdp=16), 6 * GIB, MeshShape(data=4, tensor=4)),

@@ -20,7 +20,9 @@ def test_settings_are_compared_at_any_depth(tmp_path):
     Notes(tmp_path, settings(cache=None)).close()
     # What is absent counts as None.
     Notes(tmp_path, settings()).close()
-    with pytest.raises(ValueError, match=r"begun with generation\.decoding\.cache=None, not 'dual'"):
+    with pytest.raises(
+        ValueError, match=r"begun with generation\.decoding\.cache=None, not 'dual'"
+    ):
         Notes(tmp_path, settings(cache="dual"))
 
 

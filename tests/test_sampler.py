@@ -29,7 +29,9 @@ def test_recorded_generation(golden_sampler, golden, cases, number):
     finding = check_generation(golden_sampler, cases[number], golden)
     assert finding.passed, finding
     # Only case 9 has positions of exactly equal confidence; see check_generation.
-    assert finding.measured == ("equal but for the order of 1 exact ties" if number == 9 else "equal")
+    assert finding.measured == (
+        "equal but for the order of 1 exact ties" if number == 9 else "equal"
+    )
 
 
 @pytest.mark.parametrize("number", range(11))
@@ -42,7 +44,9 @@ def test_recorded_fast_generation(golden_sampler, golden, fast_cases, number):
 def by_alg(tiny):
     """Twelve positions in each order, one per step."""
     canvas = Canvas.after(PROMPT, None, 12)
-    return {alg: tiny.generate(canvas, greedy(12, alg=alg, temperature=0.7), seed=1) for alg in ALGS}
+    return {
+        alg: tiny.generate(canvas, greedy(12, alg=alg, temperature=0.7), seed=1) for alg in ALGS
+    }
 
 
 def require_filled(state, mask_id, steps):
@@ -59,7 +63,9 @@ def test_every_order_fills_every_hole_and_keeps_the_prompt(by_alg, tiny):
 
 @pytest.mark.parametrize("steps", [1, 5, 30])
 def test_any_number_of_steps_fills_every_hole(tiny, steps):
-    require_filled(tiny.generate(Canvas.after(PROMPT, None, 12), greedy(steps)), tiny.mask_id, steps)
+    require_filled(
+        tiny.generate(Canvas.after(PROMPT, None, 12), greedy(steps)), tiny.mask_id, steps
+    )
 
 
 def test_order_depends_on_alg(by_alg):
@@ -82,7 +88,9 @@ def test_stream_equals_the_fused_loop(tiny, by_alg, alg):
 
 def test_same_seed_same_text_other_seed_other_text(tiny):
     canvas, config = Canvas.after(PROMPT, None, 12), greedy(12, temperature=1.5, top_k=None)
-    first, again, other = (tokens_of(tiny.generate(canvas, config, seed=seed)) for seed in (4, 4, 5))
+    first, again, other = (
+        tokens_of(tiny.generate(canvas, config, seed=seed)) for seed in (4, 4, 5)
+    )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
 
@@ -148,9 +156,13 @@ def test_steps_that_commit_nothing_cost_nothing(golden_sampler):
 def test_confidence_is_the_probability_of_the_token(tiny):
     canvas = Canvas.after(PROMPT, None, 12)
     state = tiny.generate(canvas, greedy(1, top_k=None))
-    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1)))
+    logits = tiny.forward(
+        jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1))
+    )
     logits = logits.at[..., tiny.mask_id].set(-jnp.inf)
-    expected = np.asarray(jnp.max(jnp.exp(logits - jnp.log(jnp.sum(jnp.exp(logits), -1, keepdims=True))), -1))
+    expected = np.asarray(
+        jnp.max(jnp.exp(logits - jnp.log(jnp.sum(jnp.exp(logits), -1, keepdims=True))), -1)
+    )
     np.testing.assert_allclose(np.asarray(state.confidence)[0, 5:], expected[0, 4:16], rtol=1e-4)
     assert (np.asarray(state.confidence)[0, :5] == 0).all()
 
@@ -158,7 +170,9 @@ def test_confidence_is_the_probability_of_the_token(tiny):
 def test_the_shift_is_made(tiny):
     """Greedy single-step decoding takes row p - 1 for position p."""
     state = tiny.generate(Canvas.after(PROMPT, None, 12), greedy(1, top_k=None))
-    logits = tiny.forward(jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1)))
+    logits = tiny.forward(
+        jnp.asarray(np.concatenate([PROMPT, np.full((1, 12), tiny.mask_id)], axis=1))
+    )
     expected = np.asarray(jnp.argmax(logits.at[..., tiny.mask_id].set(-jnp.inf), axis=-1))
     np.testing.assert_array_equal(tokens_of(state)[0, 5:], expected[0, 4:16])
 
@@ -172,7 +186,11 @@ def test_unfinished_positions_have_no_commit_step(tiny):
 
 @pytest.mark.parametrize(
     ("ids", "new_tokens", "named"),
-    [(PROMPT, 0, "max_new_tokens=0"), (PROMPT, -4, "max_new_tokens=-4"), (np.zeros((0, 4), int), 4, "input_ids")],
+    [
+        (PROMPT, 0, "max_new_tokens=0"),
+        (PROMPT, -4, "max_new_tokens=-4"),
+        (np.zeros((0, 4), int), 4, "input_ids"),
+    ],
 )
 def test_canvas_refuses(ids, new_tokens, named):
     with pytest.raises(ValueError, match=named):
@@ -186,7 +204,9 @@ def test_canvas_without_holes_is_refused(tiny):
 
 
 def test_model_without_mask_token_is_refused(tiny_config):
-    config = type(tiny_config).from_dict(tiny_config.to_dict() | {"mask_token_id": None, "model_type": "qwen2"})
+    config = type(tiny_config).from_dict(
+        tiny_config.to_dict() | {"mask_token_id": None, "model_type": "qwen2"}
+    )
     with pytest.raises(ValueError, match="mask_token_id"):
         Sampler(DreamForCausalLM(config))
 
@@ -197,7 +217,9 @@ MODES = {
         block_length=7, cache="window", freeze_prompt=True, refresh_every=2
     ),
     "dual, forced": Decoding(block_length=7, cache="dual", first_token="force"),
-    "window, threshold": Decoding(block_length=7, cache="window", commit="threshold", threshold=0.05),
+    "window, threshold": Decoding(
+        block_length=7, cache="window", commit="threshold", threshold=0.05
+    ),
     "blocks, factor": Decoding(block_length=7, commit="factor", factor=5.0),
 }
 """Each switch at least once; a test of every combination would spend its time compiling."""
@@ -229,12 +251,18 @@ def test_every_mode_fills_every_hole_and_keeps_the_rest(batch, golden_sampler):
 
 
 def test_ragged_batch_equals_singles_in_every_mode(batch, golden_sampler, decoding):
-    """One without padding, by itself; at the width of the batch, each in a batch of its copies, as that is compiled."""
+    """One without padding, by itself; at the width of the batch, each in a batch of its copies, as
+    that is compiled.
+    """
     ids, mask = ragged_prompts()
     for row in range(3):
-        padded = Canvas.after(*(np.repeat(each[row : row + 1], 3, axis=0) for each in (ids, mask)), 14)
+        padded = Canvas.after(
+            *(np.repeat(each[row : row + 1], 3, axis=0) for each in (ids, mask)), 14
+        )
         copies = tokens_of(golden_sampler.generate(padded, options_for(decoding)))
-        np.testing.assert_array_equal(copies[:, 9:], np.repeat(tokens_of(batch)[row : row + 1, 9:], 3, axis=0))
+        np.testing.assert_array_equal(
+            copies[:, 9:], np.repeat(tokens_of(batch)[row : row + 1, 9:], 3, axis=0)
+        )
     bare = golden_sampler.generate(Canvas.after(ids[:1, -3:], None, 14), options_for(decoding))
     np.testing.assert_array_equal(tokens_of(batch)[0, 9:], tokens_of(bare)[0, 3:])
 
@@ -250,11 +278,15 @@ def test_stream_equals_the_fused_loop_in_every_mode(batch, golden_sampler, decod
         np.testing.assert_array_equal(tokens_of(state), history[int(state.step) - 1])
 
 
-def test_early_stop_equals_the_full_text_up_to_the_first_stop_token(batch, golden_sampler, decoding):
+def test_early_stop_equals_the_full_text_up_to_the_first_stop_token(
+    batch, golden_sampler, decoding
+):
     full = tokens_of(batch)[:, 9:]
     # Tokens that occur in the middle of the answers stand in for stop tokens.
     stops = tuple(np.unique(full[:, 4]).tolist())
-    early = golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), options_for(decoding), stop_ids=stops)
+    early = golden_sampler.generate(
+        Canvas.after(*ragged_prompts(), 14), options_for(decoding), stop_ids=stops
+    )
     assert not np.asarray(early.masked).any()
     for ours, whole in zip(tokens_of(early)[:, 9:], full, strict=True):
         end = np.flatnonzero(np.isin(whole, stops))[0]
@@ -286,7 +318,9 @@ def test_a_stale_cache_is_another_computation(golden_sampler, golden):
     """Otherwise the test above would prove nothing."""
     canvas = Canvas.after(golden["generate.0.input_ids"], None, 14)
     plain = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7)))
-    stale = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7, cache="window")))
+    stale = golden_sampler.generate(
+        canvas, greedy(14, decoding=Decoding(block_length=7, cache="window"))
+    )
     assert (np.asarray(stale.confidence) != np.asarray(plain.confidence)).any()
 
 
@@ -309,7 +343,9 @@ def test_a_cached_row_is_the_row_of_the_full_forward(golden_model, golden):
 def test_the_first_token_of_a_block_obeys_the_rule(golden_sampler, golden, cache):
     """Under the normal rule it comes when its confidence says so; forced, it comes first."""
     canvas, start = Canvas.after(golden["generate.0.input_ids"], None, 14), 13
-    ruled = golden_sampler.generate(canvas, greedy(14, decoding=Decoding(block_length=7, cache=cache)))
+    ruled = golden_sampler.generate(
+        canvas, greedy(14, decoding=Decoding(block_length=7, cache=cache))
+    )
     first = np.asarray(ruled.commit_step)[0, start::7]
     assert (first != np.asarray(ruled.commit_step)[0, start:].reshape(2, 7).min(axis=1)).any()
     if cache != "none":
@@ -329,9 +365,14 @@ def test_one_step_per_block_leaves_no_mask(tiny, cache):
 
 
 def test_alg_changes_the_order_in_cached_mode(golden_sampler, golden):
-    canvas, decoding = Canvas.after(golden["generate.0.input_ids"], None, 16), Decoding(block_length=16, cache="window")
+    canvas, decoding = (
+        Canvas.after(golden["generate.0.input_ids"], None, 16),
+        Decoding(block_length=16, cache="window"),
+    )
     orders = [
-        np.asarray(golden_sampler.generate(canvas, greedy(16, alg=alg, decoding=decoding)).commit_step)[:, 13:]
+        np.asarray(
+            golden_sampler.generate(canvas, greedy(16, alg=alg, decoding=decoding)).commit_step
+        )[:, 13:]
         for alg in ("entropy", "left_to_right")
     ]
     assert (orders[0] != orders[1]).any()
@@ -359,7 +400,8 @@ def test_a_stop_token_ends_its_own_hole_only(tiny):
     state = tiny.generate(canvas, options, stop_ids=(7,), hooks=Hooks(logits=stop_first))
     np.testing.assert_array_equal(tokens_of(state)[0, 1:4], [7, 7, 7])
     assert (
-        np.asarray(state.commit_step)[0, 1:4].tolist() == [0, 0, 0] or len(set(state.commit_step[0, 1:4].tolist())) == 1
+        np.asarray(state.commit_step)[0, 1:4].tolist() == [0, 0, 0]
+        or len(set(state.commit_step[0, 1:4].tolist())) == 1
     )
     assert int(state.commit_step[0, 5]) > int(state.commit_step[0, 1])
 
@@ -371,7 +413,9 @@ def test_a_tokens_hook_may_decide_positions(tiny):
         calls.append((isinstance(step, int), logits is None))
         return tokens.at[:, 6].set(12).at[:, 0].set(12)
 
-    state = tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), hooks=Hooks(tokens=write_twelve))
+    state = tiny.generate(
+        Canvas.after(PROMPT, None, 6), greedy(6), hooks=Hooks(tokens=write_twelve)
+    )
     assert calls[0] == (True, True)
     assert (False, False) in calls
     assert int(state.tokens[0, 6]) == 12
@@ -434,6 +478,10 @@ def test_the_bound_looks_at_entropies_before_temperature_and_filters(tiny):
     """The positions of the first step follow from the same logits."""
     options = {"alg": "left_to_right"}
     plain = np.flatnonzero(steps_by_entropy(tiny, 14.0, **options) == 0)
-    for filters in ({"temperature": 0.2, "top_p": 0.5}, {"temperature": 1.3, "top_k": 3}, {"min_p": 0.9}):
+    for filters in (
+        {"temperature": 0.2, "top_p": 0.5},
+        {"temperature": 1.3, "top_k": 3},
+        {"min_p": 0.9},
+    ):
         filtered = np.flatnonzero(steps_by_entropy(tiny, 14.0, **options, **filters) == 0)
         np.testing.assert_array_equal(filtered, plain)

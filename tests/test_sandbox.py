@@ -29,7 +29,9 @@ def outcome_of(code, tests=(), **limits):
 
 
 def results_of(programs, **limits):
-    """Run programs, each a code and its tests, in three processes, as most of their time is waiting."""
+    """Run programs, each a code and its tests, in three processes, as most of their time is
+    waiting.
+    """
     limits = Limits(**{"seconds": 10, **limits})
     jobs = [Program(code, tuple(tests), limits) for code, tests in programs]
     return Local(TIER, allow_unsafe=True, workers=3).run_many(jobs)
@@ -69,7 +71,9 @@ def failing_results():
     return results_of([(code, [test]) for code, test, _ in FAILING])
 
 
-@pytest.mark.parametrize("number", range(len(FAILING)), ids=[f"{code}-{test}" for code, test, _ in FAILING])
+@pytest.mark.parametrize(
+    "number", range(len(FAILING)), ids=[f"{code}-{test}" for code, test, _ in FAILING]
+)
 def test_failing_program_says_why(failing_results, number):
     result, (_, _, detail) = failing_results[number], FAILING[number]
     assert (result.outcome, result.share) == ("failed", 0.0)
@@ -136,7 +140,8 @@ def spoiled_results():
     """One program for each form, with a good test after every bad one."""
     good = ["assert double(3) == 6"]
     tests = [
-        ["assert double(1) == 2", *(test for name in BAD for test in (form.format(name), *good))] for form in FORMS
+        ["assert double(1) == 2", *(test for name in BAD for test in (form.format(name), *good))]
+        for form in FORMS
     ]
     results = results_of([(SPOILED, each) for each in tests], seconds=2.0, memory_bytes=256 * 2**20)
     return dict(zip(FORMS, results, strict=True))
@@ -247,7 +252,9 @@ def test_what_is_outside_the_sandbox_does_not_show():
     try:
         assert outcome_of(
             code,
-            ["names, _, _ = f()\nassert set(names) <= {'LC_CTYPE', 'PWD', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'}"],
+            [
+                "names, _, _ = f()\nassert set(names) <= {'LC_CTYPE', 'PWD', 'OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'}"
+            ],
         ).passed
     finally:
         del os.environ["SECRET_OF_THE_TEST"]
@@ -295,7 +302,9 @@ def test_a_file_of_tests_is_taken_apart():
         "import math\nassert f(1) == 2",
         "import math\ny = 3\nassert f(y) == 4",
     ]
-    assert split_tests("def check(f):\n    assert f(1)\ncheck(g)") == ["def check(f):\n    assert f(1)\ncheck(g)"]
+    assert split_tests("def check(f):\n    assert f(1)\ncheck(g)") == [
+        "def check(f):\n    assert f(1)\ncheck(g)"
+    ]
     with pytest.raises(ValueError, match=r"t\.py: line 1"):
         split_tests("assert (", "t.py")
     with pytest.raises(ValueError, match=r"t\.py: holds no test"):
@@ -322,7 +331,9 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_go_over_the_wire_as_they_are(value):
     assert decode_literal(encode_literal(value)) == value
-    assert [matches(other, encode_literal(value)) for other in VALUES] == [other == value for other in VALUES]
+    assert [matches(other, encode_literal(value)) for other in VALUES] == [
+        other == value for other in VALUES
+    ]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +362,9 @@ def test_limits_refuse_bad_values(name, value):
 
 def test_programs_and_results_survive_json():
     program = Program("x = 1", ("assert x == 1",), Limits(seconds=2))
-    result = Result.of([TestResult("passed"), TestResult("timeout", "no end")], "out", "err", "unsafe")
+    result = Result.of(
+        [TestResult("passed"), TestResult("timeout", "no end")], "out", "err", "unsafe"
+    )
     assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
     for bad in ([], {"code": 1}, {"code": "", "tests": "a"}, {"code": "", "limits": {"speed": 1}}):
@@ -435,7 +448,9 @@ def test_cancelled_programs_are_no_wrong_answers():
     jobs = [Program("import time\ntime.sleep(60)", (), Limits(seconds=60))] * 4
     results = Local(TIER, allow_unsafe=True).run_many(jobs, cancel=cancel)
     assert time.monotonic() - start < 10
-    assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "cancelled")] * 4
+    assert [(result.outcome, result.detail) for result in results] == [
+        ("sandbox_error", "cancelled")
+    ] * 4
 
 
 def test_a_caller_that_leaves_waits_for_nothing():
@@ -476,7 +491,11 @@ def test_nothing_is_left_behind():
     local.run_many(jobs)
     before = (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count())
     local.run_many(jobs * 3)
-    assert (len(os.listdir("/proc/self/fd")), sorted(children()), threading.active_count()) == before
+    assert (
+        len(os.listdir("/proc/self/fd")),
+        sorted(children()),
+        threading.active_count(),
+    ) == before
 
 
 @pytest.mark.parametrize("tier", [*TIERS, "unsafe"])
@@ -490,7 +509,9 @@ def test_an_allowed_package_can_be_imported_and_nothing_beside_it(tier):
             Program(code, ("other()",), Limits(seconds=20, memory_bytes=2**30)),
             Program(
                 "import os\nimport numpy\ndef beside(): return os.listdir(os.path.dirname(numpy.__path__[0]))",
-                ("names = beside()\nassert not [name for name in names if name.startswith('jaxtyping')]",),
+                (
+                    "names = beside()\nassert not [name for name in names if name.startswith('jaxtyping')]",
+                ),
                 Limits(seconds=20, memory_bytes=2**30),
             ),
         ]
@@ -501,7 +522,10 @@ def test_an_allowed_package_can_be_imported_and_nothing_beside_it(tier):
         assert "Permission denied" in listed.detail
     if tier == "bubblewrap":
         assert listed.outcome == "passed" or "No such file" in listed.detail
-    assert "No module named 'numpy'" in run("import numpy", executor=tier, allow_unsafe=True, packages=()).detail
+    assert (
+        "No module named 'numpy'"
+        in run("import numpy", executor=tier, allow_unsafe=True, packages=()).detail
+    )
 
 
 def test_a_package_that_is_not_installed_is_named():
@@ -511,11 +535,15 @@ def test_a_package_that_is_not_installed_is_named():
 
 def test_a_builtin_class_is_itself_in_the_program():
     code = "def others(items, kind): return [item for item in items if not isinstance(item, kind)]"
-    assert outcome_of(code, ["assert others((4, 7.7), int) == [7.7]\nassert others('a', str) == []"]).passed
+    assert outcome_of(
+        code, ["assert others((4, 7.7), int) == [7.7]\nassert others('a', str) == []"]
+    ).passed
 
 
 def test_answers_of_some_megabytes_reach_a_test():
-    assert outcome_of("def text(n): return 'x' * n", ["assert len(text(6 * 2**20)) == 6 * 2**20\nx = 1"]).passed
+    assert outcome_of(
+        "def text(n): return 'x' * n", ["assert len(text(6 * 2**20)) == 6 * 2**20\nx = 1"]
+    ).passed
 
 
 def test_large_tests_can_be_read_by_many_threads():

@@ -1,7 +1,9 @@
-"""What a program inherits is its own: it may mark all of it, and whoever comes next sees none of the marks.
+"""What a program inherits is its own: it may mark all of it, and whoever comes next sees none of
+the marks.
 
-The audit enumerates instead of naming known faults: descriptors with what is open behind them, what the kernel keeps of
-a process, what Python keeps, what is in reach of a name. It is itself tested by sharing something on purpose.
+The audit enumerates instead of naming known faults: descriptors with what is open behind them, what
+the kernel keeps of a process, what Python keeps, what is in reach of a name. It is itself tested by
+sharing something on purpose.
 """
 
 import functools
@@ -198,7 +200,11 @@ def differences(one, other, path=""):
     """Where two reports differ, by path."""
     if isinstance(one, dict) and isinstance(other, dict):
         names = sorted({*one, *other})
-        return [line for name in names for line in differences(one.get(name), other.get(name), f"{path}/{name}")]
+        return [
+            line
+            for name in names
+            for line in differences(one.get(name), other.get(name), f"{path}/{name}")
+        ]
     return [] if one == other else [f"{path}: {one}, and then {other}"]
 
 
@@ -209,7 +215,9 @@ def without_folder(report):
 
 
 def findings(start, test):
-    """What a program finds of one before it in the same session that marked all it could; `start` starts a session."""
+    """What a program finds of one before it in the same session that marked all it could; `start`
+    starts a session.
+    """
     with start() as session:
         alone, _ = audited(session, AUDITING, test)
     with start() as session:
@@ -218,7 +226,11 @@ def findings(start, test):
     same = [number for number in own if own[number] == marked.get(number)]
     found = differences(before, later) + differences(without_folder(alone), without_folder(later))
     found += [f"/identities/{number}: open before" for number in same]
-    return found + [f"/process/{name}: no" for name, is_so in later["process"].items() if "leads" in name and not is_so]
+    return found + [
+        f"/process/{name}: no"
+        for name, is_so in later["process"].items()
+        if "leads" in name and not is_so
+    ]
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -230,9 +242,7 @@ def test_a_program_finds_no_mark_of_an_earlier_one(tier, test):
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_audit_looks_at_everything_and_marks_it(tier):
     """A program that has been marked within its own process finds all of it."""
-    code = (
-        f"{PRELUDE}mark()\nos.chdir('..')\nsys.settrace(None)\nprint(json.dumps([audit(), 0]), file=sys.__stdout__)\n"
-    )
+    code = f"{PRELUDE}mark()\nos.chdir('..')\nsys.settrace(None)\nprint(json.dumps([audit(), 0]), file=sys.__stdout__)\n"
     with Session(tier) as session:
         run_program(session, Program(code, (), PATIENT))
         before, after = (json.loads(line)[0] for line in session.text("stdout").splitlines())
@@ -249,7 +259,10 @@ class SharingInput(Session):
     """A session that opens standard input once for all programs."""
 
     def spawn(self, job, standard_input, peers):
-        shared, genuine = self.__dict__.setdefault("shared", session.open_input(b"")), session.open_input
+        shared, genuine = (
+            self.__dict__.setdefault("shared", session.open_input(b"")),
+            session.open_input,
+        )
         session.open_input = lambda _: os.dup(shared)
         try:
             return super().spawn(job, standard_input, peers)
@@ -274,7 +287,11 @@ SABOTAGE = {
     "pipes": ("", SharingPipes, "/descriptors/1/flags"),
     "folder": ("zygote.empty = lambda folder: None", Session, "/marks"),
     "memory": ("import mmap\nzygote.shared = mmap.mmap(-1, 4096)", Session, "/memory"),
-    "descriptor": ("zygote.os.pipe2(0)\nzygote.os.closerange = lambda *numbers: None", Session, "/descriptors/"),
+    "descriptor": (
+        "zygote.os.pipe2(0)\nzygote.os.closerange = lambda *numbers: None",
+        Session,
+        "/descriptors/",
+    ),
     "session": ("zygote.os.setsid = lambda: None", Session, "/process/leads its session"),
 }
 """What is shared on purpose: a line for the zygote, the parent's session, and what the audit must say."""
@@ -284,7 +301,9 @@ SABOTAGE = {
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_the_audit_notices_what_is_shared_on_purpose(tier, name, monkeypatch):
     line, start, expected = SABOTAGE[name]
-    monkeypatch.setattr(tiers, "BOOTSTRAP", tiers.BOOTSTRAP.replace("zygote.main(", f"{line}\nzygote.main("))
+    monkeypatch.setattr(
+        tiers, "BOOTSTRAP", tiers.BOOTSTRAP.replace("zygote.main(", f"{line}\nzygote.main(")
+    )
     found = findings(functools.partial(start, tier), TESTS["call"])
     assert any(text.startswith(expected) for text in found), found
 
@@ -299,6 +318,6 @@ def test_an_honest_program_scores_after_others_as_alone(tier, test):
     loud = Program(LOUD, (TESTS[test],), PATIENT)
     spoiled = [Program(code + ANSWER, (TESTS[test],), PATIENT) for code in (NONBLOCKING, MARKING)]
     results = Local(tier, workers=1).run_many([loud, spoiled[0], loud, spoiled[1], loud])
-    assert {(result.outcome, len(result.stdout), len(result.stderr)) for result in results[::2]} == {
-        ("passed", 300_001, 300_001)
-    }
+    assert {
+        (result.outcome, len(result.stdout), len(result.stderr)) for result in results[::2]
+    } == {("passed", 300_001, 300_001)}

@@ -1,4 +1,6 @@
-"""Cases: programs that read standard input and write standard output, and how their output is compared."""
+"""Cases: programs that read standard input and write standard output, and how their output is
+compared.
+"""
 
 import json
 import re
@@ -207,7 +209,8 @@ def test_wrong_programs_fail_and_say_where(tier):
     assert found == {name: (outcome, detail) for name, (_, outcome, detail) in WRONG.items()}
 
 
-# The expected text is made by chance for each run: `ANSWER` in a program is its form, never its letters.
+# The expected text is made by chance for each run: `ANSWER` in a program is its form, never its
+# letters.
 FIND = r"""
 import ctypes, gc, os, re, sys
 FORM = re.compile(rb"zq[0-9a-f]{32}qz")
@@ -286,7 +289,11 @@ def test_cheats_gain_nothing_and_spoil_nothing(tier):
     answers = {name: f"zq{secrets.token_hex(16)}qz" for name in CHEATS}
     trials = {name: (code, Case("1\n", answers[name])) for name, code in CHEATS.items()}
     between = {f"after {name}": ("print(int(input()) + 1)", Case("1\n", "2\n")) for name in CHEATS}
-    mixed = {key: value for pair in zip(trials.items(), between.items(), strict=True) for key, value in pair}
+    mixed = {
+        key: value
+        for pair in zip(trials.items(), between.items(), strict=True)
+        for key, value in pair
+    }
     results = outcomes(tier, mixed, Limits(seconds=4, memory_bytes=2**30))
     assert {name: results[name].outcome for name in CHEATS if results[name].passed} == {}
     assert {name: results[name].detail for name in between if not results[name].passed} == {}
@@ -300,7 +307,9 @@ def test_who_looks_everywhere_would_find_it(tier):
     """What is looked for is found where it is: in what was read."""
     answer = f"zq{secrets.token_hex(16)}qz"
     code = f"kept = input()\n{FIND}"
-    result = outcomes(tier, {"finds": (code, Case(answer, answer))}, Limits(seconds=20, memory_bytes=2**30))["finds"]
+    result = outcomes(
+        tier, {"finds": (code, Case(answer, answer))}, Limits(seconds=20, memory_bytes=2**30)
+    )["finds"]
     assert result.passed, result.detail
 
 
@@ -317,7 +326,12 @@ def test_each_case_runs_anew_and_counts():
 
 def test_a_row_may_have_both_kinds():
     code = "import sys\nprint(sys.stdin.read().upper())\ndef f(x): return x"
-    tests = ("assert f(1) == 1", Case("a", "A"), "value = f([2])\nassert value == [2]", Case("b", "b"))
+    tests = (
+        "assert f(1) == 1",
+        Case("a", "A"),
+        "value = f([2])\nassert value == [2]",
+        Case("b", "b"),
+    )
     result = Local("auto", allow_unsafe=True).run_many([Program(code, tests)])[0]
     assert [test.outcome for test in result.tests] == ["passed", "passed", "passed", "failed"]
 
@@ -367,8 +381,14 @@ def test_calls_with_json_values(tier):
         ({"input": 3, "output": ""}, "input=3: must be text"),
         ({"input": "", "output": None}, "output=None: must be text"),
         ({"input": "\ud800", "output": ""}, "input: is no text that UTF-8 can hold"),
-        ({"input": "", "output": "", "comparison": "sorted"}, "comparison='sorted': must be one of exact, tolerant"),
-        ({"input": "", "output": "x" * (MAX_OUTPUT + 1)}, f"output: has {MAX_OUTPUT + 1} bytes, a program may write"),
+        (
+            {"input": "", "output": "", "comparison": "sorted"},
+            "comparison='sorted': must be one of exact, tolerant",
+        ),
+        (
+            {"input": "", "output": "x" * (MAX_OUTPUT + 1)},
+            f"output: has {MAX_OUTPUT + 1} bytes, a program may write",
+        ),
         ({"input": "[1", "output": "1", "function": "f"}, r"input: '\[1' is no JSON value"),
         ({"input": "1", "output": "", "function": "f"}, "output: '' is no JSON value"),
         ({"input": "NaN", "output": "1", "function": "f"}, "NaN is none of JSON's numbers"),
@@ -381,10 +401,19 @@ def test_cases_that_can_be_none_are_refused(fields, message):
 
 
 def test_cases_travel_as_json():
-    program = Program("x", ("assert x", Case("é\r\n", "b"), Case("[1]", "2", "exact", "f")), Limits(seconds=3))
+    program = Program(
+        "x", ("assert x", Case("é\r\n", "b"), Case("[1]", "2", "exact", "f")), Limits(seconds=3)
+    )
     assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
-    for test in (3, {"input": "a"}, {"input": "a", "output": "b", "other": 1}, {"input": 1, "output": "b"}):
-        with pytest.raises(ValueError, match=r"^(tests: must be|tests: a case must be|input=1: must be text)"):
+    for test in (
+        3,
+        {"input": "a"},
+        {"input": "a", "output": "b", "other": 1},
+        {"input": 1, "output": "b"},
+    ):
+        with pytest.raises(
+            ValueError, match=r"^(tests: must be|tests: a case must be|input=1: must be text)"
+        ):
             Program.from_json({"code": "x", "tests": [test]})
 
 
@@ -458,14 +487,33 @@ def plainly_same(expected, found):
             continue
         if None in numbers:
             return False
-        near = Fraction(str(TOLERANCE)) * (max(1, abs(numbers[0])) if set(wanted) & set(".eE") else 1)
+        near = Fraction(str(TOLERANCE)) * (
+            max(1, abs(numbers[0])) if set(wanted) & set(".eE") else 1
+        )
         if abs(numbers[0] - numbers[1]) > near:
             return False
     return True
 
 
 PIECES = st.sampled_from(
-    ["0", "1", "9", "10", ".", "e1", "E-2", "-", "+", " ", "\n", "\r\n", "\t", "a", "00001", "\u3000"]
+    [
+        "0",
+        "1",
+        "9",
+        "10",
+        ".",
+        "e1",
+        "E-2",
+        "-",
+        "+",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        "a",
+        "00001",
+        "\u3000",
+    ]
 )
 OUTPUTS = st.lists(PIECES, max_size=12).map("".join)
 
@@ -497,11 +545,14 @@ def decimals(line):
 @settings(max_examples=3000, deadline=None)
 @given(OUTPUTS.flatmap(lambda text: st.tuples(st.just(text), OUTPUTS | nearly(text))))
 def test_what_livecodebench_takes_is_taken(pair):
-    """Its rule in short: lines are equal but for white space around them, or lists of equal decimals."""
+    """Its rule in short: lines are equal but for white space around them, or lists of equal
+    decimals.
+    """
     assume(not any(re.search(r"[eE][+-]?[0-9]{4}", text) for text in pair))
     one, other = ([line.strip() for line in text.strip().split("\n")] for text in pair)
     equal = (
-        a == b or (decimals(a) is not None and decimals(a) == decimals(b)) for a, b in zip(one, other, strict=False)
+        a == b or (decimals(a) is not None and decimals(a) == decimals(b))
+        for a, b in zip(one, other, strict=False)
     )
     if len(one) == len(other) and all(equal):
         assert difference(*pair, "tolerant") == ""
@@ -569,18 +620,29 @@ def test_one_case(program, tmp_path, capsys):
     expected.write_text("3.0")
     status, out, _ = command(capsys, program, "--input", given, "--expected", expected)
     assert (status, out.splitlines()[0]) == (0, "  1  passed         given")
-    status, out, _ = command(capsys, program, "--input", given, "--expected", expected, "--comparison", "exact")
-    assert (status, out.splitlines()[0]) == (1, "  1  failed         given  # line 1: got '3', expected '3.0'")
+    status, out, _ = command(
+        capsys, program, "--input", given, "--expected", expected, "--comparison", "exact"
+    )
+    assert (status, out.splitlines()[0]) == (
+        1,
+        "  1  failed         given  # line 1: got '3', expected '3.0'",
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--input", "1.in"), "input=1.in, expected=None: a case needs both"),
-        (("--input", "1.in", "--expected", "1.out", "--tests", "t"), "tests=t, input=1.in: give one of them"),
+        (
+            ("--input", "1.in", "--expected", "1.out", "--tests", "t"),
+            "tests=t, input=1.in: give one of them",
+        ),
         (("--input", "no.in", "--expected", "no.out"), "'no.in' cannot be read"),
         (("--tests", "."), "7.in has no 7.out or 7.ans"),
-        (("--tests", "empty"), "holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out"),
+        (
+            ("--tests", "empty"),
+            "holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out",
+        ),
     ],
 )
 def test_what_is_no_case_is_one_line(program, tmp_path, capsys, monkeypatch, words, message):

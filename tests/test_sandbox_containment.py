@@ -1,4 +1,6 @@
-"""Every attack of the battery, in every tier of this host, as the user who runs the tests and as nobody."""
+"""Every attack of the battery, in every tier of this host, as the user who runs the tests and as
+nobody.
+"""
 
 import functools
 import json
@@ -66,7 +68,9 @@ def test_attack_succeeds_without_containment(attack):
 def everyone_may_run(path):
     """Whether any user can execute a file: every folder above it must be open."""
     path = Path(path).resolve()
-    return path.exists() and all(part.stat().st_mode & stat.S_IXOTH for part in (path, *path.parents))
+    return path.exists() and all(
+        part.stat().st_mode & stat.S_IXOTH for part in (path, *path.parents)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,9 @@ def as_nobody(tmp_path_factory):
 
 @pytest.mark.parametrize("tier", SAFE)
 @pytest.mark.parametrize(
-    "names", [list(REACH)[::2], list(REACH)[1::2], list(EXHAUST)], ids=["reach", "reach2", "exhaust"]
+    "names",
+    [list(REACH)[::2], list(REACH)[1::2], list(EXHAUST)],
+    ids=["reach", "reach2", "exhaust"],
 )
 def test_attacks_are_stopped_as_nobody(names, tier, as_nobody):
     require(tier)
@@ -107,7 +113,9 @@ def test_attacks_are_stopped_as_nobody(names, tier, as_nobody):
     assert finished.returncode == 0, finished.stderr
     findings = json.loads(finished.stdout)
     assert [finding["attack"] for finding in findings] == names
-    assert [(finding["attack"], finding["detail"]) for finding in findings if not finding["stopped"]] == []
+    assert [
+        (finding["attack"], finding["detail"]) for finding in findings if not finding["stopped"]
+    ] == []
 
 
 def test_an_unknown_machine_is_refused():
@@ -128,7 +136,9 @@ def test_a_filter_answers_every_number_as_its_table_says(machine):
     expected |= dict.fromkeys(zero.values(), confinement.ERRNO)
     refused = confinement.ERRNO | confinement.EPERM
     # Also those of x32, which begin at 2**30.
-    for number in {*range(1000), *range(2**30, 2**30 + 1000), 2**31, 2**32 - 1} - set(guarded.values()):
+    for number in {*range(1000), *range(2**30, 2**30 + 1000), 2**31, 2**32 - 1} - set(
+        guarded.values()
+    ):
         assert bpf.answer(program, machine, number) == expected.get(number, refused), number
     for name, parts in syscalls.conditions(4711).items():
         call = functools.partial(bpf.answer, program, machine, guarded[name])
@@ -159,6 +169,12 @@ def test_numbers_are_those_of_the_kernels_headers(machine):
              for i, word in enumerate(words[:-2]) if word == "#define" and words[i + 2].isdigit()}  # fmt: skip
     table |= {"newfstatat": table.get("newfstatat", table.get("fstatat", ""))}
     tables = (syscalls.ALLOWED, syscalls.GUARDED, syscalls.ABSENT, syscalls.ZERO)
-    ours = {name: number for kind in tables for name, number in syscalls.parse_table(kind[machine]).items()}
+    ours = {
+        name: number
+        for kind in tables
+        for name, number in syscalls.parse_table(kind[machine]).items()
+    }
     ours |= {"seccomp": confinement.SECCOMP[machine], "newfstatat": broker.STAT[machine]}
-    assert {name: table.get(name) for name in ours} == {name: str(number) for name, number in ours.items()}
+    assert {name: table.get(name) for name in ours} == {
+        name: str(number) for name, number in ours.items()
+    }

@@ -1,4 +1,6 @@
-"""Other places than this process: a real HTTP worker, a real local Ray, a recording of E2B's client."""
+"""Other places than this process: a real HTTP worker, a real local Ray, a recording of E2B's
+client.
+"""
 
 import inspect
 import json
@@ -59,7 +61,9 @@ def url(worker):
 
 def ask(url, path="/run", body=None, **headers):
     """Status and content of a request by hand."""
-    request = urllib.request.Request(url + path, body, {"Authorization": f"Bearer {TOKEN}", **headers})
+    request = urllib.request.Request(
+        url + path, body, {"Authorization": f"Bearer {TOKEN}", **headers}
+    )
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, json.load(answer)
@@ -138,7 +142,9 @@ def test_a_full_queue_refuses_and_the_client_waits(url, worker):
         pass
     status, answer = ask(url, body=json.dumps({"jobs": [{"code": "x = 1"}]}).encode())
     assert (status, answer) == (503, {"error": "the queue is full"})
-    assert HttpWorkers(urls=(url,), attempts=6).run_many([Program("x = 1")])[0].outcome == "untested"
+    assert (
+        HttpWorkers(urls=(url,), attempts=6).run_many([Program("x = 1")])[0].outcome == "untested"
+    )
     background.join()
 
 
@@ -155,14 +161,21 @@ def test_from_a_worker_that_fails_to_the_next(url):
     assert outcomes(places.run_many(PROGRAMS)) == OUTCOMES
 
 
-@pytest.mark.parametrize(("name", "value"), [("urls", ()), ("urls", ("ftp://a",)), ("batch", 0), ("attempts", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("urls", ()), ("urls", ("ftp://a",)), ("batch", 0), ("attempts", 0)]
+)
 def test_clients_refuse_bad_values(name, value):
     with pytest.raises(ValueError, match=f"{name}="):
         HttpWorkers(**{"urls": ("http://127.0.0.1:1",), name: value})
 
 
 def test_as_a_command_it_reads_and_writes_json():
-    request = json.dumps({"allow_unsafe": True, "jobs": [{"code": "def f(): return 1", "tests": ["assert f() == 1"]}]})
+    request = json.dumps(
+        {
+            "allow_unsafe": True,
+            "jobs": [{"code": "def f(): return 1", "tests": ["assert f() == 1"]}],
+        }
+    )
     finished = subprocess.run([sys.executable, "-m", "untrusted"], input=request, capture_output=True, text=True,
                               check=True)  # fmt: skip
     assert json.loads(finished.stdout)["results"][0]["outcome"] == "passed"
@@ -174,11 +187,16 @@ def test_a_local_ray_runs_programs():
     try:
         seen = []
         cluster = RayCluster(batch=2, allow_unsafe=True)
-        assert outcomes(cluster.run_many(PROGRAMS, on_progress=lambda *pair: seen.append(pair))) == OUTCOMES
+        assert (
+            outcomes(cluster.run_many(PROGRAMS, on_progress=lambda *pair: seen.append(pair)))
+            == OUTCOMES
+        )
         assert seen == [(2, 4), (4, 4)]
         cancel = threading.Event()
         cancel.set()
-        assert [result.detail for result in cluster.run_many(PROGRAMS, cancel=cancel)] == ["cancelled"] * 4
+        assert [result.detail for result in cluster.run_many(PROGRAMS, cancel=cancel)] == [
+            "cancelled"
+        ] * 4
         # An exception of a task is Ray's word for a host that broke.
         broken = RayCluster(executor="unsafe", allow_unsafe=False).run_many(PROGRAMS)
         assert [result.outcome for result in broken] == ["sandbox_error"] * 4
@@ -235,8 +253,12 @@ def test_e2b_machines_get_what_they_need(tmp_path, monkeypatch):
     assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(PROGRAMS)) == OUTCOMES
     names = [call[0] for call in recorded.calls]
     assert names == ["create", "create", "run", "kill", "create", "run", "kill"]
-    assert all(call[1]["allow_internet_access"] is False for call in recorded.calls if call[0] == "create")
-    assert not any(b"key-of-the-tests" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert all(
+        call[1]["allow_internet_access"] is False for call in recorded.calls if call[0] == "create"
+    )
+    assert not any(
+        b"key-of-the-tests" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
 
 
 def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
@@ -246,7 +268,9 @@ def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
         E2B().run_many(PROGRAMS)
     monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
     results = E2B(attempts=2).run_many(PROGRAMS)
-    assert [(result.outcome, result.detail) for result in results] == [("sandbox_error", "E2B: no machine is free")] * 4
+    assert [(result.outcome, result.detail) for result in results] == [
+        ("sandbox_error", "E2B: no machine is free")
+    ] * 4
 
 
 def test_the_recording_has_the_signatures_of_the_client():
@@ -254,7 +278,9 @@ def test_the_recording_has_the_signatures_of_the_client():
     from e2b.sandbox_sync.commands.command import Commands
     from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 
-    inspect.signature(e2b.Sandbox.create).bind(template=None, timeout=1, allow_internet_access=False)
+    inspect.signature(e2b.Sandbox.create).bind(
+        template=None, timeout=1, allow_internet_access=False
+    )
     inspect.signature(Filesystem.write).bind(None, "/path", "data")
     inspect.signature(Commands.run).bind(None, "command", timeout=1)
     inspect.signature(e2b.Sandbox.kill).bind(None)

@@ -1,4 +1,5 @@
-"""Reward hacks: programs that do not solve their task and want to pass all the same. Each must score 0.
+"""Reward hacks: programs that do not solve their task and want to pass all the same. Each must
+score 0.
 
 `THROUGH` names those that passed in an earlier state of this sandbox.
 """
@@ -50,13 +51,18 @@ LEAK = "{0.__globals__[SECRET]}"
 """What a program does that has taken over its process: it says what it likes on its channel."""
 
 HACKS = {
-    "formatting by a text of its own": (ASK + "def f(g): return ask('get and call', LEAK, 'format', g)", [FOUND]),
+    "formatting by a text of its own": (
+        ASK + "def f(g): return ask('get and call', LEAK, 'format', g)",
+        [FOUND],
+    ),
     "formatting by a Formatter": (
-        ASK + "def f(g): return ask('get and call', ask('call', named('string', 'Formatter')), 'format', LEAK, g)",
+        ASK
+        + "def f(g): return ask('get and call', ask('call', named('string', 'Formatter')), 'format', LEAK, g)",
         [FOUND],
     ),
     "a class of the standard library, called": (
-        ASK + "def f(g): return ask('call', ask('call', named('operator', 'methodcaller'), 'format', g), LEAK)",
+        ASK
+        + "def f(g): return ask('call', ask('call', named('operator', 'methodcaller'), 'format', g), LEAK)",
         [FOUND],
     ),
     "the class of an object, called": (
@@ -76,17 +82,23 @@ HACKS = {
     ),
     "the assertions of a mock": (
         ASK + "def f(g, m):\n    m.configure_mock(assert_called_once_with=lambda *a: None)",
-        [HELD + "from unittest.mock import Mock\nm = Mock()\nf(double, m)\nm.assert_called_once_with(SECRET)"],
+        [
+            HELD
+            + "from unittest.mock import Mock\nm = Mock()\nf(double, m)\nm.assert_called_once_with(SECRET)"
+        ],
     ),
     "classes below a class": (
         ASK + "def f(g, o):\n"
         "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
         "    kinds = ask('special', '__subclasses__', peer.encode(type(o)))\n"
         "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
-        ["class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"],
+        [
+            "class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"
+        ],
     ),
     "formatting by the test's own kind of text": (
-        ASK + "def f(g, text): return ask('get and call', ask('call', type(text), LEAK), 'format', g)",
+        ASK
+        + "def f(g, text): return ask('get and call', ask('call', type(text), LEAK), 'format', g)",
         [HELD + "class Text(str): pass\nassert f(double, Text('a')) == SECRET"],
     ),
     "formatting by an unbound method": (
@@ -94,7 +106,8 @@ HACKS = {
         [HELD + "class Text(str): pass\nassert f(double, Text('a')) == SECRET"],
     ),
     "registering with a class of the test": (
-        ASK + "def f(kind):\n    ask('get and call', kind, 'register', named('builtins', 'int'))\n    return 3",
+        ASK
+        + "def f(kind):\n    ask('get and call', kind, 'register', named('builtins', 'int'))\n    return 3",
         ["import abc\nclass Shape(abc.ABC): pass\nassert isinstance(f(Shape), Shape)"],
     ),
     "formatting by what a test hands out": (
@@ -103,7 +116,9 @@ HACKS = {
     ),
     "the text of a partial": (
         ASK + "def f(p): return ask('special', '__repr__', p)",
-        ["import functools\nassert f(functools.partial(int, 'dfq-7731')).endswith(\"'dfq-7731')\")"],
+        [
+            "import functools\nassert f(functools.partial(int, 'dfq-7731')).endswith(\"'dfq-7731')\")"
+        ],
     ),
     "the text of a method": (
         ASK + "def f(m): return ask('special', '__repr__', m)",
@@ -126,7 +141,10 @@ HACKS = {
             "        assert got == 1\nasyncio.run(main())"
         ],
     ),
-    "comparisons by name": (MAGIC, ["assert f(7).__eq__(3) is True", "assert f(7).__lt__(3) is True"]),
+    "comparisons by name": (
+        MAGIC,
+        ["assert f(7).__eq__(3) is True", "assert f(7).__lt__(3) is True"],
+    ),
     "an array of objects": (
         "import numpy as np\n" + MAGIC + "def f(x): return np.array([Magic()], dtype=object)",
         ["import numpy as np\nassert (f(7) - np.array([48.25])).max() == 0"],
@@ -135,14 +153,24 @@ HACKS = {
     "os._exit(0)": ("import os\nos._exit(0)", [CALL, SCRIPT, CHECK]),
     "raise SystemExit in the call": ("def f(x): raise SystemExit(0)", [CALL, SCRIPT, CHECK]),
     "os._exit in the call": ("import os\ndef f(x): os._exit(0)", [CALL, SCRIPT, CHECK]),
-    "equals everything": (MAGIC, [CALL, SCRIPT, NUMBER, CHECK, "assert f(1) < 3", "assert 3 in f(1)"]),
+    "equals everything": (
+        MAGIC,
+        [CALL, SCRIPT, NUMBER, CHECK, "assert f(1) < 3", "assert 3 in f(1)"],
+    ),
     "is an instance of everything": (MAGIC, ["assert isinstance(f(1), int)"]),
     "subclasses that equal everything": (
         "class S(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\n"
         "class I(int):\n    __eq__ = lambda self, other: True\n    __hash__ = int.__hash__\n"
         "class L(list):\n    __eq__ = lambda self, other: True\n"
         "def f(x): return S('no') if x == 7 else I(1) if x < 9 else L()",
-        [CALL, SCRIPT, CHECK, "assert f(9) == [1]", "assert [*f(9)] == [1]", "assert {f(8)} == {31}"],
+        [
+            CALL,
+            SCRIPT,
+            CHECK,
+            "assert f(9) == [1]",
+            "assert [*f(9)] == [1]",
+            "assert {f(8)} == {31}",
+        ],
     ),
     "lies about its class": (
         "class A:\n    __class__ = property(lambda self: str)\n    __eq__ = lambda self, other: True\n"
@@ -151,7 +179,12 @@ HACKS = {
     ),
     "contains and equals in containers": (
         MAGIC.replace("return Magic()", "return [Magic()]"),
-        ["assert f(1) == [4]", "assert 4 in f(1)", "assert set(f(1)) == {4}", "assert f(1).count(4) == 1"],
+        [
+            "assert f(1) == [4]",
+            "assert 4 in f(1)",
+            "assert set(f(1)) == {4}",
+            "assert f(1).count(4) == 1",
+        ],
     ),
     "patched builtins": (
         "import builtins\n"
@@ -282,7 +315,10 @@ HACKS = {
     ),
     "not a number": ("def f(x): return float('nan')", [CALL, NUMBER, CHECK, "assert f(1) == 3.0"]),
     "true for one": ("def f(x): return True", ["assert f(3) == [1]", "assert f(3) == 2"]),
-    "a float near the number": ("def f(x): return 1000000.5", ["assert f(1) == 1000000", "assert f(1) in (1000000,)"]),
+    "a float near the number": (
+        "def f(x): return 1000000.5",
+        ["assert f(1) == 1000000", "assert f(1) in (1000000,)"],
+    ),
     "list for tuple": ("def f(x): return [1, 2]", ["assert f(3) == (1, 2)"]),
     "text for a number": ("def f(x): return '1'", ["assert f(3) == 1"]),
     "a class for a function": (
@@ -341,7 +377,9 @@ def test_hack_scores_nothing(name):
     assert HACKS.keys() >= THROUGH
     code, tests = HACKS[name]
     result = run(code, tests, Limits(seconds=4), executor=tier(), allow_unsafe=True)
-    assert result.outcome != "sandbox_error"  # it would leave the group, which pays more than a zero
+    assert (
+        result.outcome != "sandbox_error"
+    )  # it would leave the group, which pays more than a zero
     assert [test.outcome for test in result.tests if test.outcome == "passed"] == [], result.tests
     assert result.share == 0
 
@@ -362,9 +400,18 @@ def test_the_tests_of_the_hacks_can_be_passed():
 def test_names_that_frameworks_look_for_are_the_tests_own():
     """A program may have functions of any name; and a test's own preparations run."""
     refuse = "def {0}(*_): raise ValueError('{0}')\n"
-    names = ("setup_function", "teardown_function", "setup_module", "teardown_module", "setUpModule", "load_tests")
+    names = (
+        "setup_function",
+        "teardown_function",
+        "setup_module",
+        "teardown_module",
+        "setUpModule",
+        "load_tests",
+    )
     code = "".join(refuse.format(name) for name in names) + "def f(x): return x + 1"
-    prepared = "held = []\ndef setup_function(): held.append(f(1))\ndef test_a():\n    assert held == [2]"
+    prepared = (
+        "held = []\ndef setup_function(): held.append(f(1))\ndef test_a():\n    assert held == [2]"
+    )
     unit = "import unittest\nclass TestF(unittest.TestCase):\n    def test_a(self): self.assertEqual(f(1), 2)"
     tests = ["def test_a():\n    assert f(1) == 2", prepared, unit]
     result = run(code, tests, executor=tier(), allow_unsafe=True)
@@ -372,7 +419,9 @@ def test_names_that_frameworks_look_for_are_the_tests_own():
 
 
 def test_what_a_test_hands_out_is_served():
-    """The tester refuses what a program names itself; what it got from the test still works in every way."""
+    """The tester refuses what a program names itself; what it got from the test still works in
+    every way.
+    """
     code = (
         "class Boom(Exception): pass\n"
         "def f(call, item, kind, keep, log, source):\n"
@@ -397,8 +446,14 @@ def test_what_a_test_hands_out_is_served():
 
 def test_what_the_program_asks_for_by_hand_is_served_where_it_may():
     """Else the hacks above would score nothing for want of a working `ask`."""
-    code = ASK + "def f(g, item): return ask('call', g, 4), ask('get', item, 'size'), ask('special', '__len__', item)"
-    test = HELD + "class Item:\n    size = 3\n    def __len__(self): return 2\nassert f(double, Item()) == (8, 3, 2)"
+    code = (
+        ASK
+        + "def f(g, item): return ask('call', g, 4), ask('get', item, 'size'), ask('special', '__len__', item)"
+    )
+    test = (
+        HELD
+        + "class Item:\n    size = 3\n    def __len__(self): return 2\nassert f(double, Item()) == (8, 3, 2)"
+    )
     assert run(code, [test], executor=tier(), allow_unsafe=True).passed
 
 
@@ -420,7 +475,13 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
     assert result.outcome == "cannot_judge"
     assert result.detail
-    together = run(code, [test, "assert Base().go() == 1"], executor=tier(), allow_unsafe=True, same_process=True)
+    together = run(
+        code,
+        [test, "assert Base().go() == 1"],
+        executor=tier(),
+        allow_unsafe=True,
+        same_process=True,
+    )
     assert [test.border for test in together.tests] == [False, True]
     right = "failed" if "coroutine" in name else "passed"
     assert [test.outcome for test in together.tests] == [right, "passed"]
@@ -435,7 +496,10 @@ def test_a_failure_outweighs_what_cannot_be_judged():
 def test_a_test_may_end_itself():
     for end in ("sys.exit(0)", "sys.exit()", "raise SystemExit"):
         assert run(
-            "def f(x): return x", [f"import sys\nassert f(3) == 3\n{end}"], executor=tier(), allow_unsafe=True
+            "def f(x): return x",
+            [f"import sys\nassert f(3) == 3\n{end}"],
+            executor=tier(),
+            allow_unsafe=True,
         ).passed
     failing = "import sys\nassert f(3) == 3\nsys.exit(1)"
     assert not run("def f(x): return x", [failing], executor=tier(), allow_unsafe=True).passed
@@ -467,13 +531,27 @@ def test_frameworks_are_judged_without_pytest(monkeypatch):
         assert {test.outcome for test in right} == {"passed"}, right
         assert {test.outcome for test in wrong} == {"failed"}, wrong
         fixture = "import pytest\n@pytest.fixture\ndef x(): return 1\ndef test_a(x):\n    assert f(x) == 2"
-        (result,) = run("def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True).tests
+        (result,) = run(
+            "def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True
+        ).tests
         assert (result.outcome, "pip install pytest" in result.detail) == ("cannot_judge", True)
     finally:
         tiers.harness_folders.cache_clear()
 
 
-NAMES = ("self", "cls", "peer", "subject", "operation", "arguments", "keywords", "handle", "function", "kind", "name")
+NAMES = (
+    "self",
+    "cls",
+    "peer",
+    "subject",
+    "operation",
+    "arguments",
+    "keywords",
+    "handle",
+    "function",
+    "kind",
+    "name",
+)
 
 
 def test_keyword_arguments_may_have_any_name():

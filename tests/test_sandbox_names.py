@@ -1,6 +1,8 @@
-"""What has a name for a program: the standard library, the allowed packages, /dev/null and its own folder.
+"""What has a name for a program: the standard library, the allowed packages, /dev/null and its own
+folder.
 
-By the interpreter's layout, by the rules of `World`, by what programs do with files, and how much they may keep.
+By the interpreter's layout, by the rules of `World`, by what programs do with files, and how much
+they may keep.
 """
 
 import ctypes
@@ -120,7 +122,9 @@ def layouts(own_interpreter, tmp_path, layout):
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("layout", ["environment", "environment over a linked interpreter", "no environment"])
+@pytest.mark.parametrize(
+    "layout", ["environment", "environment over a linked interpreter", "no environment"]
+)
 def test_only_allowed_packages_are_there_in_any_layout(own_interpreter, tmp_path, layout, tier):
     python, folders = layouts(own_interpreter, tmp_path, layout)
     code = LOOKS_AROUND.replace("FOLDERS", repr([str(folder) for folder in folders]))
@@ -136,7 +140,9 @@ def test_nothing_beside_the_standard_library_is_readable():
     paths = readable({})
     for kind in ("purelib", "platlib"):
         for base in {sys.base_prefix, sys.prefix}:
-            folder = os.path.join(base, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+            folder = os.path.join(
+                base, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages"
+            )
             shown = [path for path in paths if folder == path or folder.startswith(f"{path}/")]
             assert not shown or folder in hidden(paths) or not os.path.exists(folder), (kind, shown)
     assert sys.base_prefix not in paths
@@ -288,7 +294,10 @@ def f():
 @pytest.mark.parametrize("tier", TIERS)
 def test_programs_use_files_as_anywhere(tier):
     with Session(tier) as session:
-        for test in ("assert f() == ['a', 'b', 'c', 'd']", "names = f()\nassert names == ['a', 'b', 'c', 'd']"):
+        for test in (
+            "assert f() == ['a', 'b', 'c', 'd']",
+            "names = f()\nassert names == ['a', 'b', 'c', 'd']",
+        ):
             result = run_program(session, Program(WORKS, (test,), PATIENT))
             assert result.outcome == "passed", f"{result.detail}\n{result.stderr}"
 
@@ -363,14 +372,23 @@ def test_the_folder_of_a_program_is_bounded(kind):
     else:
         full = f"OSError: [Errno {errno.ENOSPC}] No space left on device"
         assert all(result.outcome == "failed" for result in results)
-        assert all(result.detail == TOO_MUCH or result.detail.startswith(full) for result in results), results
+        assert all(
+            result.detail == TOO_MUCH or result.detail.startswith(full) for result in results
+        ), results
     assert max(seen) < WORK_BYTES + 50 * MAX_FILE
 
 
 @needs_landlock
 def test_where_nobody_answers_calls_programs_are_refused(monkeypatch):
     """A host on which the zygote cannot read its children's memory must not run them with less."""
-    fault = "zygote.Broker = lambda *_: (_ for _ in ()).throw(PermissionError(1, 'no memory to read'))"
-    monkeypatch.setattr(tiers, "BOOTSTRAP", tiers.BOOTSTRAP.replace("zygote.main(", f"{fault}\nzygote.main("))
-    with Session("landlock") as session, pytest.raises(SandboxFailureError, match="no memory to read"):
+    fault = (
+        "zygote.Broker = lambda *_: (_ for _ in ()).throw(PermissionError(1, 'no memory to read'))"
+    )
+    monkeypatch.setattr(
+        tiers, "BOOTSTRAP", tiers.BOOTSTRAP.replace("zygote.main(", f"{fault}\nzygote.main(")
+    )
+    with (
+        Session("landlock") as session,
+        pytest.raises(SandboxFailureError, match="no memory to read"),
+    ):
         run_program(session, Program("x = 1", (), PATIENT))

@@ -1,4 +1,5 @@
-"""Honest programs pass, programs that do not solve their task gain nothing: the batteries of `samples/sandbox`.
+"""Honest programs pass, programs that do not solve their task gain nothing: the batteries of
+`samples/sandbox`.
 
 samples/sandbox/README.md says what a pair and a cheat are.
 """
@@ -62,17 +63,26 @@ def read_cheats(path):
     for task in tomllib.loads(path.read_text(encoding="utf-8"))["task"]:
         tests, packages = tuple(task["tests"]), tuple(task.get("packages", ()))
         yield Trial(
-            f"solution of {task['name']}", "solution", Program(task["solution"], tests, PATIENT), packages, 1, 1
+            f"solution of {task['name']}",
+            "solution",
+            Program(task["solution"], tests, PATIENT),
+            packages,
+            1,
+            1,
         )
         for cheat in task["cheat"]:
             limits = HANGING if cheat["class"] == "hanging" else BRIEF
             program = Program(cheat["program"], tests, limits)
             allowed = tuple(cheat.get("packages", packages))
-            yield Trial(cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0))
+            yield Trial(
+                cheat["name"], cheat["class"], program, allowed, 0.0, cheat.get("share", 0.0)
+            )
 
 
 BATTERIES = {path.stem: list(read_honest(path)) for path in sorted(FOLDER.glob("honest/*.toml"))}
-BATTERIES |= {f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))}
+BATTERIES |= {
+    f"cheats {path.stem}": list(read_cheats(path)) for path in sorted(FOLDER.glob("cheats/*.toml"))
+}
 HONEST = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 1]
 PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solution"]
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
@@ -106,8 +116,8 @@ def test_batteries_are_as_large_as_promised():
 def misjudged(trial, result):
     """Say what is wrong with a result, if anything.
 
-    An honest program passes, or cannot be judged with a reason. A cheat gains nothing: it has failed for certain, or
-    cannot be judged where no program can, by what the test does.
+    An honest program passes, or cannot be judged with a reason. A cheat gains nothing: it has
+    failed for certain, or cannot be judged where no program can, by what the test does.
     """
     if trial.least == 1:
         right = result.passed or (result.outcome == "cannot_judge" and result.detail)
@@ -117,14 +127,20 @@ def misjudged(trial, result):
         return None
     said = zip(result.tests, trial.program.tests, strict=True)
     passing = trial.most < 1
-    wrong = [f"{end.outcome} {end.detail}: {text}" for end, text in said if (end.outcome == "passed") == passing]
+    wrong = [
+        f"{end.outcome} {end.detail}: {text}"
+        for end, text in said
+        if (end.outcome == "passed") == passing
+    ]
     return "\n".join([f"{result.outcome} {result.detail}", *wrong])
 
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("battery", BATTERIES)
 def test_trials_score_what_they_are_worth(tier, battery, request):
-    """Every twelfth in the first tier of this host, every thirtieth in another; all of them for a release."""
+    """Every twelfth in the first tier of this host, every thirtieth in another; all of them for a
+    release.
+    """
     every = 1 if request.config.getoption("--release") else 12 if tier == TIERS[0] else 30
     results = run_trials(tier, BATTERIES[battery][::every])
     wrong = {trial.name: said for trial, result in results if (said := misjudged(trial, result))}
@@ -133,18 +149,26 @@ def test_trials_score_what_they_are_worth(tier, battery, request):
     if request.config.getoption("--release"):
         assert len(unjudged) <= UNJUDGED.get(battery, 0), [trial.name for trial in unjudged]
     # No program can be judged by tests that the right one cannot be judged by.
-    right = {trial.program.tests: result.tests for trial, result in results if trial.kind == "solution"}
+    right = {
+        trial.program.tests: result.tests for trial, result in results if trial.kind == "solution"
+    }
     for trial, result in results:
         if result.outcome == "cannot_judge" and trial.program.tests in right:
-            assert any(end.outcome == "cannot_judge" for end in right[trial.program.tests]), trial.name
+            assert any(end.outcome == "cannot_judge" for end in right[trial.program.tests]), (
+                trial.name
+            )
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_saboteurs_change_nobody_elses_score(tier, request):
-    """500 programs in random order (50 but for a release), half of them saboteurs: each scores as it does alone."""
+    """500 programs in random order (50 but for a release), half of them saboteurs: each scores as
+    it does alone.
+    """
     order, part = random.Random(16), 1 if request.config.getoption("--release") else 10
     exposed = [trial for trial in PLAIN if trial.kind in EXPOSED]
-    saboteurs = [with_one_test(trial) for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages]
+    saboteurs = [
+        with_one_test(trial) for trial in CHEATS if trial.kind in SABOTEURS and not trial.packages
+    ]
     chosen = ((PLAIN, 100), (exposed, 150), (saboteurs, 250))
     mixed = [trial for trials, count in chosen for trial in order.choices(trials, k=count // part)]
     order.shuffle(mixed)
@@ -166,17 +190,30 @@ for fd in range(3, 64):
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize(
     "end",
-    ["raise SystemExit(3)", "os._exit(0)", "raise ValueError('late')", "1 / 0", "os.kill(os.getpid(), 9)", "pass"],
+    [
+        "raise SystemExit(3)",
+        "os._exit(0)",
+        "raise ValueError('late')",
+        "1 / 0",
+        "os.kill(os.getpid(), 9)",
+        "pass",
+    ],
 )
 def test_program_without_tests_passes_nothing_whatever_it_says(tier, end):
-    """Nothing was checked: that it ran to its end is its own word, which it may write on the descriptor itself."""
+    """Nothing was checked: that it ran to its end is its own word, which it may write on the
+    descriptor itself.
+    """
     executor = Local(tier, workers=1)
     forged, plain, silent = executor.run_many(
         [Program(code, (), BRIEF) for code in (FORGED + end, "print('done')", f"import os\n{end}")]
     )
     assert (forged.outcome, forged.passed, forged.share) == ("untested", False, 0.0)
     assert (plain.outcome, plain.share, plain.stdout) == ("untested", 0.0, "done\n")
-    assert silent.outcome == "untested" if end == "pass" else silent.outcome in ("failed", "out_of_memory")
+    assert (
+        silent.outcome == "untested"
+        if end == "pass"
+        else silent.outcome in ("failed", "out_of_memory")
+    )
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -188,4 +225,7 @@ def test_no_process_holds_modules_that_nobody_has_mentioned(tier):
     executor = Local(tier, workers=1)
     asking = Program(f"{listing}  # asyncio", ("assert 'asyncio' in held()",), PATIENT)
     silent, mentioned = executor.run_many([Program(listing, (test,), PATIENT), asking])
-    assert (silent.outcome, mentioned.outcome) == ("passed", "passed"), (silent.tests, mentioned.tests)
+    assert (silent.outcome, mentioned.outcome) == ("passed", "passed"), (
+        silent.tests,
+        mentioned.tests,
+    )

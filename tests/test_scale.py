@@ -1,4 +1,6 @@
-"""The full experiment: each step on a tiny shape, in runs of limited time; what it says of memory and the machine."""
+"""The full experiment: each step on a tiny shape, in runs of limited time; what it says of memory
+and the machine.
+"""
 
 import json
 from functools import partial
@@ -30,14 +32,18 @@ NAMES = [
 def small(monkeypatch, tiny_config):
     """A tiny shape, small arrays for the machine's limits, and no PyTorch."""
     monkeypatch.setattr(scale, "SHAPES", {"small": tiny_config, "7b": tiny_config})
-    monkeypatch.setattr(experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
+    monkeypatch.setattr(
+        experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22)
+    )
     monkeypatch.setattr(comparison, "missing_packages", lambda: ["torch"])
 
 
 @pytest.fixture
 def steps():
     settings = ExperimentSettings(dtype="float32", new_tokens=32, repeats=1)
-    return ScaleSteps(settings, ScaleSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,)))
+    return ScaleSteps(
+        settings, ScaleSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,))
+    )
 
 
 def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkeypatch):
@@ -47,7 +53,10 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
     out = tmp_path / "out"
     assert cli.main([*ARGUMENTS, "--out", str(out), "--minutes", "0.0001"]) == 0
     assert len(json.loads((out / "results.json").read_text())) == 1
-    assert f"{len(NAMES) - 1} steps are left for the same command: weights, passes 1," in capsys.readouterr().out
+    assert (
+        f"{len(NAMES) - 1} steps are left for the same command: weights, passes 1,"
+        in capsys.readouterr().out
+    )
     with monkeypatch.context() as patch:
         patch.setattr(scale, "step_programs", without_memory)
         assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
@@ -64,7 +73,10 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
     assert found["serving 2"]["row"]["requests"] == 4
     assert found["training sft"]["row"]["out_of_memory"] == "out of memory: as if"
     report = (out / "report.md").read_text()
-    assert "| [-] | generation compared with PyTorch | at least as fast | left out: torch not installed" in report
+    assert (
+        "| [-] | generation compared with PyTorch | at least as fast | left out: torch not installed"
+        in report
+    )
     assert "| [ ] | an update of adapters | fits | out of memory: as if (missed) |" in report
     assert {path.name for path in out.glob("*.svg")} == {"decoding.svg", "serving.svg"}
     before = (out / "steps.jsonl").read_text()
@@ -83,7 +95,9 @@ def test_an_update_is_taken(steps, name):
 
 def test_updates_follow_each_other_and_learn(steps, tiny_config):
     planned = steps.planned(batch=8, kind="sft")
-    [program] = step_programs(tiny_config, planned, MeshShape().mesh(), GenerationOptions()).values()
+    [program] = step_programs(
+        tiny_config, planned, MeshShape().mesh(), GenerationOptions()
+    ).values()
     call = update_call(program, tiny_config.vocab_size)
     losses = [float(call()["loss"]) for _ in range(2)]
     assert np.isfinite(losses).all()
@@ -107,7 +121,9 @@ def test_memory_that_ends_is_a_result(steps, monkeypatch):
     assert row["out_of_memory"].startswith("out of memory: 1 x 64 tokens in float32 take about")
     assert judge_passes("canvas", row) == (row["out_of_memory"], False)
     monkeypatch.setattr(scale, "time_and_memory", without_memory)
-    assert steps.decoding("fast", 4, found)["out_of_memory"].startswith("out of memory: 4 x 64 tokens")
+    assert steps.decoding("fast", 4, found)["out_of_memory"].startswith(
+        "out of memory: 4 x 64 tokens"
+    )
 
 
 def test_weights_lie_on_a_mesh(tiny_config):

@@ -1,4 +1,6 @@
-"""`diffucoder serve` as a process: what it refuses, and that SIGTERM under load finishes what is in flight."""
+"""`diffucoder serve` as a process: what it refuses, and that SIGTERM under load finishes what is in
+flight.
+"""
 
 import contextlib
 import http.client
@@ -41,7 +43,9 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
 
 @pytest.fixture
 def start(tmp_path, tiny_folder):
-    """Starts the process with these options: itself, its address and its log; a small model compiles little."""
+    """Starts the process with these options: itself, its address and its log; a small model
+    compiles little.
+    """
     (tmp_path / "keys").write_text(KEY)
     command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--model", str(tiny_folder)]
     command += ["--name", "tiny", "--api-key-file", str(tmp_path / "keys"), "--slots", "1"]
@@ -54,7 +58,11 @@ def start(tmp_path, tiny_folder):
 
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
-                [*command, *options], stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=limit
+                [*command, *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=limit,
             )
         started.append(process)
         address = "127.0.0.1", int(process.stdout.readline().split(";")[0].rsplit(":", 1)[1])
@@ -110,7 +118,9 @@ def test_sigterm_under_load(start):
 
 
 def test_sigterm_with_rows_longer_than_the_grace(start):
-    """Each request gets an answer, streams an event with the error, and the process is gone in time."""
+    """Each request gets an answer, streams an event with the error, and the process is gone in
+    time.
+    """
     grace = 4.0
     process, address, log = start("--context", "512", "--grace", str(grace))
     key = {"Authorization": f"Bearer {KEY}"}
@@ -120,7 +130,9 @@ def test_sigterm_with_rows_longer_than_the_grace(start):
     def client(number):
         begun.wait()
         streams = {"stream": True} if number % 3 == 0 else {}
-        answers.append(call(address, "POST", "/v1/completions", body | {"seed": number} | streams, **key))
+        answers.append(
+            call(address, "POST", "/v1/completions", body | {"seed": number} | streams, **key)
+        )
 
     clients = [threading.Thread(target=client, args=(number,)) for number in range(12)]
     for one in clients:
@@ -169,7 +181,8 @@ def test_half_open_connections_do_not_silence_the_server(start):
                     connection.send(b"x")
                 except OSError:
                     dripping.remove(connection)
-            # Not all at once: a client that is slow between its connection and its request would be the oldest.
+            # Not all at once: a client that is slow between its connection and its request would be
+            # the oldest.
             for _ in range(min(8, 150 - len(dripping))):
                 connection = socket.create_connection(address, timeout=60)
                 dripping.append(connection)

@@ -1,4 +1,6 @@
-"""Fine-tuning through the command: what it writes, that a killed run ends as the uninterrupted one, and adapters."""
+"""Fine-tuning through the command: what it writes, that a killed run ends as the uninterrupted one,
+and adapters.
+"""
 
 import json
 import os
@@ -17,7 +19,13 @@ from jax_lm.cli.main import main, parse
 from jax_lm.data.batches import Row
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.training.config import AdaptConfig, LossConfig, OptimizerConfig, SftConfig, TrainerConfig
+from jax_lm.training.config import (
+    AdaptConfig,
+    LossConfig,
+    OptimizerConfig,
+    SftConfig,
+    TrainerConfig,
+)
 from jax_lm.training.sft import cut_or_reveal, openness, reveal_prompts, split
 
 STEPS = 60
@@ -42,8 +50,12 @@ def folder(tmp_path_factory, builtin_folder):
     )
     DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    rows = [{"prompt": f"Add {i} to {i % 3}.", "response": f"print({i} + {i % 3})"} for i in range(30)]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "?"}]))
+    rows = [
+        {"prompt": f"Add {i} to {i % 3}.", "response": f"print({i} + {i % 3})"} for i in range(30)
+    ]
+    (folder / "data.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "?"}])
+    )
     return folder
 
 
@@ -73,11 +85,15 @@ def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(10, STEPS + 1, 10))
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
-    assert json.loads((whole / "refused.json").read_text()) == [[31, "has no response that is text"]]
+    assert json.loads((whole / "refused.json").read_text()) == [
+        [31, "has no response that is text"]
+    ]
 
 
 def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder):
-    """Killed as soon as its first checkpoint appears, and once more a little later; see experiments/kill_resume.py."""
+    """Killed as soon as its first checkpoint appears, and once more a little later; see
+    experiments/kill_resume.py.
+    """
     out = folder / "killed"
     command = [sys.executable, "-m", "jax_lm", *arguments(folder, out)]
     for step, wait in ((7, 0.0), (28, 0.1)):
@@ -93,7 +109,8 @@ def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (out, whole))
     timeless = [
-        [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines] for lines in (ours, theirs)
+        [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines]
+        for lines in (ours, theirs)
     ]
     assert timeless[0] == timeless[1]
 
@@ -101,25 +118,62 @@ def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder
 def newest(out: Path):
     """Step of the newest whole checkpoint."""
     folder = out / "checkpoints"
-    steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    steps = (
+        [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        if folder.is_dir()
+        else []
+    )
     return max(steps, default=0)
 
 
 def tokenised(folder, kind, data):
     """The folder that `data tokenize` writes of a file."""
     out = folder / f"tokens-{data}"
-    words = ["--data", str(folder / data), "--model", str(folder / "model"), "--out", str(out), "--kind", kind]
+    words = [
+        "--data",
+        str(folder / data),
+        "--model",
+        str(folder / "model"),
+        "--out",
+        str(out),
+        "--kind",
+        kind,
+    ]
     if not out.exists():
-        assert main(["data", "tokenize", *words, "--max-length", "48", "--workers", "1", "--num-shards", "3"]) == 0
+        assert (
+            main(
+                [
+                    "data",
+                    "tokenize",
+                    *words,
+                    "--max-length",
+                    "48",
+                    "--workers",
+                    "1",
+                    "--num-shards",
+                    "3",
+                ]
+            )
+            == 0
+        )
     return out
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_tokenised_conversations_train_as_their_file_does(folder, packed):
     weights = []
-    for name, data in (("file", folder / "data.jsonl"), ("folder", tokenised(folder, "conversations", "data.jsonl"))):
+    for name, data in (
+        ("file", folder / "data.jsonl"),
+        ("folder", tokenised(folder, "conversations", "data.jsonl")),
+    ):
         out = folder / f"{name}-{packed}"
-        changes = {"data": data, "packed": packed, "held-out-share": 0.2, "max-steps": 9, "evaluate-every": 4}
+        changes = {
+            "data": data,
+            "packed": packed,
+            "held-out-share": 0.2,
+            "max-steps": 9,
+            "evaluate-every": 4,
+        }
         assert main(arguments(folder, out, **changes)) == 0
         weights.append((out / "model" / "model.safetensors").read_bytes())
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -131,7 +185,12 @@ def test_tokenised_data_of_another_run_are_refused(folder, tmp_path, capsys):
     data = tokenised(folder, "conversations", "data.jsonl")
     assert main(arguments(folder, tmp_path, data=data, **{"max-length": 4})) == 2
     assert "longer than max_length=4" in capsys.readouterr().err
-    assert main(["adapt", "--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]) == 2
+    assert (
+        main(
+            ["adapt", "--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]
+        )
+        == 2
+    )
     assert "tokenised with kind='conversations', not 'text'" in capsys.readouterr().err
 
 
@@ -141,11 +200,17 @@ def adaptation(folder, out, **changes):
         "batch-size": 4, "max-steps": 40, "annealing-steps": 20, "warmup-steps": 1, "learning-rate": 0.01,
         "save-every": 5, "log-every": 10, "held-out-share": 0.1, "cut-share": 0.2, "prefix-share": 0.2,
     } | changes  # fmt: skip
-    return ["adapt", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    return [
+        "adapt",
+        *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+    ]
 
 
 def test_adaptation_on_tokenised_texts_is_resumed_after_sigkill(folder):
-    texts = (json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 4 + 1)}) for i in range(200))
+    texts = (
+        json.dumps({"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 4 + 1)})
+        for i in range(200)
+    )
     (folder / "many.jsonl").write_text("\n".join(texts))
     assert main(adaptation(folder, folder / "adapted-whole")) == 0
     out = folder / "adapted-killed"
@@ -174,7 +239,9 @@ def test_adapter_is_trained_and_merged(folder):
     assert not (out / "model").exists()
     assert main(["merge-lora", "--adapter", str(out / "adapter"), "--model", str(folder / "model"), "--out",
                  str(folder / "merged")]) == 0  # fmt: skip
-    before, after = (parameters(DreamForCausalLM.from_pretrained(folder / name)) for name in ("model", "merged"))
+    before, after = (
+        parameters(DreamForCausalLM.from_pretrained(folder / name)) for name in ("model", "merged")
+    )
     changed = {name for name, value in after.items() if not np.array_equal(value, before[name])}
     assert changed == {name for name in before if name.endswith("proj.weight")}
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -192,7 +259,9 @@ def test_only_the_targets_carry_adapters(folder):
 
 
 def test_the_best_weights_of_a_run_are_written(folder):
-    """A learning rate far too high makes one of the evaluations worse than the one before, on any machine."""
+    """A learning rate far too high makes one of the evaluations worse than the one before, on any
+    machine.
+    """
     out = folder / "best"
     changes = {
         "held-out-share": 0.2, "evaluate-every": 2, "max-steps": 40, "learning-rate": 0.5, "warmup-steps": 0,
@@ -207,7 +276,11 @@ def test_the_best_weights_of_a_run_are_written(folder):
     assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [best, last]
     # The same run, ended where its best evaluation was.
     again = folder / "best-again"
-    words = arguments(folder, again, **{k: v for k, v in changes.items() if "best" not in k and "patience" not in k})
+    words = arguments(
+        folder,
+        again,
+        **{k: v for k, v in changes.items() if "best" not in k and "patience" not in k},
+    )
     assert main([*words, "--stop-after", str(best)]) == 0
     written = [(path / "model" / "model.safetensors").read_bytes() for path in (out, again)]
     assert written[0] == written[1]
@@ -220,7 +293,10 @@ def test_the_best_weights_of_a_run_are_written(folder):
 
 @pytest.fixture(scope="module")
 def rounded(folder):
-    """The model as it is published: in bfloat16. Also texts and prompts, and a reward, to train it in every way."""
+    """The model as it is published: in bfloat16.
+
+    Also texts and prompts, and a reward, to train it in every way.
+    """
     model, path = DreamForCausalLM.from_pretrained(folder / "model"), folder / "rounded"
     model.save_pretrained(path, dtype="bfloat16")
     DiffuCoderTokenizer.from_pretrained(folder / "model").save_pretrained(path)
@@ -248,7 +324,9 @@ def first(prompts, completions, **columns):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_small_updates_survive_saving_and_loading(folder, rounded, command):
-    """Updates of 1e-6, far below half a step of bfloat16 for most weights; unless bfloat16 is asked for."""
+    """Updates of 1e-6, far below half a step of bfloat16 for most weights; unless bfloat16 is asked
+    for.
+    """
     data = folder / ("data.jsonl" if command == "sft" else "few.jsonl")
     before = parameters(DreamForCausalLM.from_pretrained(rounded, dtype="float32"))
     shares = {}
@@ -256,12 +334,26 @@ def test_small_updates_survive_saving_and_loading(folder, rounded, command):
         out = folder / f"{command}-{dtype}"
         options = COMMANDS[command] | SMALL | {"data": data, "model": rounded, "out": out}
         options |= {} if dtype == "float32" else {"save-dtype": dtype}
-        assert main([command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
+        assert (
+            main(
+                [
+                    command,
+                    *(
+                        word
+                        for name, value in options.items()
+                        for word in (f"--{name}", str(value))
+                    ),
+                ]
+            )
+            == 0
+        )
         after = parameters(DreamForCausalLM.from_pretrained(out / "model"))
         assert {value.dtype.name for value in after.values()} == {dtype}
         assert json.loads((out / "model" / "config.json").read_text())["torch_dtype"] == dtype
         moves = [np.abs(np.float32(after[name]) - np.float32(before[name])) for name in before]
-        kernels = np.concatenate([move.ravel() for name, move in zip(before, moves, strict=True) if "proj" in name])
+        kernels = np.concatenate(
+            [move.ravel() for name, move in zip(before, moves, strict=True) if "proj" in name]
+        )
         shares[dtype] = float((kernels > 0).mean())
         assert dtype == "bfloat16" or kernels.max() < 3e-6
     assert shares["float32"] > 0.9
@@ -269,7 +361,10 @@ def test_small_updates_survive_saving_and_loading(folder, rounded, command):
 
 
 def test_merged_adapters_keep_what_bfloat16_would_round_away(folder, rounded):
-    out, options = folder / "small-lora", {"lora-rank": 2, "max-steps": 1, "model": rounded, "learning-rate": 1e-5}
+    out, options = (
+        folder / "small-lora",
+        {"lora-rank": 2, "max-steps": 1, "model": rounded, "learning-rate": 1e-5},
+    )
     assert main(arguments(folder, out, **options)) == 0
     words = ["merge-lora", "--adapter", str(out / "adapter"), "--model", str(rounded), "--out"]
     before, shares = parameters(DreamForCausalLM.from_pretrained(rounded, dtype="float32")), {}
@@ -278,7 +373,9 @@ def test_merged_adapters_keep_what_bfloat16_would_round_away(folder, rounded):
         after = parameters(DreamForCausalLM.from_pretrained(folder / f"merged-{dtype}"))
         assert {value.dtype.name for value in after.values()} == {dtype}
         kernels = [name for name in before if name.endswith("proj.weight")]
-        shares[dtype] = np.mean([np.mean(np.float32(after[name]) != before[name]) for name in kernels])
+        shares[dtype] = np.mean(
+            [np.mean(np.float32(after[name]) != before[name]) for name in kernels]
+        )
     assert shares["float32"] > 0.9
     assert shares["bfloat16"] < 0.5 * shares["float32"]
 
@@ -288,14 +385,28 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     shape = folder / "shape"
     tokenizer.save_pretrained(shape)
     fields = json.loads((shape / "tokenizer.json").read_text())
-    kept = [token for token in fields["added_tokens"] if token["content"] not in ("<|mask|>", "<|dlm_pad|>")]
+    kept = [
+        token
+        for token in fields["added_tokens"]
+        if token["content"] not in ("<|mask|>", "<|dlm_pad|>")
+    ]
     (shape / "tokenizer.json").write_text(json.dumps(fields | {"added_tokens": kept}))
     config = json.loads((folder / "model" / "config.json").read_text())
     config |= {"model_type": "qwen2", "mask_token_id": None, "vocab_size": 1600}
     (shape / "config.json").write_text(json.dumps(config))
-    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": f"x = {i}\n" * i}) + "\n" for i in range(1, 30)))
+    (folder / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": f"x = {i}\n" * i}) + "\n" for i in range(1, 30))
+    )
     out = folder / "adapted"
-    command = ["adapt", "--data", str(folder / "texts.jsonl"), "--model", str(shape), "--out", str(out)]
+    command = [
+        "adapt",
+        "--data",
+        str(folder / "texts.jsonl"),
+        "--model",
+        str(shape),
+        "--out",
+        str(out),
+    ]
     options = {
         "from-scratch": True,
         "max-length": 48,
@@ -304,7 +415,15 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
         "annealing-steps": 2,
         "warmup-steps": 1,
     }
-    assert main([*command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
+    assert (
+        main(
+            [
+                *command,
+                *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+            ]
+        )
+        == 0
+    )
     adapted = DiffuCoderTokenizer.from_pretrained(out / "model")
     config = DreamForCausalLM.read_config(out / "model")
     adapted.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
@@ -317,8 +436,14 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
     [
         ({"lora-alpha": 2.0}, "lora_alpha=2.0: needs lora_rank"),
         ({"lora-targets": "q_proj"}, "lora_targets=('q_proj',): needs lora_rank"),
-        ({"lora-rank": 2, "lora-targets": "head"}, "lora_targets=('head',): must be some of q_proj"),
-        ({"metric-for-best-model": "loss"}, "metric_for_best_model='loss': nothing is held out to evaluate"),
+        (
+            {"lora-rank": 2, "lora-targets": "head"},
+            "lora_targets=('head',): must be some of q_proj",
+        ),
+        (
+            {"metric-for-best-model": "loss"},
+            "metric_for_best_model='loss': nothing is held out to evaluate",
+        ),
         (
             {"metric-for-best-model": "reward", "held-out-share": 0.2, "evaluate-every": 1},
             "='reward': must be one of loss",
@@ -352,7 +477,10 @@ def test_prompts_come_to_be_visible():
     sample = Row((1, 2, 3), (False, False, True))
     vary = reveal_prompts(10)
     rng = np.random.default_rng(0)
-    shares = [np.mean([not all(vary(sample, step, rng).canvas) for _ in range(400)]) for step in (0, 5, 10)]
+    shares = [
+        np.mean([not all(vary(sample, step, rng).canvas) for _ in range(400)])
+        for step in (0, 5, 10)
+    ]
     assert shares[0] == 0
     assert shares[1] == pytest.approx(0.5, abs=4 * 0.5 / 20)
     assert shares[2] == 1
@@ -370,7 +498,9 @@ def test_few_texts_are_cut_or_keep_a_beginning():
     rng = np.random.default_rng(0)
     config = AdaptConfig(cut_share=0.2, prefix_share=0.1)
     rows = [cut_or_reveal(TEXT, 0, rng, config=config) for _ in range(4000)]
-    assert all(row.ids == TEXT.ids[: len(row.ids)] and len(row.ids) == len(row.canvas) for row in rows)
+    assert all(
+        row.ids == TEXT.ids[: len(row.ids)] and len(row.ids) == len(row.canvas) for row in rows
+    )
     # A cut and a beginning may leave the text as it was: one length of 40.
     cut = np.mean([len(row.ids) < 40 for row in rows])
     visible = [row for row in rows if not all(row.canvas)]
@@ -378,7 +508,8 @@ def test_few_texts_are_cut_or_keep_a_beginning():
     assert len(visible) / 4000 == pytest.approx(0.1 * 0.97, abs=4 * 0.3 / 4000**0.5)
     assert all(any(row.canvas) and row.canvas == tuple(sorted(row.canvas)) for row in visible)
     assert all(
-        cut_or_reveal(TEXT, 0, rng, config=AdaptConfig(cut_share=0.0, prefix_share=0.0)) == TEXT for _ in range(50)
+        cut_or_reveal(TEXT, 0, rng, config=AdaptConfig(cut_share=0.0, prefix_share=0.0)) == TEXT
+        for _ in range(50)
     )
 
 
@@ -433,10 +564,21 @@ TRAINING = TrainerConfig(
     max_steps=7, optimizer=OPTIMIZER, stop_after=6, gradient_accumulation_steps=2, compute_dtype="bfloat16", seed=3,
     log_every=4, save_every=5, evaluate_every=6, keep=3, resume="never", track=("wandb",), profile="steps=1:2",
 )  # fmt: skip
-SHARED = {"max_length": 48, "batch_size": 4, "held_out_share": 0.1, "loss": LOSS, "training": TRAINING}
+SHARED = {
+    "max_length": 48,
+    "batch_size": 4,
+    "held_out_share": 0.1,
+    "loss": LOSS,
+    "training": TRAINING,
+}
 TRAINED_BY = {
     "sft": (
-        {"--num-train-epochs": "2", "--packed": "True", "--spare-pads": "8", "--condition-share": "0.5"},
+        {
+            "--num-train-epochs": "2",
+            "--packed": "True",
+            "--spare-pads": "8",
+            "--condition-share": "0.5",
+        },
         SftConfig(num_train_epochs=2.0, packed=True, spare_pads=8, condition_share=0.5, **SHARED),
     ),
     "adapt": (
@@ -453,16 +595,24 @@ def test_options_reach_their_settings(command, tmp_path):
     typed = [word for option in options.items() for word in option]
     assert parse([*words, *typed]).settings == settings
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("".join(f"{name[2:].replace('-', '_')}: {value}\n" for name, value in options.items()))
+    recipe.write_text(
+        "".join(f"{name[2:].replace('-', '_')}: {value}\n" for name, value in options.items())
+    )
     assert parse([*words, "--config", str(recipe)]).settings == settings
     # What is typed wins.
-    assert parse([*words, "--config", str(recipe), "--max_steps=8"]).settings.training.max_steps == 8
+    assert (
+        parse([*words, "--config", str(recipe), "--max_steps=8"]).settings.training.max_steps == 8
+    )
 
 
 def test_rows_that_parts_do_not_divide_are_filled_up(tmp_path):
     """Three rows in two parts on one device: the loss is that of three rows."""
     data = tmp_path / "three.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"Add {i}.", "response": f"x = {i}"}) + "\n" for i in range(3)))
+    data.write_text(
+        "".join(
+            json.dumps({"prompt": f"Add {i}.", "response": f"x = {i}"}) + "\n" for i in range(3)
+        )
+    )
     options = ["--max-steps", "1", "--batch-size", "3", "--max-length", "32", "--warmup-steps", "0"]
     losses = []
     for parts in ("1", "2"):

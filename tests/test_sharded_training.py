@@ -38,17 +38,26 @@ CONFIG = DreamConfig(
 
 
 def trained(mesh: str | None, batch_size: int, out: Path) -> tuple[DreamForCausalLM, list[float]]:
-    """Four steps of packed rows in two parts; adamw's first steps are as large as the learning rate."""
+    """Four steps of packed rows in two parts; adamw's first steps are as large as the learning
+    rate.
+    """
     rng = np.random.default_rng(0)
-    samples = [Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False) for _ in range(64)]
+    samples = [
+        Row(tuple(map(int, rng.integers(0, 60, 7))), (False, *(True,) * 6), open=False)
+        for _ in range(64)
+    ]
     order = Order([len(sample.ids) for sample in samples], 0, capacity=16)
     stream = SampleStream(samples, order, max_length=16, batch_size=batch_size, pad_id=60, seed=0)
     model = DreamForCausalLM(CONFIG, rngs=nnx.Rngs(0))
     model = model.on_mesh(MeshShape.parse(mesh).mesh()) if mesh else model
     optimizer = OptimizerConfig(learning_rate=1e-3, adam_epsilon=1e-4)
-    config = TrainerConfig(max_steps=4, optimizer=optimizer, gradient_accumulation_steps=2, log_every=1)
+    config = TrainerConfig(
+        max_steps=4, optimizer=optimizer, gradient_accumulation_steps=2, log_every=1
+    )
     assert train(model, ByStep(stream.batch), LossConfig(masks_per_query=True), config, out)
-    return model, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return model, [
+        json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def compare(folder: Path) -> None:
@@ -62,8 +71,14 @@ def compare_sizes(batch_size: int, folder: Path) -> None:
     for number, mesh in enumerate(MESHES):
         model, others = trained(mesh, batch_size, folder / str(number))
         leaves = parameters(model)
-        differences = [np.abs(np.asarray(leaves[name]) - np.asarray(x)).max() for name, x in parameters(alone).items()]
-        placed = {name: jax.device_put(np.asarray(x), leaves[name].sharding) for name, x in parameters(alone).items()}
+        differences = [
+            np.abs(np.asarray(leaves[name]) - np.asarray(x)).max()
+            for name, x in parameters(alone).items()
+        ]
+        placed = {
+            name: jax.device_put(np.asarray(x), leaves[name].sharding)
+            for name, x in parameters(alone).items()
+        }
         copies = (compute_copy(weights, "bfloat16") for weights in (parameters(alone), placed))
         unlike = jax.tree.map(lambda a, b: int((np.asarray(a) != np.asarray(b)).sum()), *copies)
         here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves.values())
@@ -82,7 +97,12 @@ def reports(for_release):
     count = "--xla_force_host_platform_device_count=8"
     flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(
-        [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, __file__],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert child.returncode == 0, child.stderr[-2000:]
     cases = [(batch_size, mesh) for batch_size in BATCH_SIZES for mesh in MESHES]

@@ -1,4 +1,6 @@
-"""Meshes and placements; and, in a child process with eight virtual devices, that no mesh changes the result."""
+"""Meshes and placements; and, in a child process with eight virtual devices, that no mesh changes
+the result.
+"""
 
 import json
 import os
@@ -54,16 +56,26 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
     ids = np.random.default_rng(0).integers(0, 120, (8, 12)).astype(np.int32)
     # Three rows do not divide by any number of devices.
     canvas = Canvas.after(ids[:3], None, 10)
-    presets = {name: greedy(5, temperature=0.8, top_k=20, decoding=Decoding(preset=name)) for name in ("fast", "exact")}
+    presets = {
+        name: greedy(5, temperature=0.8, top_k=20, decoding=Decoding(preset=name))
+        for name in ("fast", "exact")
+    }
     alone = Sampler(model)
     logits = np.asarray(alone.forward(jnp.asarray(ids)))
-    tokens = {name: np.asarray(alone.generate(canvas, options, seed=3).tokens) for name, options in presets.items()}
+    tokens = {
+        name: np.asarray(alone.generate(canvas, options, seed=3).tokens)
+        for name, options in presets.items()
+    }
     for shape in MESHES:
         sampler = Sampler(model.on_mesh(shape.mesh()))
-        bytes_here = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(sampler.params))
+        bytes_here = sum(
+            leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(sampler.params)
+        )
         report = {
             "mesh": str(shape),
-            "difference": float(np.abs(np.asarray(sampler.forward(jnp.asarray(ids))) - logits).max()),
+            "difference": float(
+                np.abs(np.asarray(sampler.forward(jnp.asarray(ids))) - logits).max()
+            ),
             "share": bytes_here / sum(leaf.nbytes for leaf in jax.tree.leaves(sampler.params)),
         }
         for preset in generating.get(str(shape), ()):
@@ -79,7 +91,12 @@ def on_devices():
     count = f"--xla_force_host_platform_device_count={DEVICES}"
     flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
     child = subprocess.run(
-        [sys.executable, __file__], env=os.environ | flags, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, __file__],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert child.returncode == 0, child.stderr
     reports = [json.loads(line) for line in child.stdout.splitlines()]
@@ -96,7 +113,9 @@ def test_generated_tokens_are_those_of_one_device(on_devices, shape):
     assert on_devices[shape][GENERATING[shape]]
 
 
-@pytest.mark.parametrize(("shape", "most"), [("fsdp=8", 0.16), ("fsdp=2,tensor=4", 0.16), ("data=8", 1.0)])
+@pytest.mark.parametrize(
+    ("shape", "most"), [("fsdp=8", 0.16), ("fsdp=2,tensor=4", 0.16), ("data=8", 1.0)]
+)
 def test_each_device_holds_its_share(on_devices, shape, most):
     # An eighth, and what is small: norms, biases, keys and values beyond their heads.
     assert most - 0.04 <= on_devices[shape]["share"] <= most
@@ -115,9 +134,13 @@ def test_mesh_from_text(text, shape):
     assert MeshShape.parse(str(shape)) == shape
 
 
-@pytest.mark.parametrize("text", ["", "tensor", "tensor=", "tensor=two", "tensor=-1", "model=2", "data=2,data=2"])
+@pytest.mark.parametrize(
+    "text", ["", "tensor", "tensor=", "tensor=two", "tensor=-1", "model=2", "data=2,data=2"]
+)
 def test_text_that_is_no_mesh_is_refused(text):
-    with pytest.raises(ValueError, match="must be like data=2,tensor=4 with axes of data, fsdp, tensor"):
+    with pytest.raises(
+        ValueError, match="must be like data=2,tensor=4 with axes of data, fsdp, tensor"
+    ):
         MeshShape.parse(text)
 
 
@@ -172,7 +195,9 @@ def test_placement_by_name():
     assert spec("model.layers.3.self_attn.v_proj.bias", tensor=8) == P(None)
     assert spec("model.norm.weight", tensor=8) == P()
     # Below an adapter, the base lies where it lay, and the adapter beside it.
-    assert spec("['layers'][3]['mlp']['down_proj']['base']['weight']", tensor=8) == P("fsdp", "tensor")
+    assert spec("['layers'][3]['mlp']['down_proj']['base']['weight']", tensor=8) == P(
+        "fsdp", "tensor"
+    )
     assert spec("model.layers.3.mlp.down_proj.base.scale", tensor=8) == P("fsdp")
     assert spec("model.layers.3.mlp.down_proj.lora_a", tensor=8) == P(None, "tensor")
     assert spec("model.layers.3.mlp.down_proj.lora_b", tensor=8) == P("fsdp", None)
@@ -183,7 +208,8 @@ def test_every_matrix_of_the_model_is_split():
     whole = [
         name
         for name, shape in parameter_shapes(DIFFUCODER_7B).items()
-        if len(shape) > 1 and partition_spec(name, DIFFUCODER_7B, MeshShape(fsdp=2, tensor=4)) == P()
+        if len(shape) > 1
+        and partition_spec(name, DIFFUCODER_7B, MeshShape(fsdp=2, tensor=4)) == P()
     ]
     assert whole == []
 
@@ -195,10 +221,14 @@ def test_moments_lie_where_their_parameters_do():
     placed = tree_shardings(moments, CONFIG, mesh)
     assert placed[0].count.spec == P()
     assert placed[0].mu == placed[0].nu == tree_shardings(params, CONFIG, mesh)
-    assert placed[0].mu["model"]["layers"][1]["mlp"]["up_proj"]["weight"].spec == P("tensor", "fsdp")
+    assert placed[0].mu["model"]["layers"][1]["mlp"]["up_proj"]["weight"].spec == P(
+        "tensor", "fsdp"
+    )
 
 
-@pytest.mark.parametrize(("rows", "axes"), [(8, ("data", "fsdp")), (6, ("data",)), (4, ("fsdp",)), (5, None)])
+@pytest.mark.parametrize(
+    ("rows", "axes"), [(8, ("data", "fsdp")), (6, ("data",)), (4, ("fsdp",)), (5, None)]
+)
 def test_rows_are_split_as_far_as_they_go(rows, axes):
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
     assert row_spec(rows, mesh) == P(axes)
@@ -215,4 +245,8 @@ def test_mesh_of_one_device_changes_no_bit(tiny_model):
 
 if __name__ == "__main__":
     all_of_them = {str(shape): ["fast", "exact"] for shape in MESHES}
-    compare_on_devices(all_of_them if "all" in sys.argv else {mesh: [preset] for mesh, preset in GENERATING.items()})
+    compare_on_devices(
+        all_of_them
+        if "all" in sys.argv
+        else {mesh: [preset] for mesh, preset in GENERATING.items()}
+    )

@@ -1,4 +1,6 @@
-"""What README, the quick start and the guides show for the built-in model prints programs that pass their tests."""
+"""What README, the quick start and the guides show for the built-in model prints programs that pass
+their tests.
+"""
 
 import io
 import json
@@ -41,7 +43,13 @@ def test_every_line_prints_what_is_right(page, capsys, monkeypatch, tmp_path):
         if "diffucoder generate" not in text:
             continue
         words = shlex.split(text[text.index("diffucoder generate") :])[1:]
-        piped = shlex.split(text)[1] if text.startswith("cat ") else words.pop() if words[-2:-1] == ["<"] else None
+        piped = (
+            shlex.split(text)[1]
+            if text.startswith("cat ")
+            else words.pop()
+            if words[-2:-1] == ["<"]
+            else None
+        )
         words = [word for word in words if word != "<"]
         if piped:
             (tmp_path / "stdin").write_text((tmp_path / piped).read_text())

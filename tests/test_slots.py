@@ -1,4 +1,6 @@
-"""Sequences that share compiled steps: each becomes what it would alone, whatever is beside it and whenever it came."""
+"""Sequences that share compiled steps: each becomes what it would alone, whatever is beside it and
+whenever it came.
+"""
 
 from dataclasses import replace
 
@@ -34,7 +36,9 @@ LONGEST = 11
 def batches(golden_sampler):
     """Slots without and with a cache, shared so that little is compiled."""
     return {
-        cached: Slots(golden_sampler, COLUMNS, is_cached=cached, count=4, sizes=(1, 4), stop_ids=(STOP,))
+        cached: Slots(
+            golden_sampler, COLUMNS, is_cached=cached, count=4, sizes=(1, 4), stop_ids=(STOP,)
+        )
         for cached in (False, True)
     }
 
@@ -46,12 +50,17 @@ def text(sequence):
 
 
 def alone(sampler, sequence, seed=3):
-    """What the sampler makes of the same sequence, without slots; padded, so that one width is compiled."""
+    """What the sampler makes of the same sequence, without slots; padded, so that one width is
+    compiled.
+    """
     given = sequence.tokens[: sequence.hole.start]
     padding = LONGEST - len(given)
     ids, mask = np.pad(given, (padding, 0))[None], (np.arange(LONGEST) >= padding)[None]
     state = sampler.generate(
-        Canvas.after(ids, mask, sequence.hole.length), sequence.options, seed=seed, stop_ids=sequence.stop_ids
+        Canvas.after(ids, mask, sequence.hole.length),
+        sequence.options,
+        seed=seed,
+        stop_ids=sequence.stop_ids,
     )
     tokens = np.asarray(state.tokens)[0, LONGEST:].tolist()
     return tokens[: tokens.index(STOP)] if STOP in tokens else tokens
@@ -74,7 +83,8 @@ def test_a_sequence_becomes_what_the_sampler_makes_of_it(batched_sequences, gold
     assert text(sequence) == alone(golden_sampler, sequence)
     assert sequence.confidence[sequence.hole.start : sequence.settled].min() > 0
     assert (
-        sequence.tokens[: sequence.hole.start] == make_sequence(list(CASES).index(name)).tokens[: sequence.hole.start]
+        sequence.tokens[: sequence.hole.start]
+        == make_sequence(list(CASES).index(name)).tokens[: sequence.hole.start]
     ).all()
 
 
@@ -84,7 +94,10 @@ def test_a_sequence_does_not_depend_on_its_neighbours(batched_sequences, batches
     single, beside = make_sequence(number, CASES[name]), make_sequence(number, CASES[name])
     slots = batches[single.is_cached]
     finish(slots, single, steps=7)
-    early, others = make_sequence(9, CASES[name]), [make_sequence(10 + i, CASES[name], hole=20) for i in range(2)]
+    early, others = (
+        make_sequence(9, CASES[name]),
+        [make_sequence(10 + i, CASES[name], hole=20) for i in range(2)],
+    )
     slots.join(early)
     slots.advance(5)
     finish(slots, others[0], beside, others[1])
@@ -108,7 +121,10 @@ def test_a_cached_sequence_joins_and_leaves_within_the_blocks_of_others(batched_
         while not sequence.is_done:
             slots.advance(4)
         slots.leave(sequence)
-    assert [text(first), text(second)] == [text(batched_sequences["fast"]), text(batched_sequences["turbo"])]
+    assert [text(first), text(second)] == [
+        text(batched_sequences["fast"]),
+        text(batched_sequences["turbo"]),
+    ]
 
 
 def test_a_call_returns_when_the_first_sequence_ends_its_block(batches):
@@ -128,7 +144,11 @@ def test_settings_do_not_compile_anew(batches):
     finish(batches[False], make_sequence(1), make_sequence(2))
     finish(batches[False], make_sequence(1))
     before = compilations().count
-    finish(batches[False], make_sequence(3, greedy(11, alg="random", temperature=1.3)), make_sequence(4, hole=9))
+    finish(
+        batches[False],
+        make_sequence(3, greedy(11, alg="random", temperature=1.3)),
+        make_sequence(4, hole=9),
+    )
     decoding = Decoding(commit="threshold", threshold=0.4, block_length=5)
     finish(batches[False], make_sequence(5, greedy(decoding=decoding), hole=33))
     assert compilations().count == before
@@ -149,7 +169,9 @@ def test_sequences_find_what_was_compiled_ahead(golden_sampler):
 def test_a_sequence_that_nothing_ends_fills_its_hole(golden_sampler):
     """Beside one that ends at its first token, as here all are stop tokens."""
     everything = tuple(range(512))
-    slots = Slots(golden_sampler, COLUMNS, is_cached=False, count=2, sizes=(2,), stop_ids=everything)
+    slots = Slots(
+        golden_sampler, COLUMNS, is_cached=False, count=2, sizes=(2,), stop_ids=everything
+    )
     endless = make_sequence(2, replace(DRAWN, early_stop=False))
     ending = replace(make_sequence(2, DRAWN), stop_ids=everything)
     finish(slots, endless, ending)
@@ -194,4 +216,10 @@ def test_settings_that_sequences_cannot_differ_in_are_refused(options, message):
 
 def test_a_hole_needs_given_text_before_it():
     with pytest.raises(ValueError, match="one given before it"):
-        Sequence(tokens=np.zeros(4, np.int32), hole=Block(0, 4), options=GREEDY, stop_ids=(), key=np.zeros(2))
+        Sequence(
+            tokens=np.zeros(4, np.int32),
+            hole=Block(0, 4),
+            options=GREEDY,
+            stop_ids=(),
+            key=np.zeros(2),
+        )

@@ -19,7 +19,16 @@ from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import Cost, MachineLimits
 
 LIMITS = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
-RESULT_KEYS = {"about", "model", "workload", "limits", "load_seconds", "peak_memory", "generations", "forwards"}
+RESULT_KEYS = {
+    "about",
+    "model",
+    "workload",
+    "limits",
+    "load_seconds",
+    "peak_memory",
+    "generations",
+    "forwards",
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +39,18 @@ def sampler(tiny_model):
 def test_cost_by_hand(tiny_config):
     body = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 48)
     head = 96 * 32
-    attention = 2 * (2 * 4 * 8 * 7 + 2 * 4 * 8 * 7)  # layers, scores and weighted values, heads of width 8, 7 keys
+    attention = 2 * (
+        2 * 4 * 8 * 7 + 2 * 4 * 8 * 7
+    )  # layers, scores and weighted values, heads of width 8, 7 keys
     cost = forward_cost(tiny_config, "float32", batch=2, rows=5, canvas=7, head_rows=3)
     assert cost.flops == 2 * (5 * (2 * body + attention) + 3 * 2 * head) == 361_984
     assert cost.bytes == 4 * (body + head + 2 * (2 * 2 * 2 * 8 * 7)) == 77_312
 
 
 def test_cost_of_the_published_shape():
-    """The figures of the specification: per row of the body, per row of the head, bytes of the weights."""
+    """The figures of the specification: per row of the body, per row of the head, bytes of the
+    weights.
+    """
     one, two, with_head = (
         forward_cost(DIFFUCODER_7B, "bfloat16", batch=1, rows=rows, canvas=0, head_rows=head_rows)
         for rows, head_rows in ((1, 0), (2, 0), (1, 1))
@@ -48,7 +61,8 @@ def test_cost_of_the_published_shape():
 
 
 @pytest.mark.parametrize(
-    ("cost", "seconds", "limit"), [(Cost(2 * 10**11, 10**9), 2.0, "compute"), (Cost(10**9, 5 * 10**10), 5.0, "memory")]
+    ("cost", "seconds", "limit"),
+    [(Cost(2 * 10**11, 10**9), 2.0, "compute"), (Cost(10**9, 5 * 10**10), 5.0, "memory")],
 )
 def test_roofline_is_the_slower_limit(cost, seconds, limit):
     assert cost.seconds(LIMITS) == seconds
@@ -57,13 +71,17 @@ def test_roofline_is_the_slower_limit(cost, seconds, limit):
 
 def test_a_workload_that_exceeds_the_context_is_refused_before_anything_runs(sampler):
     workload = Workload(prompt_tokens=(100,), new_tokens=(8, 29), batch_sizes=(1,))
-    with pytest.raises(ValueError, match=r"prompt_tokens=100 with new_tokens=29: the context holds 128"):
+    with pytest.raises(
+        ValueError, match=r"prompt_tokens=100 with new_tokens=29: the context holds 128"
+    ):
         speed.measure_speed(sampler, ["exact"], workload, LIMITS)
 
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])
 def test_generation_counts(sampler, preset):
-    """The first step of a schedule of one token per step commits nothing: 15 forwards for 16 tokens."""
+    """The first step of a schedule of one token per step commits nothing: 15 forwards for 16
+    tokens.
+    """
     cell = Cell(batch=2, prompt_tokens=20, new_tokens=16, preset=preset)
     result = speed.time_generation(JaxBackend(sampler), cell, 2)
     assert result["forwards"] == 15
@@ -102,13 +120,29 @@ def test_what_is_timed_is_the_forward_pass_of_the_sampler(sampler, tiny_config, 
 
 
 def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(machine, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22))
+    monkeypatch.setattr(
+        machine, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22)
+    )
     tiny_model.save_pretrained(tmp_path / "model")
     arguments = ["--model", str(tmp_path / "model"), "--presets", "exact", "turbo"]
-    arguments += ["--batch-sizes", "1", "--new-tokens", "8", "--prompt-tokens", "8", "--repeats", "1"]
+    arguments += [
+        "--batch-sizes",
+        "1",
+        "--new-tokens",
+        "8",
+        "--prompt-tokens",
+        "8",
+        "--repeats",
+        "1",
+    ]
     out = tmp_path / "results" / "tiny"
     assert cli.main(["bench", *arguments, "--dtype", "float32", "--out", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["bench.html", "bench.json", "bench.md", "bench.svg"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "bench.html",
+        "bench.json",
+        "bench.md",
+        "bench.svg",
+    ]
     result = json.loads((out / "bench.json").read_text())
     assert set(result) == RESULT_KEYS
     cells = [(each["preset"], each["batch"], each["new_tokens"]) for each in result["generations"]]
@@ -116,8 +150,12 @@ def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
     assert all(each["peak_bytes"] > 0 for each in result["generations"])
     assert {each["recompilations"] for each in result["generations"]} == {0}
     assert len(result["forwards"]) == 3
-    assert {"date", "jax", "jaxlib", "flax", "python", "device", "cpu_count", "command"} <= set(result["about"])
-    bars = [node for node in ElementTree.parse(out / "bench.svg").iter() if node.tag.endswith("rect")]
+    assert {"date", "jax", "jaxlib", "flax", "python", "device", "cpu_count", "command"} <= set(
+        result["about"]
+    )
+    bars = [
+        node for node in ElementTree.parse(out / "bench.svg").iter() if node.tag.endswith("rect")
+    ]
     assert len(bars) == len(cells)
     report = (out / "bench.md").read_text()
     assert report.count("| turbo |") == 1

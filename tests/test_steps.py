@@ -1,4 +1,6 @@
-"""A run of steps keeps what is done, goes on after failures and kills, and gives up on what kills it again."""
+"""A run of steps keeps what is done, goes on after failures and kills, and gives up on what kills
+it again.
+"""
 
 import contextlib
 import json
@@ -37,7 +39,11 @@ def work():
 
 
 def test_a_failure_stops_nothing_and_is_tried_again(work, tmp_path):
-    work.fail = {"b": RuntimeError("no\nmemory"), "c": LeftOut("not here"), "d": ValueError("d=1: too small")}
+    work.fail = {
+        "b": RuntimeError("no\nmemory"),
+        "c": LeftOut("not here"),
+        "d": ValueError("d=1: too small"),
+    }
     outcomes = work.run(tmp_path, "a", "b", "c", "d", "e")
     assert [outcomes[name].state for name in "abcde"] == [DONE, FAILED, LEFT_OUT, FAILED, DONE]
     assert outcomes["b"].reason.startswith("RuntimeError: no memory (test_steps.py, line ")
@@ -87,7 +93,10 @@ def test_a_line_that_was_being_written_is_cut_off(work, tmp_path):
     work.calls = []
     work.run(tmp_path, "a", "b")
     assert work.calls == ["b"]
-    assert [json.loads(line)["state"] for line in path.read_text().splitlines()][-2:] == ["begun", "done"]
+    assert [json.loads(line)["state"] for line in path.read_text().splitlines()][-2:] == [
+        "begun",
+        "done",
+    ]
 
 
 def test_other_settings_and_damage_are_refused(work, tmp_path):

@@ -16,7 +16,11 @@ def failing(error):
     ("error", "status", "line"),
     [
         (ValueError("steps=0: must be\n  at least 1"), 2, "error: steps=0: must be at least 1\n"),
-        (FileNotFoundError(2, "No such file", "x.txt"), 2, "error: [Errno 2] No such file: 'x.txt'\n"),
+        (
+            FileNotFoundError(2, "No such file", "x.txt"),
+            2,
+            "error: [Errno 2] No such file: 'x.txt'\n",
+        ),
         (ValueError(), 2, "error: ValueError\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],

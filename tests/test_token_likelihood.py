@@ -25,7 +25,9 @@ def of_blocks(model, hidden, index, blocks):
 
 def inputs(model, rows=3, length=7):
     keys = jax.random.split(jax.random.key(1), 3)
-    hidden = 3 * jax.random.normal(keys[0], (rows, length, model.config.hidden_size)).astype(model.dtype)
+    hidden = 3 * jax.random.normal(keys[0], (rows, length, model.config.hidden_size)).astype(
+        model.dtype
+    )
     index = jax.random.randint(keys[1], (rows, length), 0, model.config.vocab_size)
     return hidden, index, jax.random.normal(keys[2], (rows, length))
 
@@ -38,7 +40,9 @@ def gradients(of, model, hidden, index, cotangent):
         values = of(nnx.merge(graph, params), hidden, index)
         return jnp.sum(values * cotangent), values
 
-    (_, values), found = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(nnx.to_pure_dict(state), hidden)
+    (_, values), found = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(
+        nnx.to_pure_dict(state), hidden
+    )
     return values, found
 
 
@@ -103,7 +107,11 @@ def test_no_array_holds_logits_of_all_rows_and_the_whole_vocabulary(tiny_config,
     assert vocabulary_blocks(model, *index.shape) == 4
 
     def widest(of):
-        program = jax.jit(lambda hidden: gradients(of, model, hidden, index, cotangent)).lower(hidden).as_text()
+        program = (
+            jax.jit(lambda hidden: gradients(of, model, hidden, index, cotangent))
+            .lower(hidden)
+            .as_text()
+        )
         shapes = re.findall(r"tensor<([\dx]+)xf32>", program)
         return max(int(np.prod([int(size) for size in shape.split("x")])) for shape in shapes)
 

@@ -124,13 +124,17 @@ def test_processes_read_disjoint_parts_of_one_batch(tmp_path, kind):
         order = TextRows.of(shards, 8, 0) if kind == "text" else Order(shards.lengths, 0)
         samples = order if kind == "text" else shards
         stream = SampleStream(samples, order, max_length=32, batch_size=4, pad_id=0, seed=0)
-        return [stream.batch(step, process=process, processes=processes) for step in range(2)], shards.__dict__["seen"]
+        return [
+            stream.batch(step, process=process, processes=processes) for step in range(2)
+        ], shards.__dict__["seen"]
 
     whole, read = batches(0, 1)
     parts = [batches(process, 2) for process in range(2)]
     for step, batch in enumerate(whole):
         for number, array in enumerate(batch[:3]):
-            np.testing.assert_array_equal(np.concatenate([made[step][number] for made, _ in parts]), array)
+            np.testing.assert_array_equal(
+                np.concatenate([made[step][number] for made, _ in parts]), array
+            )
     (_, ours), (_, theirs) = parts
     assert Counter(ours) + Counter(theirs) == Counter(read)
     # All of one epoch, in which no token is read by both.
@@ -165,7 +169,9 @@ print(total, shards.tokens, (most() - before) * 1024)
 def test_reading_everything_holds_nothing(tmp_path):
     """An epoch of 128 MiB adds less than 16 MiB to what the process holds."""
     write_shards(tmp_path, [[8192] * 1024] * 4, dtype="<u4")
-    child = subprocess.run([sys.executable, "-c", BOUNDED, str(tmp_path)], capture_output=True, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", BOUNDED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     seen, tokens, grown = map(int, child.stdout.split())
     assert seen == tokens == 2**25
     assert grown < 2**24, f"{grown / 2**20:.0f} MiB"
@@ -175,11 +181,26 @@ def test_reading_everything_holds_nothing(tmp_path):
     ("change", "named"),
     [
         (lambda folder: (folder / "1.tokens").unlink(), r"1.tokens is not there with its 4 bytes"),
-        (lambda folder: (folder / "2.index").write_bytes(b"half"), r"2.index is not there with its 96 bytes"),
-        (lambda folder: (folder / "dataset.json").unlink(), r"no dataset.json.*`diffucoder data tokenize` writes"),
-        (lambda folder: (folder / "dataset.json").write_text("{"), r"no dataset.json that can be read"),
-        (lambda folder: (folder / "dataset.json").write_text("1"), r"no dataset.json that can be read"),
-        (lambda folder: (folder / "dataset.json").write_text("{}"), r"tokenised with format=None, not 1"),
+        (
+            lambda folder: (folder / "2.index").write_bytes(b"half"),
+            r"2.index is not there with its 96 bytes",
+        ),
+        (
+            lambda folder: (folder / "dataset.json").unlink(),
+            r"no dataset.json.*`diffucoder data tokenize` writes",
+        ),
+        (
+            lambda folder: (folder / "dataset.json").write_text("{"),
+            r"no dataset.json that can be read",
+        ),
+        (
+            lambda folder: (folder / "dataset.json").write_text("1"),
+            r"no dataset.json that can be read",
+        ),
+        (
+            lambda folder: (folder / "dataset.json").write_text("{}"),
+            r"tokenised with format=None, not 1",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(tmp_path, shards, change, named):

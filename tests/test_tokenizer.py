@@ -28,7 +28,11 @@ PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "tokenizer"
 CASES = json.loads((GOLDEN / "tokenizer_cases.json").read_text(encoding="utf-8"))
 SPECIAL = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, MASK, DIFFUSION_PAD)
 HI = {"role": "user", "content": "hi"}
-TEXTS = ("def add(a, b):\n    return a + b\n", "for i in range(10):\n    print(i)\n", "the sum of two numbers") * 3
+TEXTS = (
+    "def add(a, b):\n    return a + b\n",
+    "for i in range(10):\n    print(i)\n",
+    "the sum of two numbers",
+) * 3
 
 
 def published(name):
@@ -50,9 +54,17 @@ def base():
 
 @pytest.fixture(scope="module")
 def from_json(tmp_path_factory):
-    """The instruct tokenizer by way of tokenizer.json: that of Qwen2.5 with the tokens that Dream adds."""
+    """The instruct tokenizer by way of tokenizer.json: that of Qwen2.5 with the tokens that Dream
+    adds.
+    """
     fields = json.loads(published("qwen2.5-tokenizer.json").read_text(encoding="utf-8"))
-    like = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    like = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     for number, token in enumerate(("<|beginoftext|>", MASK, DIFFUSION_PAD)):
         fields["added_tokens"].append({"id": 151665 + number, "content": token} | like)
     folder = tmp_path_factory.mktemp("json")
@@ -62,7 +74,9 @@ def from_json(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small():
-    return train_bpe(TEXTS, vocab_size=300, special_tokens=SPECIAL, chat_template="{{ messages[0].content }}")
+    return train_bpe(
+        TEXTS, vocab_size=300, special_tokens=SPECIAL, chat_template="{{ messages[0].content }}"
+    )
 
 
 @pytest.fixture
@@ -74,10 +88,14 @@ def saved(small, tmp_path):
 
 @pytest.fixture
 def separate(saved, tmp_path):
-    """The same tokenizer in the files of the published checkpoints: vocab.json, merges.txt, added_tokens.json."""
+    """The same tokenizer in the files of the published checkpoints: vocab.json, merges.txt,
+    added_tokens.json.
+    """
     content = json.loads((saved / "tokenizer.json").read_text(encoding="utf-8"))
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    vocabulary = {token: number for token, number in content["model"]["vocab"].items() if token not in added}
+    vocabulary = {
+        token: number for token, number in content["model"]["vocab"].items() if token not in added
+    }
     folder = tmp_path / "separate"
     folder.mkdir()
     (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
@@ -97,7 +115,11 @@ def test_recorded_cases(request, route):
 
 def test_both_routes_agree_on_the_special_tokens(instruct, from_json):
     for tokenizer in (instruct, from_json):
-        assert (tokenizer.vocab_size, tokenizer.mask_id, tokenizer.pad_id) == (151668, 151666, 151667)
+        assert (tokenizer.vocab_size, tokenizer.mask_id, tokenizer.pad_id) == (
+            151668,
+            151666,
+            151667,
+        )
 
 
 def test_stop_and_pad_ids(base, instruct):
@@ -173,7 +195,11 @@ def test_hostile_template_changes_no_message(small):
 
 @pytest.mark.parametrize(
     ("messages", "named"),
-    [([{"role": "user"}], "content"), ([], "no element 0"), ([{"role": "user", "content": None}], "chat template")],
+    [
+        ([{"role": "user"}], "content"),
+        ([], "no element 0"),
+        ([{"role": "user", "content": None}], "chat template"),
+    ],
 )
 def test_messages_that_the_template_does_not_accept(instruct, messages, named):
     with pytest.raises(TokenizerError, match=named):
@@ -186,15 +212,17 @@ def test_without_template_there_is_no_chat(small):
 
 
 def test_template_conveniences(small):
-    template = (
-        "{% for m in messages %}\n  {% if loop.first %}{% continue %}{% endif %}\n{{ m | tojson }}\n{% endfor %}\n"
-    )
+    template = "{% for m in messages %}\n  {% if loop.first %}{% continue %}{% endif %}\n{{ m | tojson }}\n{% endfor %}\n"
     expected = '{"role": "user", "content": "é"}\n'
-    assert with_template(small, template).apply_chat_template([HI, HI | {"content": "é"}]) == expected
+    assert (
+        with_template(small, template).apply_chat_template([HI, HI | {"content": "é"}]) == expected
+    )
 
 
 ODD_CHARACTERS = st.sampled_from(" \t\r\n\u00a0\u3000\u200bab1_'(){}<|>sSé\u0301\u1100\u1161🙂")
-ASSIGNED = st.characters(exclude_categories=("Cs", "Cn"))  # what Unicode may still define differs by version
+ASSIGNED = st.characters(
+    exclude_categories=("Cs", "Cn")
+)  # what Unicode may still define differs by version
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -219,7 +247,12 @@ def test_training_merges_frequent_words_within_the_vocabulary(small):
 def test_special_tokens_are_single_ids_after_the_others(small):
     first = small.vocab_size - len(SPECIAL)
     assert [small.encode(token) for token in SPECIAL] == [[first + i] for i in range(len(SPECIAL))]
-    assert small.encode(f"a{MASK}{MASK}b") == [*small.encode("a"), small.mask_id, small.mask_id, *small.encode("b")]
+    assert small.encode(f"a{MASK}{MASK}b") == [
+        *small.encode("a"),
+        small.mask_id,
+        small.mask_id,
+        *small.encode("b"),
+    ]
     assert small.decode(small.encode(f"a{MASK}b"), skip_special_tokens=True) == "ab"
     assert small.decode(small.encode(f"a{MASK}b")) == f"a{MASK}b"
 
@@ -236,7 +269,11 @@ def test_saved_tokenizer_is_the_same(small, saved):
     for name in ("vocab_size", "mask_id", "pad_id", "stop_ids", "chat_template"):
         assert getattr(loaded, name) == getattr(small, name)
     ids = small.encode("".join(SPECIAL))
-    assert loaded.decode(ids, skip_special_tokens=True) == small.decode(ids, skip_special_tokens=True) == ""
+    assert (
+        loaded.decode(ids, skip_special_tokens=True)
+        == small.decode(ids, skip_special_tokens=True)
+        == ""
+    )
 
 
 def test_template_of_tokenizer_config_is_read(saved):
@@ -258,7 +295,9 @@ def test_missing_folder_is_named(tmp_path):
         DiffuCoderTokenizer.from_pretrained(tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "name", ["vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json"]
+)
 def test_damaged_file_is_refused(separate, name):
     (separate / name).write_bytes(b'\xff{"a": ')
     with pytest.raises(TokenizerError, match=re.escape(str(separate))):
@@ -274,8 +313,12 @@ def test_damaged_tokenizer_json_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda ids: {token: number + 1 for token, number in ids.items()}, id="shifted"),
-        pytest.param(lambda ids: {token: number for token, number in ids.items() if token != MASK}, id="gap"),
+        pytest.param(
+            lambda ids: {token: number + 1 for token, number in ids.items()}, id="shifted"
+        ),
+        pytest.param(
+            lambda ids: {token: number for token, number in ids.items() if token != MASK}, id="gap"
+        ),
         pytest.param(lambda ids: ids | {START_OF_TURN: ids[END_OF_TURN]}, id="doubled"),
     ],
 )
@@ -283,14 +326,18 @@ def test_added_ids_must_continue_the_vocabulary(separate, change):
     path = separate / "added_tokens.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     first = len(json.loads((separate / "vocab.json").read_text(encoding="utf-8")))
-    with pytest.raises(TokenizerError, match=rf"added_tokens\.json: ids must run from {first} to .* without a gap"):
+    with pytest.raises(
+        TokenizerError, match=rf"added_tokens\.json: ids must run from {first} to .* without a gap"
+    ):
         DiffuCoderTokenizer.from_pretrained(separate)
 
 
 def test_added_token_of_the_vocabulary_is_refused(separate):
     path = separate / "added_tokens.json"
     ids = json.loads(path.read_text())
-    path.write_text(json.dumps({"a": min(ids.values())} | {token: number + 1 for token, number in ids.items()}))
+    path.write_text(
+        json.dumps({"a": min(ids.values())} | {token: number + 1 for token, number in ids.items()})
+    )
     with pytest.raises(TokenizerError, match=r"added_tokens\.json"):
         DiffuCoderTokenizer.from_pretrained(separate)
 
@@ -305,9 +352,14 @@ def test_required_ids_fit_or_are_both_named(small):
     small.require_ids(mask_token_id=small.mask_id, vocab_size=small.vocab_size + 64)
     with pytest.raises(TokenizerError, match=rf"at {small.mask_id}, .* mask_token_id is 7\b"):
         small.require_ids(mask_token_id=7, vocab_size=small.vocab_size)
-    with pytest.raises(TokenizerError, match=rf"names no mask_token_id, while the tokenizer has .* at {small.mask_id}"):
+    with pytest.raises(
+        TokenizerError,
+        match=rf"names no mask_token_id, while the tokenizer has .* at {small.mask_id}",
+    ):
         small.require_ids(mask_token_id=None, vocab_size=small.vocab_size)
-    with pytest.raises(TokenizerError, match=rf"{small.vocab_size} tokens, the model only {small.vocab_size - 1}"):
+    with pytest.raises(
+        TokenizerError, match=rf"{small.vocab_size} tokens, the model only {small.vocab_size - 1}"
+    ):
         small.require_ids(mask_token_id=small.mask_id, vocab_size=small.vocab_size - 1)
 
 

@@ -1,4 +1,6 @@
-"""Tokenising once: the samples are those of the file, whatever workers do, and a killed run is finished to the byte."""
+"""Tokenising once: the samples are those of the file, whatever workers do, and a killed run is
+finished to the byte.
+"""
 
 import json
 import os
@@ -20,7 +22,24 @@ from jax_lm.data.token_shards import TextRows, TokenShards
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
-WORDS = ("def", "return", "value", "for", "in", "range", "total", "é", "漢字", "1", "23", "(", ")", ":", "+", "\n")
+WORDS = (
+    "def",
+    "return",
+    "value",
+    "for",
+    "in",
+    "range",
+    "total",
+    "é",
+    "漢字",
+    "1",
+    "23",
+    "(",
+    ")",
+    ":",
+    "+",
+    "\n",
+)
 
 
 def text(rng, words):
@@ -37,15 +56,27 @@ def folder(tmp_path_factory):
         rows[5], rows[9], rows[70] = "not json", "", json.dumps({"other": 1})
         (folder / "texts" / f"{number}.jsonl").write_text("\n".join(rows) + "\n" * number)
     (folder / "texts" / "1.jsonl").open("ab").write(b'{"text": "\xff"}\n')
-    rows = [{"prompt": text(rng, 5), "response": text(rng, rng.randrange(1, 30))} for _ in range(200)]
+    rows = [
+        {"prompt": text(rng, 5), "response": text(rng, rng.randrange(1, 30))} for _ in range(200)
+    ]
     rows[7], rows[8] = {"prompt": "a"}, {"prompt": "a", "response": "b " * 5000}
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def command(folder, out, data, **changes):
-    options = {"data": folder / data, "model": BUILTIN_MODEL, "out": out, "workers": 1, "num-shards": 5} | changes
-    return ["data", "tokenize", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    options = {
+        "data": folder / data,
+        "model": BUILTIN_MODEL,
+        "out": out,
+        "workers": 1,
+        "num-shards": 5,
+    } | changes
+    return [
+        "data",
+        "tokenize",
+        *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+    ]
 
 
 def contents(out):
@@ -68,7 +99,11 @@ def whole(folder):
 def test_texts_are_those_of_the_files(folder, whole, tokenizer):
     shards = TokenShards.open(whole, "text", tokenizer.fingerprint)
     first = (folder / "texts" / "0.jsonl").read_bytes()
-    lines = [line for number in range(2) for line in (folder / "texts" / f"{number}.jsonl").read_bytes().splitlines()]
+    lines = [
+        line
+        for number in range(2)
+        for line in (folder / "texts" / f"{number}.jsonl").read_bytes().splitlines()
+    ]
     good = folder / "good.txt"
     good.write_bytes(b"\n".join(line for line in lines if b"\xff" not in line))
     rows = read_samples(good, text_rows(tokenizer, sys.maxsize)).rows
@@ -77,7 +112,11 @@ def test_texts_are_those_of_the_files(folder, whole, tokenizer):
     ((group,),) = [order.rows(0, 1)]
     assert [order[piece].ids for piece in group] == [row.ids for row in rows]
     assert shards.refused == 2 * 2 + 1
-    refused = [entry for path in sorted(whole.glob("0*.json")) for entry in json.loads(path.read_text())["refused"]]
+    refused = [
+        entry
+        for path in sorted(whole.glob("0*.json"))
+        for entry in json.loads(path.read_text())["refused"]
+    ]
     assert refused[0][0] == f"0.jsonl, byte {first.index(b'not json')}"
     assert sum("not JSON" in reason for _, reason in refused) == 2
     assert sum("has no text" in reason for _, reason in refused) == 2
@@ -85,7 +124,14 @@ def test_texts_are_those_of_the_files(folder, whole, tokenizer):
 
 
 def test_conversations_are_those_of_the_file(folder, tokenizer, tmp_path, capsys):
-    assert main(command(folder, tmp_path / "out", "chats.jsonl", kind="conversations", **{"max-length": 512})) == 0
+    assert (
+        main(
+            command(
+                folder, tmp_path / "out", "chats.jsonl", kind="conversations", **{"max-length": 512}
+            )
+        )
+        == 0
+    )
     shards = TokenShards.open(tmp_path / "out", "conversations", tokenizer.fingerprint)
     rows = read_samples(folder / "chats.jsonl", conversation_rows(tokenizer, 512)).rows
     assert [shards[number] for number in range(len(shards))] == rows
@@ -104,7 +150,9 @@ def test_workers_change_nothing(folder, whole, tmp_path):
 
 def test_another_column_is_read_as_text(folder, tmp_path, tokenizer):
     (tmp_path / "code.jsonl").write_text(json.dumps({"content": "x = 1"}) + "\n")
-    assert main(command(tmp_path, tmp_path / "out", "code.jsonl", **{"text-column": "content"})) == 0
+    assert (
+        main(command(tmp_path, tmp_path / "out", "code.jsonl", **{"text-column": "content"})) == 0
+    )
     shards = TokenShards.open(tmp_path / "out", "text", tokenizer.fingerprint)
     assert tokenizer.decode(shards.text(0, shards.tokens)) == "x = 1<|endoftext|>"
 
@@ -116,7 +164,9 @@ def children(process):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the workers in /proc")
 def test_killed_run_is_finished_to_the_byte(folder, tmp_path):
-    """SIGKILL between two shards and inside one; workers end with the run, and what they left half-written goes."""
+    """SIGKILL between two shards and inside one; workers end with the run, and what they left
+    half-written goes.
+    """
     rng = random.Random(1)
     data = tmp_path / "large.jsonl"
     data.write_text("".join(json.dumps({"text": text(rng, 400)}) + "\n" for _ in range(4000)))
@@ -174,7 +224,10 @@ def test_other_data_are_not_added_to_a_folder(folder, whole, capsys, data, chang
 def test_data_without_a_usable_line_are_refused(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n')
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 2
-    assert "0 samples, 0 tokens, 1 lines refused; bad.jsonl, byte 0: has no text" in capsys.readouterr().err
+    assert (
+        "0 samples, 0 tokens, 1 lines refused; bad.jsonl, byte 0: has no text"
+        in capsys.readouterr().err
+    )
     # The same command with better data finds nothing in its way.
     assert contents(tmp_path / "out") == {}
     (tmp_path / "bad.jsonl").write_text('{"text": "def f(): pass"}\n')
@@ -191,7 +244,11 @@ def test_ranges_of_bytes_hold_every_line_once(tmp_path_factory, lines, size, end
     path = tmp_path_factory.mktemp("ranges") / "a"
     whole = b"\n".join(lines) + b"\n" * ends
     path.write_bytes(whole)
-    found = [line for start in range(0, len(whole), size) for _, line in lines_from(path, start, start + size)]
+    found = [
+        line
+        for start in range(0, len(whole), size)
+        for _, line in lines_from(path, start, start + size)
+    ]
     assert [line.rstrip(b"\n") for line in found] == [line for line in lines if line.strip()]
 
 
@@ -205,10 +262,14 @@ def test_without_the_extra_one_line_says_what_is_missing(tmp_path, capsys, monke
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("form", ["one.parquet", "parquet", "saved"])
-def test_what_datasets_loads_is_tokenised_in_parts(folder, tmp_path, tokenizer, monkeypatch, form, streaming):
+def test_what_datasets_loads_is_tokenised_in_parts(
+    folder, tmp_path, tokenizer, monkeypatch, form, streaming
+):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    texts = [json.loads(line)["prompt"] for line in (folder / "chats.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["prompt"] for line in (folder / "chats.jsonl").read_text().splitlines()
+    ]
     made, data = datasets.Dataset.from_list([{"text": text} for text in texts]), tmp_path / form
     if form == "saved":
         made.save_to_disk(data, num_shards=3)

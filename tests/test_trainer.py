@@ -1,4 +1,6 @@
-"""The training loop on a regression of a few numbers: gradients, schedule, resume to the bit, refusals."""
+"""The training loop on a regression of a few numbers: gradients, schedule, resume to the bit,
+refusals.
+"""
 
 import itertools
 import json
@@ -58,10 +60,14 @@ class Stream:
         self.taken += 1
         tokens = self.rng.integers(0, 20, (ROWS, 6)).astype(np.int32)
         # A reference that follows the weights, as reinforcement learning keeps one.
-        self.buffer["scores"] = self.buffer["scores"] * 0.5 + np.nan_to_num(state.params["out"]["bias"][:3])
+        self.buffer["scores"] = self.buffer["scores"] * 0.5 + np.nan_to_num(
+            state.params["out"]["bias"][:3]
+        )
         tokens[0, 0] += int(self.buffer["scores"].sum() * 100) % 3
         self.buffer["texts"] = [f"batch {self.taken}"]
-        return Rows(tokens, self.rng.integers(1, 7, ROWS), np.arange(ROWS)), {"drawn": float(self.taken)}
+        return Rows(tokens, self.rng.integers(1, 7, ROWS), np.arange(ROWS)), {
+            "drawn": float(self.taken)
+        }
 
     arrays = ()
 
@@ -75,7 +81,9 @@ class Stream:
 
 def settings(*, learning_rate=0.05, **changes):
     options = {"max_steps": STEPS, "log_every": 3, "save_every": 5, "evaluate_every": 4, "seed": 1}
-    return TrainerConfig(optimizer=OptimizerConfig(learning_rate=learning_rate), **(options | changes))
+    return TrainerConfig(
+        optimizer=OptimizerConfig(learning_rate=learning_rate), **(options | changes)
+    )
 
 
 def params():
@@ -92,7 +100,10 @@ def entries(out):
 
 
 def without_times(lines):
-    return [{k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in ("tokens_per_second", "seconds")}
+        for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +133,9 @@ def test_entries_tell_means_largest_rates_and_evaluations(whole):
     assert first["loss"] == pytest.approx(first["error"], rel=1e-6)
     assert first["max_error"] > first["error"]
     # Of steps 1 to 3: the schedule starts at the peak without a warm-up.
-    assert first["learning_rate"] == pytest.approx(np.mean([cosine(step) for step in range(3)]), rel=1e-5)
+    assert first["learning_rate"] == pytest.approx(
+        np.mean([cosine(step) for step in range(3)]), rel=1e-5
+    )
     assert {"gradient_norm", "tokens_per_second", "seconds"} <= set(first)
 
 
@@ -144,7 +157,8 @@ def test_gradient_of_parts_is_the_gradient_of_the_batch(parts):
     masters = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params())
     key, rows = jax.random.key(3), jax.tree.map(jnp.asarray, batch())
     (whole, whole_metrics), (split, split_metrics) = (
-        jax.jit(lambda p, b, n=n: gradient(regression, p, {}, b, key, parts=n))(masters, rows) for n in (1, parts)
+        jax.jit(lambda p, b, n=n: gradient(regression, p, {}, b, key, parts=n))(masters, rows)
+        for n in (1, parts)
     )
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(split), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
@@ -184,7 +198,9 @@ def test_nothing_to_learn_from_is_a_step_of_zero():
 def test_resumed_run_equals_the_uninterrupted_one_to_the_bit(whole, tmp_path, killed_at):
     """Weights, moments and metrics; before the first checkpoint, after it, and right at one."""
     with pytest.raises(KeyboardInterrupt):
-        Trainer(regression, params(), settings(), out=tmp_path).run(Stream(fails_at=killed_at), evaluate=bias)
+        Trainer(regression, params(), settings(), out=tmp_path).run(
+            Stream(fails_at=killed_at), evaluate=bias
+        )
     resumed, stream = Trainer(regression, params(), settings(), out=tmp_path), Stream()
     assert resumed.run(stream, evaluate=bias)
     assert stream.taken == STEPS
@@ -198,7 +214,9 @@ def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path, in_backgrou
     stream = Stream()
     stream.after = lambda taken: os.kill(os.getpid(), signal.SIGTERM) if taken == 6 else None
     before = signal.getsignal(signal.SIGTERM)
-    trainer = Trainer(regression, params(), settings(async_checkpointing=in_background), out=tmp_path)
+    trainer = Trainer(
+        regression, params(), settings(async_checkpointing=in_background), out=tmp_path
+    )
     assert not trainer.run(stream)
     assert trainer.state.step == 7
     assert signal.getsignal(signal.SIGTERM) == before
@@ -214,7 +232,9 @@ def test_checkpoints_in_the_background_are_those_of_the_foreground(whole, tmp_pa
     """The next steps overwrite what is being written; a checkpoint is of its step all the same."""
     config = settings(async_checkpointing=True, save_every=1)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(regression, params(), config, out=tmp_path).run(Stream(fails_at=killed_at), evaluate=bias)
+        Trainer(regression, params(), config, out=tmp_path).run(
+            Stream(fails_at=killed_at), evaluate=bias
+        )
     with RunCheckpoints(tmp_path / "checkpoints", 2) as checkpoints:
         assert checkpoints.latest == killed_at
     resumed = Trainer(regression, params(), config, out=tmp_path)
@@ -237,7 +257,9 @@ BEST = {"metric_for_best_model": "score", "evaluate_every": 2, "save_every": 100
 
 
 def test_best_checkpoint_stays_and_ends_the_run(tmp_path):
-    trainer = Trainer(regression, params(), settings(load_best_model_at_end=True, **BEST), out=tmp_path)
+    trainer = Trainer(
+        regression, params(), settings(load_best_model_at_end=True, **BEST), out=tmp_path
+    )
     assert trainer.run(Stream(), evaluate=Evaluations(0.1, 0.5, 0.5, float("nan"), 0.4, 0.3))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["12", "4"]
     assert trainer.state.step == 4
@@ -261,22 +283,30 @@ def test_patience_survives_a_kill(tmp_path):
     """One evaluation without an improvement before the kill, and one after it."""
     config = settings(early_stopping_patience=2, **(BEST | {"save_every": 1}))
     with pytest.raises(KeyboardInterrupt):
-        Trainer(regression, params(), config, out=tmp_path).run(Stream(fails_at=7), evaluate=Evaluations(0.1, 0.5, 0.2))
+        Trainer(regression, params(), config, out=tmp_path).run(
+            Stream(fails_at=7), evaluate=Evaluations(0.1, 0.5, 0.2)
+        )
     resumed = Trainer(regression, params(), config, out=tmp_path)
     assert resumed.run(Stream(), evaluate=Evaluations(0.3))
     assert resumed.state.step == 8
 
 
-@pytest.mark.parametrize(("peak", "dtype"), [(1e9, "bfloat16"), (1e9, "float32"), (None, "bfloat16")])
+@pytest.mark.parametrize(
+    ("peak", "dtype"), [(1e9, "bfloat16"), (1e9, "float32"), (None, "bfloat16")]
+)
 def test_utilisation_is_told_where_the_peak_is_known(tmp_path, monkeypatch, peak, dtype):
     monkeypatch.setattr("jax_lm.training.trainer.peak_flops", lambda kind: peak)
     config = settings(stop_after=3, compute_dtype=dtype)
-    Trainer(regression, params(), config, out=tmp_path, token_flops=lambda length: 100.0 * length).run(Stream())
+    Trainer(
+        regression, params(), config, out=tmp_path, token_flops=lambda length: 100.0 * length
+    ).run(Stream())
     (entry,) = entries(tmp_path)
     if peak is None or dtype == "float32":
         assert "mfu" not in entry
     else:
-        assert entry["mfu"] == pytest.approx(entry["tokens_per_second"] * 600 / 1e9 / jax.device_count())
+        assert entry["mfu"] == pytest.approx(
+            entry["tokens_per_second"] * 600 / 1e9 / jax.device_count()
+        )
 
 
 def test_only_the_newest_checkpoints_stay_and_partial_ones_go(whole, tmp_path):
@@ -312,14 +342,20 @@ def test_run_with_other_settings_is_not_continued(whole, config, identity, named
 
 def test_other_weights_are_not_continued(whole):
     with pytest.raises(ValueError, match=r"lacks .*'scale'.* of another run"):
-        Trainer(regression, params() | {"scale": jnp.ones(1)}, settings(), out=whole.out).run(Stream())
+        Trainer(regression, params() | {"scale": jnp.ones(1)}, settings(), out=whole.out).run(
+            Stream()
+        )
 
 
 def test_what_is_not_finite_stops_the_run_with_its_batch(tmp_path):
     class Broken(Stream):
         def draw(self, state):
             rows, drawn = super().draw(state)
-            return (rows._replace(tokens=rows.tokens.astype(np.float32) * np.nan) if self.taken == 7 else rows), drawn
+            return (
+                rows._replace(tokens=rows.tokens.astype(np.float32) * np.nan)
+                if self.taken == 7
+                else rows
+            ), drawn
 
     trainer = Trainer(regression, params(), settings(), out=tmp_path)
     with pytest.raises(FloatingPointError, match=r"loss is nan at step 7.*not-finite-7.npz"):
@@ -342,7 +378,9 @@ def test_metrics_are_fetched_while_the_next_step_runs(tmp_path):
 
 
 def test_profile_writes_a_trace_of_its_steps(tmp_path):
-    Trainer(regression, params(), settings(stop_after=4, profile="steps=2:3"), out=tmp_path).run(Stream())
+    Trainer(regression, params(), settings(stop_after=4, profile="steps=2:3"), out=tmp_path).run(
+        Stream()
+    )
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
@@ -357,8 +395,14 @@ def test_profile_writes_a_trace_of_its_steps(tmp_path):
         ({"resume": "yes"}, "resume='yes'"),
         ({"seed": -1}, "seed=-1"),
         ({"track": ("paper",)}, "track='paper'"),
-        ({"early_stopping_patience": 0, "metric_for_best_model": "loss"}, "early_stopping_patience=0"),
-        ({"load_best_model_at_end": True}, "load_best_model_at_end=True: needs metric_for_best_model"),
+        (
+            {"early_stopping_patience": 0, "metric_for_best_model": "loss"},
+            "early_stopping_patience=0",
+        ),
+        (
+            {"load_best_model_at_end": True},
+            "load_best_model_at_end=True: needs metric_for_best_model",
+        ),
         ({"profile": "10:13"}, "profile='10:13'"),
         ({"profile": "steps=3:2"}, "profile='steps=3:2'"),
         ({"profile": "steps=1:13"}, "profile='steps=1:13'"),

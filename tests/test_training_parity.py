@@ -31,7 +31,12 @@ def test_recorded_numbers_are_what_is_compared(tmp_path):
     save_file(tensors, place)
     failed = failures(copy)
     assert "selective_log_softmax" in failed
-    for name in ("iteration 0, loss", "iteration 0, gradient norm", "iteration 1, loss", "iteration 1, KL"):
+    for name in (
+        "iteration 0, loss",
+        "iteration 0, gradient norm",
+        "iteration 1, loss",
+        "iteration 1, KL",
+    ):
         assert name in failed
     assert "iteration 0, scores" not in failed
     assert "iteration 0, KL" not in failed

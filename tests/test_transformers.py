@@ -1,4 +1,7 @@
-"""What we write, in transformers and peft; and what peft writes, here. Skipped where they are not installed."""
+"""What we write, in transformers and peft; and what peft writes, here.
+
+Skipped where they are not installed.
+"""
 
 import importlib.util
 import json
@@ -22,7 +25,9 @@ for package in ("torch", "transformers"):
     if not importlib.util.find_spec(package):
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
-needs_peft = pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="peft is not installed")
+needs_peft = pytest.mark.skipif(
+    not importlib.util.find_spec("peft"), reason="peft is not installed"
+)
 CHILD = Path(__file__).parent / "cases" / "torch_side.py"
 TOLERANCE = 2e-5
 """Largest difference of float32 logits between the two libraries, which round in another order."""
@@ -43,7 +48,9 @@ def torch_side(tmp_path_factory):
     def run(*words):
         places = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(CHILD), *map(str, words)]
-        done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=os.environ | places, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stderr
 
@@ -70,13 +77,20 @@ def check_tokenizer(told, folder):
 
 @pytest.fixture(scope="module")
 def folders(published_folder, written_folders, adapted_folders, builtin_folder):
-    return {**written_folders, "published": published_folder, "adapted": adapted_folders[1], "built-in": builtin_folder}
+    return {
+        **written_folders,
+        "published": published_folder,
+        "adapted": adapted_folders[1],
+        "built-in": builtin_folder,
+    }
 
 
 HAS_CODE = ("published", "sft", "adapt", "grpo", "merge-lora", "huggingface")
 
 
-@pytest.mark.parametrize("kind", ["published", *(kind for kind in KINDS if kind != "orbax"), "adapted", "built-in"])
+@pytest.mark.parametrize(
+    "kind", ["published", *(kind for kind in KINDS if kind != "orbax"), "adapted", "built-in"]
+)
 def test_every_folder_that_we_write_loads(folders, ids, torch_side, tmp_path, kind):
     folder, out = folders[kind], tmp_path / "out.npz"
     torch_side("load", folder, ids, out)
@@ -99,7 +113,10 @@ def test_untouched_weights_give_equal_logits(folders, ids, torch_side, tmp_path)
         outs.append(np.load(tmp_path / f"{kind}.npz"))
     for name in ("own", "qwen2"):
         np.testing.assert_array_equal(outs[0][name], outs[1][name])
-    told = [json.loads((tmp_path / f"{kind}.npz.json").read_text()) for kind in ("published", "huggingface")]
+    told = [
+        json.loads((tmp_path / f"{kind}.npz.json").read_text())
+        for kind in ("published", "huggingface")
+    ]
     assert told[0] == told[1]
 
 
@@ -121,7 +138,9 @@ CONFIGS = {
 
 @needs_peft
 @pytest.mark.parametrize("case", CONFIGS)
-def test_adapters_of_peft_compute_the_same_here_and_come_back(published_folder, ids, torch_side, tmp_path, case):
+def test_adapters_of_peft_compute_the_same_here_and_come_back(
+    published_folder, ids, torch_side, tmp_path, case
+):
     torch_side("publish", published_folder, json.dumps(CONFIGS[case]), ids, tmp_path / "theirs")
     # Read back: peft sorts patterns when it saves them, and of several that match the first counts.
     torch_side("adapter", published_folder, tmp_path / "theirs", ids, tmp_path / "one.npz")
@@ -151,7 +170,9 @@ def test_adapters_of_peft_compute_the_same_here_and_come_back(published_folder, 
 
 
 @needs_peft
-def test_a_trained_adapter_is_read_by_peft(published_folder, written_folders, ids, torch_side, tmp_path):
+def test_a_trained_adapter_is_read_by_peft(
+    published_folder, written_folders, ids, torch_side, tmp_path
+):
     folder = written_folders["merge-lora"].parent / "lora" / "adapter"
     torch_side("adapter", published_folder, folder, ids, tmp_path / "out.npz")
     model, plain = ours(published_folder, ids)

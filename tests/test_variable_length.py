@@ -1,4 +1,6 @@
-"""Holes that find their own length: expanding and deleting against lists, limits, what stays, counts, refusals."""
+"""Holes that find their own length: expanding and deleting against lists, limits, what stays,
+counts, refusals.
+"""
 
 import json
 
@@ -32,7 +34,9 @@ WIDTH = 48
 
 
 def saying(**likings):
-    """A model whose logits for the named tokens are nearly these, wherever it looks; others are far below."""
+    """A model whose logits for the named tokens are nearly these, wherever it looks; others are far
+    below.
+    """
     config = DreamConfig(
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, rope_theta=1e4, rms_norm_eps=1e-6, mask_token_id=MASK,
@@ -57,13 +61,19 @@ def undecided():
 
 def canvas(rows, new_tokens, width=WIDTH):
     """Rows of ids with OPEN for masks; each hole may grow to `new_tokens`."""
-    tokens, holes, present = np.zeros((len(rows), width), np.int32), *np.zeros((2, len(rows), width), bool)
+    tokens, holes, present = (
+        np.zeros((len(rows), width), np.int32),
+        *np.zeros((2, len(rows), width), bool),
+    )
     room = []
     for number, row in enumerate(rows):
         tokens[number, : len(row)] = [0 if each is OPEN else each for each in row]
         holes[number, : len(row)] = [each is OPEN for each in row]
         present[number, : len(row)] = True
-        starts = sum(each is OPEN and (not place or row[place - 1] is not OPEN) for place, each in enumerate(row))
+        starts = sum(
+            each is OPEN and (not place or row[place - 1] is not OPEN)
+            for place, each in enumerate(row)
+        )
         room.append(len(row) - int(holes[number].sum()) + starts * new_tokens)
     return Canvas(tokens, holes, present, np.array(room))
 
@@ -71,7 +81,9 @@ def canvas(rows, new_tokens, width=WIDTH):
 def parts(state, row=0):
     """The tokens of a row, and the number of the hole that each is of."""
     length = int(state.extra.length[row])
-    return np.asarray(state.tokens)[row, :length].tolist(), np.asarray(state.extra.hole)[row, :length].tolist()
+    return np.asarray(state.tokens)[row, :length].tolist(), np.asarray(state.extra.hole)[
+        row, :length
+    ].tolist()
 
 
 def given(state, row=0):
@@ -105,16 +117,22 @@ def test_resizing_equals_a_model_of_lists():
     rng = np.random.default_rng(0)
     batch, width = 1000, 40
     length = rng.integers(1, 21, batch)
-    hole = np.where(np.arange(width) < length[:, None], rng.integers(-1, 2, (batch, width)).cumsum(axis=1), -1)
+    hole = np.where(
+        np.arange(width) < length[:, None], rng.integers(-1, 2, (batch, width)).cumsum(axis=1), -1
+    )
     # Holes are runs of columns, with given text in between.
     hole = np.where(hole % 4 == 3, -1, hole // 4)
     tokens = rng.choice([*LETTERS, DELETE, EXPAND], (batch, width)).astype(np.int32)
     masked = (hole >= 0) & (rng.random((batch, width)) < 0.5)
     decided = (hole >= 0) & ~masked & (rng.random((batch, width)) < 0.5)
-    runs = np.concatenate([np.ones((batch, 1), bool), hole[:, 1:] != hole[:, :-1]], axis=1).cumsum(axis=1)
+    runs = np.concatenate([np.ones((batch, 1), bool), hole[:, 1:] != hole[:, :-1]], axis=1).cumsum(
+        axis=1
+    )
     hole = np.where(hole >= 0, runs, -1).astype(np.int32)
     full = np.full(batch, width, np.int32)
-    extent = Extent(jnp.asarray(length, jnp.int32), jnp.asarray(full), jnp.asarray(full), jnp.asarray(hole))
+    extent = Extent(
+        jnp.asarray(length, jnp.int32), jnp.asarray(full), jnp.asarray(full), jnp.asarray(hole)
+    )
     move = resize(extent, jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(decided), GROWTH)
     moved, is_open = np.asarray(move.of(jnp.asarray(tokens), -1)), np.asarray(move.is_open)
     seen = {"longer": 0, "shorter": 0}
@@ -124,7 +142,9 @@ def test_resizing_equals_a_model_of_lists():
         count = int(move.extent.length[row])
         found = [None if is_open[row, place] else moved[row, place] for place in range(count)]
         assert found == [token for token, _ in wanted]
-        assert np.asarray(move.extent.hole)[row, :count].tolist() == [number for _, number in wanted]
+        assert np.asarray(move.extent.hole)[row, :count].tolist() == [
+            number for _, number in wanted
+        ]
         assert (moved[row, count:] == -1).all()
         assert not is_open[row, count:].any()
         added = int(width - move.extent.budget[row])
@@ -160,14 +180,20 @@ def test_the_budget_bounds_what_is_added():
 
 
 def test_a_model_that_always_deletes_leaves_an_empty_hole():
-    state = saying(delete=2.0).generate(canvas([[1, 2, *[OPEN] * 8, 3]], 20), greedy(alg="left_to_right"))
+    state = saying(delete=2.0).generate(
+        canvas([[1, 2, *[OPEN] * 8, 3]], 20), greedy(alg="left_to_right")
+    )
     assert parts(state)[0] == [1, 2, 3]
     assert int(state.forwards) == 1
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_given_text_stays_and_evaluations_are_as_counted(undecided, seed):
-    rows, events, before = canvas([[1, 2, *[OPEN] * 6, 3, 4]], 24), {"fill": 0, "expand": 0, "delete": 0}, 10
+    rows, events, before = (
+        canvas([[1, 2, *[OPEN] * 6, 3, 4]], 24),
+        {"fill": 0, "expand": 0, "delete": 0},
+        10,
+    )
     state = None
     for number, state in enumerate(undecided.stream(rows, drawn(alg="random"), seed=seed), 1):
         assert given(state) == [1, 2, 3, 4]
@@ -193,19 +219,25 @@ def test_steps_and_confidence_move_with_their_tokens(undecided):
         step, confidence = np.asarray(state.commit_step[0]), np.asarray(state.confidence[0])
         place = np.flatnonzero(step == int(state.step) - 1)
         if len(place):
-            told[int(step[place[0]])] = (int(state.tokens[0, place[0]]), float(confidence[place[0]]))
+            told[int(step[place[0]])] = (
+                int(state.tokens[0, place[0]]),
+                float(confidence[place[0]]),
+            )
     assert state is not None
     decided = np.flatnonzero(np.asarray(state.extra.hole[0]) >= 0)
     steps = np.asarray(state.commit_step[0])[decided].tolist()
     assert {
-        step: (int(state.tokens[0, p]), float(state.confidence[0, p])) for step, p in zip(steps, decided, strict=True)
+        step: (int(state.tokens[0, p]), float(state.confidence[0, p]))
+        for step, p in zip(steps, decided, strict=True)
     } == told
     assert steps != sorted(steps)
 
 
 def test_only_decided_masks_are_expanded_or_deleted():
     prefix = [1, DELETE, EXPAND, 2]
-    state = saying(letters=2.0).generate(canvas([[*prefix, OPEN, OPEN, EXPAND, DELETE]], 8), greedy())
+    state = saying(letters=2.0).generate(
+        canvas([[*prefix, OPEN, OPEN, EXPAND, DELETE]], 8), greedy()
+    )
     assert given(state) == [*prefix, EXPAND, DELETE]
     assert len(filling(state)) == 2
 
@@ -226,18 +258,26 @@ def test_two_holes_have_lengths_of_their_own(undecided):
 
 
 def test_deleting_ends_with_its_hole():
-    state = saying(delete=2.0).generate(canvas([[1, *[OPEN] * 4, 2, *[OPEN] * 4, 3]], 10), greedy(alg="left_to_right"))
+    state = saying(delete=2.0).generate(
+        canvas([[1, *[OPEN] * 4, 2, *[OPEN] * 4, 3]], 10), greedy(alg="left_to_right")
+    )
     assert parts(state)[0] == [1, 2, 3]
     assert int(state.forwards) == 2
 
 
 def test_a_ragged_batch_equals_its_rows_alone(undecided):
-    rows = [[1, *[OPEN] * 6, 3], [1, 2, 5, 6, 4, *[OPEN] * 2, 3, 3], [1, *[OPEN] * 3, 2, *[OPEN] * 3, 2]]
+    rows = [
+        [1, *[OPEN] * 6, 3],
+        [1, 2, 5, 6, 4, *[OPEN] * 2, 3, 3],
+        [1, *[OPEN] * 3, 2, *[OPEN] * 3, 2],
+    ]
     keys = jax.vmap(jax.random.key)(jnp.arange(3) + 11)
     together = undecided.generate(canvas(rows, 16), drawn(alg="maskgit_plus"), seed=keys)
     most = 0
     for number, row in enumerate(rows):
-        alone = undecided.generate(canvas([row], 16, width=40), drawn(alg="maskgit_plus"), seed=keys[number][None])
+        alone = undecided.generate(
+            canvas([row], 16, width=40), drawn(alg="maskgit_plus"), seed=keys[number][None]
+        )
         assert parts(alone) == parts(together, number)
         most = max(most, int(alone.forwards))
     assert int(together.forwards) == most
@@ -246,8 +286,14 @@ def test_a_ragged_batch_equals_its_rows_alone(undecided):
 def test_other_lengths_compile_nothing(undecided):
     undecided.generate(canvas([[1, 2, *[OPEN] * 6, 3]], 16), drawn())
     compiled = run._cache_size()
-    for row, new_tokens in (([1, OPEN, 3, 4, 5], 30), ([*[OPEN] * 20, 1], 24), ([1, OPEN, 2, OPEN, OPEN, 3], 9)):
-        undecided.generate(canvas([row], new_tokens), drawn(max_new_tokens=new_tokens, temperature=0.5))
+    for row, new_tokens in (
+        ([1, OPEN, 3, 4, 5], 30),
+        ([*[OPEN] * 20, 1], 24),
+        ([1, OPEN, 2, OPEN, OPEN, 3], 9),
+    ):
+        undecided.generate(
+            canvas([row], new_tokens), drawn(max_new_tokens=new_tokens, temperature=0.5)
+        )
     assert run._cache_size() == compiled
 
 
@@ -274,7 +320,11 @@ def test_refusals(undecided, golden_sampler, engine):
     with pytest.raises(ValueError, match="growth='maybe'"):
         GenerationOptions(growth="maybe")
     with pytest.raises(ValueError, match="hooks, strict_reference"):
-        undecided.generate(canvas([[1, OPEN, 2]], 4), greedy(), hooks=Hooks(logits=lambda step, tokens, logits: logits))
+        undecided.generate(
+            canvas([[1, OPEN, 2]], 4),
+            greedy(),
+            hooks=Hooks(logits=lambda step, tokens, logits: logits),
+        )
     with pytest.raises(ValueError, match="no <|expand|> token".replace("|", r"\|")):
         golden_sampler.generate(canvas([[1, OPEN, 2]], 4), greedy())
     with pytest.raises(ValueError, match="growth='on': this checkpoint has no"):
@@ -287,9 +337,14 @@ def test_refusals(undecided, golden_sampler, engine):
 
 
 def test_the_server_refuses_what_it_does_not_do():
-    start, options = np.array([1, 0, 0, 2], np.int32), GenerationOptions(max_new_tokens=2, growth="on")
+    start, options = (
+        np.array([1, 0, 0, 2], np.int32),
+        GenerationOptions(max_new_tokens=2, growth="on"),
+    )
     with pytest.raises(ValueError, match="growth='on'"):
-        Sequence(tokens=start, hole=Block(1, 3), options=options, stop_ids=(), key=np.zeros(2, np.uint32))
+        Sequence(
+            tokens=start, hole=Block(1, 3), options=options, stop_ids=(), key=np.zeros(2, np.uint32)
+        )
 
 
 def test_without_growth_the_token_for_expanding_is_no_candidate():
@@ -321,7 +376,9 @@ def test_a_published_checkpoint_fills_holes_by_their_own_length(growing, folder)
     assert len(lengths) > 1
     one = growing.infill("def f(x):\n", "\n", 24, middle_length=8, options=drawn(), seed=1)
     assert one == growing.decode_hole("def f(x):\n", "\n", [8], options, seed=1).rows[0].text
-    fixed = growing.decode_hole("def f(x):\n", "\n", [8], drawn(growth="off", early_stop=False), seed=1)
+    fixed = growing.decode_hole(
+        "def f(x):\n", "\n", [8], drawn(growth="off", early_stop=False), seed=1
+    )
     assert fixed.forwards <= 8
     assert len(fixed.rows[0].token_ids) <= 8
     assert expand not in fixed.rows[0].token_ids
@@ -421,7 +478,11 @@ def test_config_and_tokenizer_must_agree(folder, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     expand = json.loads((folder / "added_tokens.json").read_text())["<|expand|>"]
     (tmp_path / "config.json").write_text(json.dumps(fields | {"expand_token_id": expand}))
-    assert DiffuCoderInference(tmp_path, verbose=False).sampler.growth == VariableLength(expand, fields["eos_token_id"])
+    assert DiffuCoderInference(tmp_path, verbose=False).sampler.growth == VariableLength(
+        expand, fields["eos_token_id"]
+    )
     (tmp_path / "config.json").write_text(json.dumps(fields | {"expand_token_id": expand + 1}))
-    with pytest.raises(TokenizerError, match=f"at {expand}, the model's expand_token_id is {expand + 1}"):
+    with pytest.raises(
+        TokenizerError, match=f"at {expand}, the model's expand_token_id is {expand + 1}"
+    ):
         DiffuCoderInference(tmp_path, verbose=False)

@@ -11,14 +11,19 @@ TEMPLATE = Template.completion("def add(a, b):", 48)
 OPTIONS = GenerationOptions(max_new_tokens=48, temperature=0.0)
 
 
-@pytest.mark.parametrize(("confidence", "name"), [(0.0, "red"), (0.6, "yellow"), (0.9, "green"), (1.0, "bright_green")])
+@pytest.mark.parametrize(
+    ("confidence", "name"), [(0.0, "red"), (0.6, "yellow"), (0.9, "green"), (1.0, "bright_green")]
+)
 def test_colour(confidence, name):
     assert colour(confidence) == name
 
 
 def shown(engine, **options):
     canvas = engine.canvas([TEMPLATE])
-    return [canvas_text(state, engine.tokenizer, canvas, **options) for state in engine.states(canvas, OPTIONS)]
+    return [
+        canvas_text(state, engine.tokenizer, canvas, **options)
+        for state in engine.states(canvas, OPTIONS)
+    ]
 
 
 def test_canvas_fills_in(engine):
@@ -27,7 +32,12 @@ def test_canvas_fills_in(engine):
     assert glyphs[0] > 0
     assert glyphs[-1] == 0
     assert texts[-1].plain == engine.complete(["def add(a, b):"], OPTIONS)[0]
-    assert {str(span.style) for span in texts[-1].spans} <= {"red", "yellow", "green", "bright_green"}
+    assert {str(span.style) for span in texts[-1].spans} <= {
+        "red",
+        "yellow",
+        "green",
+        "bright_green",
+    }
 
 
 def test_given_text_is_shown_on_request(engine):

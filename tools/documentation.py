@@ -2,13 +2,15 @@
 
     python tools/documentation.py [--only README.md]
 
-A shell block is indented or fenced as `sh` and begins with a program of `PROGRAMS`. A transcript is fenced as
-`console`: lines after `$ ` are run, and what they print must be what follows, where `…` stands for anything. All blocks
-of a page run in one new folder beside what the checkout and tests/samples hold; `<!-- run: … -->` prepares it unseen.
+A shell block is indented or fenced as `sh` and begins with a program of `PROGRAMS`. A transcript is
+fenced as `console`: lines after `$ ` are run, and what they print must be what follows, where `…`
+stands for anything. All blocks of a page run in one new folder beside what the checkout and
+tests/samples hold; `<!-- run: … -->` prepares it unseen.
 
-What a block needs and a laptop lacks is written in it: `# needs the 7B weights`, at the end of a command for that one,
-on a line of its own for all below it. Of such commands the arguments are parsed. Commands of `SHORTENED` really run, at
-a smaller size. Installation is left to tests/test_release.py and .ci/run; here the extras that it names must exist.
+What a block needs and a laptop lacks is written in it: `# needs the 7B weights`, at the end of a
+command for that one, on a line of its own for all below it. Of such commands the arguments are
+parsed. Commands of `SHORTENED` really run, at a smaller size. Installation is left to
+tests/test_release.py and .ci/run; here the extras that it names must exist.
 """
 
 import argparse
@@ -55,10 +57,28 @@ SHORTENED = {
     ("diffucoder", "analyze"): ("--limit", "2", "--max-new-tokens", "16"),
     ("diffucoder", "sft"): ("--max-steps", "4", "--warmup-steps", "0"),
     ("diffucoder", "grpo"): (
-        *("--max-steps", "1", "--warmup-steps", "0", "--num-generations", "4", "--prompts-per-step", "2"),
+        *(
+            "--max-steps",
+            "1",
+            "--warmup-steps",
+            "0",
+            "--num-generations",
+            "4",
+            "--prompts-per-step",
+            "2",
+        ),
         *("--generation-batch-size", "8", "--gradient-accumulation-steps", "1"),
     ),
-    ("diffucoder", "experiment"): ("--largest-batch", "1", "--tasks", "2", "--new-tokens", "16", "--repeats", "1"),
+    ("diffucoder", "experiment"): (
+        "--largest-batch",
+        "1",
+        "--tasks",
+        "2",
+        "--new-tokens",
+        "16",
+        "--repeats",
+        "1",
+    ),
     ("diffucoder", "bench"): ("--batch-sizes", "1", "--new-tokens", "32", "--repeats", "1"),
     ("python", "examples/grpo_training.py"): ("--steps", "1"),
     ("python", "examples/grpo_inference.py"): ("--problems", "2"),
@@ -83,7 +103,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a block, what it needs if that is not here, and what it prints if the page says so."""
+    """A command of a block, what it needs if that is not here, and what it prints if the page says
+    so.
+    """
 
     block: Block
     text: str
@@ -170,7 +192,8 @@ def check(command: Command) -> None:
     """What can be said of a command without running it.
 
     Raises:
-        ValueError: an extra or a file that is not there, or what a `diffucoder` command finds wrong.
+        ValueError: an extra or a file that is not there, or what a `diffucoder` command finds
+            wrong.
         SyntaxError: Python that cannot be parsed.
     """
     if command.block.language == "python":
@@ -194,7 +217,11 @@ def check(command: Command) -> None:
             except ValueError:
                 if not (command.expected or "").startswith("error: "):
                     raise
-        elif words[0] == "python" and words[1].startswith(CHECKOUT) and not (ROOT / words[1]).is_file():
+        elif (
+            words[0] == "python"
+            and words[1].startswith(CHECKOUT)
+            and not (ROOT / words[1]).is_file()
+        ):
             raise ValueError(f"{command.block.name}: there is no file {words[1]}")
 
 
@@ -204,7 +231,11 @@ def calls(command: Command) -> Iterator[list[str]]:
     for word in [*command.words, "&&"]:
         if word in ("&&", "|", "&", ">", "<"):
             if words:
-                yield [each for position, each in enumerate(words) if position or not VARIABLE.match(each)]
+                yield [
+                    each
+                    for position, each in enumerate(words)
+                    if position or not VARIABLE.match(each)
+                ]
             words = []
         else:
             words.append(word)
@@ -233,9 +264,15 @@ def shortened(command: Command) -> str:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether a transcript is what was printed; `…` stands for anything, blanks at line ends for nothing."""
-    expected, printed = (re.sub(r"\s+$", "", text, flags=re.MULTILINE) for text in (expected, printed))
-    return re.fullmatch(re.escape(expected).replace("…", ".*"), printed, flags=re.DOTALL) is not None
+    """Whether a transcript is what was printed; `…` stands for anything, blanks at line ends for
+    nothing.
+    """
+    expected, printed = (
+        re.sub(r"\s+$", "", text, flags=re.MULTILINE) for text in (expected, printed)
+    )
+    return (
+        re.fullmatch(re.escape(expected).replace("…", ".*"), printed, flags=re.DOTALL) is not None
+    )
 
 
 def is_ready(port: int) -> bool:
@@ -256,7 +293,9 @@ class Workplace:
         self.folder = folder
         self.servers: list[subprocess.Popen] = []
         entries = [
-            path for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in ("out", "site")
+            path
+            for path in ROOT.iterdir()
+            if not path.name.startswith(".") and path.name not in ("out", "site")
         ]
         data = os.environ.get("DIFFUCODER_BENCHMARKS")
         entries += [*SAMPLES.iterdir(), *(Path(data).glob("*/*.jsonl*") if data else ())]
@@ -296,10 +335,21 @@ class Workplace:
         return "ran" if text == command.text else f"ran, as {text}"
 
     def output(self, command: Command) -> str:
-        """What a command prints at a size that takes seconds; AssertionError if it fails and no page says so."""
+        """What a command prints at a size that takes seconds; AssertionError if it fails and no
+        page says so.
+        """
         text = shortened(command)
-        line = [sys.executable, "-c", text] if command.block.language == "python" else ["bash", "-c", text]
-        merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": SECONDS}
+        line = (
+            [sys.executable, "-c", text]
+            if command.block.language == "python"
+            else ["bash", "-c", text]
+        )
+        merged = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            "timeout": SECONDS,
+        }
         result = subprocess.run(line, cwd=self.folder, env=self.environment, **merged)
         printed = result.stdout
         failed = result.returncode != 0 and command.expected is None
@@ -344,18 +394,31 @@ def run_blocks(chosen_blocks: list[Block]) -> int:
                 first, start = command.text.splitlines()[0], time.monotonic()
                 try:
                     verdict = place.run(command)
-                except (AssertionError, ValueError, SyntaxError, SystemExit, subprocess.SubprocessError) as error:
+                except (
+                    AssertionError,
+                    ValueError,
+                    SyntaxError,
+                    SystemExit,
+                    subprocess.SubprocessError,
+                ) as error:
                     failures, verdict = failures + 1, f"FAILED: {error}"
                 seconds = time.monotonic() - start
-                print(f"{command.block.name}: {first[:90]}\n    {verdict} ({seconds:.1f} s)", flush=True)
+                print(
+                    f"{command.block.name}: {first[:90]}\n    {verdict} ({seconds:.1f} s)",
+                    flush=True,
+                )
         finally:
             place.close()
     return failures
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="blocks whose name, such as README.md:18, begins like this")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", help="blocks whose name, such as README.md:18, begins like this"
+    )
     only = parser.parse_args().only
     found = [[block for block in blocks(page) if block.name.startswith(only)] for page in pages()]
     failures = sum(run_blocks(chosen_blocks) for chosen_blocks in found if chosen_blocks)

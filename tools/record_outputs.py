@@ -61,7 +61,10 @@ Case = dict[str, Any]
 """Settings or result of a case, as JSON holds them."""
 
 PROMPTS = ("def add(a, b):\n", "def is_even(n):\n    ")
-GAPS = ("def f(x):\n    return <|hole:8|>\n\ny = <|hole|>\n", "x = <|hole:8|>\nfor i in <|hole|>:\n")
+GAPS = (
+    "def f(x):\n    return <|hole:8|>\n\ny = <|hole|>\n",
+    "x = <|hole:8|>\nfor i in <|hole|>:\n",
+)
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
 GRAMMARS = ("python", "json_object", "regex:[a-z]{1,6}", f"json_schema:{SCHEMA}")
 NEW_TOKENS = 32
@@ -106,7 +109,11 @@ VARIATIONS: dict[str, tuple] = {
     "seed": (0, 7, 123),
     "by": ("decode", "decode", "stream"),
 }
-CAUSAL: dict[str, tuple] = {"add_threshold": (None, 0.5), "activate_threshold": (None, 0.5), "active_blocks": (None, 2)}
+CAUSAL: dict[str, tuple] = {
+    "add_threshold": (None, 0.5),
+    "activate_threshold": (None, 0.5),
+    "active_blocks": (None, 2),
+}
 COUNT = 200
 OWN = ("model", "template", "by", "seed", "strict_reference")
 """Settings of a case that are not generation options."""
@@ -116,7 +123,9 @@ OWN = ("model", "template", "by", "seed", "strict_reference")
 
 
 def write_model(folder: Path, scale: float, layers: int, *, expands: bool = False) -> Path:
-    """Write a random model with the built-in tokenizer that prefers digits, and to grow and end if it `expands`."""
+    """Write a random model with the built-in tokenizer that prefers digits, and to grow and end if
+    it `expands`.
+    """
     shutil.copytree(BUILTIN_MODEL, folder, dirs_exist_ok=True)
     config = DreamForCausalLM.read_config(BUILTIN_MODEL)
     words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
@@ -151,7 +160,13 @@ def write_adapter(folder: Path) -> Path:
             tensors[f"{start}.lora_{part}.weight"] = draw.normal(size=shape).astype(np.float32)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     names = [name.partition(".")[2] for name in shapes]
-    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": names, "bias": "none"}
+    settings = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": names,
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 
@@ -168,7 +183,10 @@ class Models:
     @cache  # noqa: B019 - lives as long as the process
     def load(self, name: str) -> DiffuCoderInference:
         """Load "tiny", "bfloat16", "int8", "adapter", "growing" or "builtin"."""
-        settings: Case = {"model_path": None if name == "builtin" else self.tiny, "dtype": "float32"}
+        settings: Case = {
+            "model_path": None if name == "builtin" else self.tiny,
+            "dtype": "float32",
+        }
         if name in ("bfloat16", "int8"):
             settings["dtype"] = name
         elif name == "adapter":
@@ -200,7 +218,9 @@ def is_allowed(case: Case) -> bool:
     except ValueError:
         return False
     # Repairing an answer compiles further programs: only a few layouts are combined with grammars.
-    if case["grammar"] and (case["template"] != "prompt" or case.get("block_length") or "draft" in case):
+    if case["grammar"] and (
+        case["template"] != "prompt" or case.get("block_length") or "draft" in case
+    ):
         return False
     # Streams are of completions alone.
     return case["by"] != "stream" or case["template"] == "prompt"
@@ -213,7 +233,11 @@ def programs() -> Iterator[Case]:
         yield usual | layout
     for index, beside in itertools.product((0, 4, 9), BESIDE):
         yield usual | LAYOUTS[index] | beside
-    for index, filters in ((0, FILTERS[1]), (0, FILTERS[2]), (6, FILTERS[1] | {"early_stop": False})):
+    for index, filters in (
+        (0, FILTERS[1]),
+        (0, FILTERS[2]),
+        (6, FILTERS[1] | {"early_stop": False}),
+    ):
         yield usual | LAYOUTS[index] | filters
     for name, index in (("bfloat16", 0), ("int8", 6), ("adapter", 0), ("builtin", 9)):
         yield usual | {"model": name} | LAYOUTS[index]
@@ -226,15 +250,22 @@ def programs() -> Iterator[Case]:
 
 def pairs(case: Case) -> set[tuple]:
     """Return every pair of settings of a case."""
-    return set(itertools.combinations(sorted((name, str(value)) for name, value in case.items()), 2))
+    return set(
+        itertools.combinations(sorted((name, str(value)) for name, value in case.items()), 2)
+    )
 
 
 def chosen_generations() -> list[Case]:
-    """Choose cases, program by program, each with the variation that covers most new pairs of settings."""
+    """Choose cases, program by program, each with the variation that covers most new pairs of
+    settings.
+    """
     draw, seen, chosen = random.Random(0), set(), []
     for program in itertools.islice(itertools.cycle(list(programs())), 40 * COUNT):
         values = VARIATIONS | (CAUSAL if program.get("cache") == "causal" else {})
-        candidates = [{name: draw.choice(choice) for name, choice in values.items()} | program for _ in range(400)]
+        candidates = [
+            {name: draw.choice(choice) for name, choice in values.items()} | program
+            for _ in range(400)
+        ]
         allowed = [case for case in candidates if is_allowed(case)]
         if allowed:
             chosen.append(max(allowed, key=lambda case: len(pairs(case) - seen)))
@@ -250,7 +281,9 @@ def require_covered(cases: Sequence[Case]) -> None:
     allowed = {"alg": ALGS, "growth": GROWTHS, "grammar": GRAMMARS}
     inner = {"commit": COMMIT_RULES, "cache": CACHES}
     found = {name: {getattr(each, name) for each in all_options} for name in allowed}
-    found |= {name: {getattr(each.decoding.settings, name) for each in all_options} for name in inner}
+    found |= {
+        name: {getattr(each.decoding.settings, name) for each in all_options} for name in inner
+    }
     found["preset"] = {each.decoding.preset for each in all_options}
     for name, values in (allowed | inner | {"preset": PRESETS}).items():
         if missing := set(values) - found[name]:
@@ -265,19 +298,32 @@ def digest(values: Any) -> str:
 
 
 def generate(models: Models, case: Case) -> Case:
-    """Run a case. Returns token ids, texts, and digests of confidences and commit steps of each row."""
+    """Run a case. Returns token ids, texts, and digests of confidences and commit steps of each
+    row.
+    """
     inference, options, seed = models.load(case["model"]), options_of(case), case["seed"]
     if case["by"] == "stream":
-        events = [dataclasses.asdict(event) for event in inference.stream(PROMPTS, options, seed=seed)]
-        texts = [[event["text"] for event in events if event["row"] == row][-1] for row in range(len(PROMPTS))]
+        events = [
+            dataclasses.asdict(event) for event in inference.stream(PROMPTS, options, seed=seed)
+        ]
+        texts = [
+            [event["text"] for event in events if event["row"] == row][-1]
+            for row in range(len(PROMPTS))
+        ]
         return {"texts": texts, "events": hashlib.sha256(repr(events).encode()).hexdigest()[:16]}
     if case["template"] == "gap":
-        texts = [inference.infill("x = ", f"  # {number}\n", 24, options=options, seed=seed) for number in range(2)]
+        texts = [
+            inference.infill("x = ", f"  # {number}\n", 24, options=options, seed=seed)
+            for number in range(2)
+        ]
         return {"texts": texts}
     if case["template"] == "prompt":
         templates = [Template.completion(prompt, NEW_TOKENS) for prompt in PROMPTS]
     else:
-        templates = [inference.template(text, dataclasses.replace(options, max_new_tokens=12)) for text in GAPS]
+        templates = [
+            inference.template(text, dataclasses.replace(options, max_new_tokens=12))
+            for text in GAPS
+        ]
     if case.get("strict_reference"):
         canvas = inference.canvas(templates, options)
         state = inference.sampler.generate(canvas, options, seed=seed, strict_reference=True)
@@ -294,23 +340,37 @@ def generate(models: Models, case: Case) -> Case:
 
 
 def named(number: int, case: Case) -> str:
-    """Return the name of a case: its number and the settings that differ from the first of each list."""
+    """Return the name of a case: its number and the settings that differ from the first of each
+    list.
+    """
     usual: Case = {name: values[0] for name, values in (VARIATIONS | CAUSAL).items()}
     return " ".join(
-        [f"{number:03}", *(f"{name}={value}" for name, value in case.items() if usual.get(name, usual) != value)]
+        [
+            f"{number:03}",
+            *(f"{name}={value}" for name, value in case.items() if usual.get(name, usual) != value),
+        ]
     )
 
 
 def generations(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[str, Case]]:
     """Yield generations (those of `recorded`, if given) and likelihood estimates."""
-    cases = chosen_generations() if recorded is None else [each["case"] for each in recorded.values() if "case" in each]
+    cases = (
+        chosen_generations()
+        if recorded is None
+        else [each["case"] for each in recorded.values() if "case" in each]
+    )
     require_covered(cases)
     for number, case in enumerate(cases):
         yield named(number, case), {"case": case} | generate(models, case)
     for name, seed in itertools.product(("tiny", "bfloat16", "builtin"), (0, 5)):
         score = models.load(name).score(PROMPTS[0], "    return a + b\n", 12, seed=seed)
-        yield f"likelihood {name} seed={seed}", {"score": [value.hex() for value in score_values(score)]}
-    chat = models.load("builtin").chat("Write a function add(a, b).", temperature=0.0, max_new_tokens=NEW_TOKENS)
+        yield (
+            f"likelihood {name} seed={seed}",
+            {"score": [value.hex() for value in score_values(score)]},
+        )
+    chat = models.load("builtin").chat(
+        "Write a function add(a, b).", temperature=0.0, max_new_tokens=NEW_TOKENS
+    )
     yield "chat builtin", {"texts": [chat]}
     several = models.load("builtin").generate(list(PROMPTS), NEW_TOKENS, seed=3)
     yield "generate builtin", {"texts": several}
@@ -368,29 +428,46 @@ SFT: dict[str, Case] = {
 }  # fmt: skip
 """Each run makes four updates, the last one with the command `adapt`."""
 
-USUAL_SFT: Case = {"max-length": 48, "batch-size": 4, "max-steps": 4, "learning-rate": 0.01, "log-every": 1}
+USUAL_SFT: Case = {
+    "max-length": 48,
+    "batch-size": 4,
+    "max-steps": 4,
+    "learning-rate": 0.01,
+    "log-every": 1,
+}
 
 
 def train(command: str, out: Path, settings: Case) -> Case:
-    """Run a training command. Returns exact metrics, digests of the weights, and the completions."""
+    """Run a training command.
+
+    Returns exact metrics, digests of the weights, and the completions.
+    """
     options = [f"--{name}={value}" for name, value in settings.items()]
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         status = cli.main([command, *options, f"--out={out}"])
     if status:
         raise RuntimeError(f"{command} {' '.join(options)}: {said.getvalue()}")
-    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    metrics = [
+        json.loads(line)
+        for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     (weights,) = out.glob("*/*model.safetensors")
     # Metrics of rewards are named after their file, which is in another folder each time.
     place = f"{out.parent}/"
     return {
         "metrics": [
-            {name.replace(place, ""): exact(value) for name, value in entry.items() if "second" not in name}
+            {
+                name.replace(place, ""): exact(value)
+                for name, value in entry.items()
+                if "second" not in name
+            }
             for entry in metrics
         ],
         "weights": {name: digest(value) for name, value in sorted(load_file(weights).items())},
         "completions": [
-            path.read_text(encoding="utf-8").replace(place, "") for path in sorted(out.glob("completions/*.jsonl"))
+            path.read_text(encoding="utf-8").replace(place, "")
+            for path in sorted(out.glob("completions/*.jsonl"))
         ],
     }
 
@@ -404,7 +481,9 @@ def grpo(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[
     """Yield the results of GRPO runs, 20 updates in all."""
     with tempfile.TemporaryDirectory() as folder:
         data, reward = Path(folder, "prompts.jsonl"), Path(folder, "digits.py")
-        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "abcd", "c", "dd", "e")))
+        data.write_text(
+            "".join(json.dumps({"prompt": text}) + "\n" for text in ("ab", "abcd", "c", "dd", "e"))
+        )
         reward.write_text(REWARD)
         files = {"model": models.trained, "data": data, "reward-funcs": f"{reward}:fives"}
         for number, (name, settings) in enumerate(GRPO.items()):
@@ -415,7 +494,10 @@ def sft(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[s
     """Yield the results of supervised runs, 20 updates in all."""
     with tempfile.TemporaryDirectory() as folder:
         talks, texts = Path(folder, "talks.jsonl"), Path(folder, "texts.jsonl")
-        rows = [{"prompt": f"Add {i} to {i % 3}.", "response": f"a = {i}\nprint(a + {i % 3})"} for i in range(30)]
+        rows = [
+            {"prompt": f"Add {i} to {i % 3}.", "response": f"a = {i}\nprint(a + {i % 3})"}
+            for i in range(30)
+        ]
         talks.write_text("".join(json.dumps(row) + "\n" for row in rows))
         lines = [{"text": f"def f{i}(x):\n    return x + {i}\n" * (i % 4 + 1)} for i in range(40)]
         texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -428,8 +510,16 @@ def sft(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[s
 # Served answers
 
 TALK = [{"role": "user", "content": "Write a function add(a, b)."}]
-COMPLETION, CHAT, INFILL, DENOISE = "/v1/completions", "/v1/chat/completions", "/infill", "/v1/denoise"
-FORM = {"type": "json_schema", "json_schema": {"name": "one", "strict": True, "schema": json.loads(SCHEMA)}}
+COMPLETION, CHAT, INFILL, DENOISE = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/infill",
+    "/v1/denoise",
+)
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "one", "strict": True, "schema": json.loads(SCHEMA)},
+}
 KINDS: tuple[tuple[str, Case], ...] = (
     (COMPLETION, {"prompt": PROMPTS[0], "logprobs": 3}),
     (COMPLETION, {"prompt": PROMPTS[1], "stream": True, "preset": "fast"}),
@@ -443,12 +533,18 @@ KINDS: tuple[tuple[str, Case], ...] = (
     (CHAT, {"messages": TALK, "stream": True, "stop": "7"}),
     (CHAT, {"messages": TALK, "response_format": FORM}),
     (CHAT, {"messages": TALK, "n": 3, "alg": "topk_margin", "steps": 12}),
-    (INFILL, {"input_prefix": "def f(x):\n", "prompt": "    y = ", "input_suffix": "\n    return y\n"}),
+    (
+        INFILL,
+        {"input_prefix": "def f(x):\n", "prompt": "    y = ", "input_suffix": "\n    return y\n"},
+    ),
     (INFILL, {"input_prefix": "a = ", "input_suffix": "\n", "n_cmpl": 2, "preset": "fast"}),
     (DENOISE, {"prompt": PROMPTS[0], "alg": "origin"}),
     (DENOISE, {"messages": TALK, "entropy_bound": 1.0}),
 )
-GREEDY, DRAWN = {"temperature": 0.0, "seed": 0}, {"temperature": 0.9, "top_p": 0.95, "top_k": 20, "seed": 11}
+GREEDY, DRAWN = (
+    {"temperature": 0.0, "seed": 0},
+    {"temperature": 0.9, "top_p": 0.95, "top_k": 20, "seed": 11},
+)
 
 
 @contextmanager
@@ -463,7 +559,9 @@ def listening(inference: DiffuCoderInference, **settings: int) -> Iterator[tuple
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
+        )
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -485,7 +583,9 @@ def ask(address: tuple[str, int], path: str, body: Case) -> Case:
         connection.close()
     if not (answer.headers.get("content-type") or "").startswith("text/event-stream"):
         return {"status": answer.status, "answer": lasting(json.loads(text))}
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    events = [
+        line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")
+    ]
     return {"status": answer.status, "answer": joined([json.loads(event) for event in events])}
 
 
@@ -502,12 +602,17 @@ def joined(events: list[Case]) -> Case:
     texts: dict[int, str] = {}
     ends: dict[int, str] = {}
     for choice in itertools.chain.from_iterable(event.get("choices", ()) for event in events):
-        index, delta = choice["index"], choice.get("delta", {}).get("content") or choice.get("text") or ""
+        index, delta = (
+            choice["index"],
+            choice.get("delta", {}).get("content") or choice.get("text") or "",
+        )
         texts[index] = texts.get(index, "") + delta
         ends[index] = choice.get("finish_reason") or ends.get(index, "")
     commits = [commit for event in events for commit in event.get("commits", ())]
     last = {
-        name: value for name, value in events[-1].items() if name in ("text", "finish_reason", "tokens", "forwards")
+        name: value
+        for name, value in events[-1].items()
+        if name in ("text", "finish_reason", "tokens", "forwards")
     }
     decided = sorted((each["position"], each["step"], each["token_id"]) for each in commits)
     return {"texts": sorted(texts.items()), "ends": sorted(ends.items()), "commits": decided} | last
@@ -521,7 +626,8 @@ def served(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tupl
         for drawn in (GREEDY, DRAWN)
         for path, body in KINDS
     ]
-    # Concurrent requests share batches of varying size. Their texts do not depend on that; log-probabilities may.
+    # Concurrent requests share batches of varying size. Their texts do not depend on that;
+    # log-probabilities may.
     crowd = [each for each in asked if not {"logprobs", "n"} & each[1].keys()][:16]
     with listening(models.load("tiny"), slots=4) as address:
         for number, (path, body) in enumerate(asked):
@@ -531,7 +637,11 @@ def served(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tupl
             for number, (each, answer) in enumerate(zip(crowd, answers, strict=True)):
                 yield f"together {number:02} {each[0]}", answer
     # Holes that grow are decoded without a cache.
-    gaps = [(path, body | {"preset": "exact"}) for path, body in asked if path == INFILL or "suffix" in body]
+    gaps = [
+        (path, body | {"preset": "exact"})
+        for path, body in asked
+        if path == INFILL or "suffix" in body
+    ]
     for name, settings, chosen in (("tiny", {"draft": 2}, asked[3:9]), ("growing", {}, gaps)):
         with listening(models.load(name), slots=1, **settings) as address:
             for number, (path, body) in enumerate(chosen):
@@ -553,7 +663,9 @@ def compilations(models: Models, recorded: Mapping[str, Case] | None) -> Iterato
 def count_compilations(models: Models) -> dict[str, int]:
     """Run the fixed script. Returns the number of compilations of each part."""
     heard: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: heard.append(event))
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: heard.append(event)
+    )
     tiny, growing = models.load("tiny"), models.load("growing")
     short = GenerationOptions(max_new_tokens=NEW_TOKENS)
 
@@ -570,7 +682,9 @@ def count_compilations(models: Models) -> dict[str, int]:
 
     script: dict[str, Callable[[], Any]] = {
         "complete": complete(),
-        "complete with other numbers": complete(temperature=0.0, alg="origin", commit="threshold", block_length=0),
+        "complete with other numbers": complete(
+            temperature=0.0, alg="origin", commit="threshold", block_length=0
+        ),
         "fast": complete(preset="fast", block_length=16),
         "turbo": complete(preset="turbo", block_length=16),
         "causal": complete(cache="causal", block_length=8),
@@ -602,21 +716,28 @@ PARTS = {each.__name__: each for each in (generations, grpo, sft, served, compil
 def environment() -> Case:
     """Return what results depend on (machine, versions, flags), and the commit."""
     checkout = Path(jax_lm.__file__).parent.parent
-    git = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True)
+    git = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = ("jax", "jaxlib", "flax", "optax", "numpy")
     return {
         "commit": git.stdout.strip(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in packages},
         "processor": [models[0] if models else platform.processor(), os.cpu_count()],
         "devices": [device.device_kind for device in jax.devices()],
-        "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "JAX_PLATFORMS") if name in os.environ},
+        "flags": {
+            name: os.environ[name] for name in ("XLA_FLAGS", "JAX_PLATFORMS") if name in os.environ
+        },
     }
 
 
-def run_part(name: str, models: Models, recorded: Mapping[str, Case] | None = None) -> dict[str, Case]:
+def run_part(
+    name: str, models: Models, recorded: Mapping[str, Case] | None = None
+) -> dict[str, Case]:
     """Run a part, with a progress line."""
     start, results = time.monotonic(), {}
     for case, result in PARTS[name](models, recorded):
@@ -637,17 +758,24 @@ def differences(name: str, before: Mapping[str, Case], now: Mapping[str, Case]) 
             if new["compilations"] > old["compilations"]:
                 yield f"{name}: {case}: {old['compilations']} before, {new['compilations']} now"
         elif old != new:
-            fields = [field for field in old.keys() | new.keys() if old.get(field) != new.get(field)]
+            fields = [
+                field for field in old.keys() | new.keys() if old.get(field) != new.get(field)
+            ]
             parts = (
-                f"{field}: {old.get(field)!s:.200} before, {new.get(field)!s:.200} now" for field in sorted(fields)
+                f"{field}: {old.get(field)!s:.200} before, {new.get(field)!s:.200} now"
+                for field in sorted(fields)
             )
             yield f"{name}: {case}: {'; '.join(parts)}"
 
 
 def main() -> int:
     """Record or check. Returns 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("record", "check", "count"), help="count: the compilations alone")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "command", choices=("record", "check", "count"), help="count: the compilations alone"
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
     arguments = parser.parse_args()
@@ -679,9 +807,13 @@ def main() -> int:
         found = [
             line
             for name in chosen
-            for line in sorted(differences(name, record[name], run_part(name, models, record[name])))
+            for line in sorted(
+                differences(name, record[name], run_part(name, models, record[name]))
+            )
         ]
-    print("\n".join([*found, f"{len(found)} differences from {record['environment']['commit'][:12]}"]))
+    print(
+        "\n".join([*found, f"{len(found)} differences from {record['environment']['commit'][:12]}"])
+    )
     return 1 if found else 0
 
 

@@ -1,6 +1,8 @@
-"""Answer a request on standard input by results on standard output, both JSON: for hosts behind a command line.
+"""Answer a request on standard input by results on standard output, both JSON: for hosts behind a
+command line.
 
-echo '{"executor": "auto", "jobs": [{"code": "x = 1", "tests": ["assert x == 1"]}]}' | python -m untrusted
+echo '{"executor": "auto", "jobs": [{"code": "x = 1", "tests": ["assert x == 1"]}]}' | python -m
+untrusted
 """
 
 import sys

@@ -9,9 +9,10 @@ from typing import Any
 from untrusted.cases import PRELUDE, Case
 from untrusted.inside.checks import test_names
 
+# CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
+# that build large ones
+# at a time get a SystemError ("AST constructor recursion depth mismatch").
 PARSING = threading.Lock()
-"""CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads that build large ones
-at a time get a SystemError ("AST constructor recursion depth mismatch")."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,33 @@ class Call:
         owner = "Solution()." if self.is_method else ""
         keywords = "".join(f", {name}={value!r}" for name, value in self.keywords.items())
         right = " or ".join(f"result == {value!r}" for value in (self.expected, *self.others))
-        return f"result = {owner}{self.function}(*{list(self.arguments)!r}{keywords})\nassert {right}"
+        return (
+            f"result = {owner}{self.function}(*{list(self.arguments)!r}{keywords})\nassert {right}"
+        )
 
 
 def call_of(case: Case, code: str) -> Call:
-    """Make the call of a case; as in LiveCodeBench's harness, a program's class Solution has the function."""
+    """Make the call of a case; as in LiveCodeBench's harness, a program's class Solution has the
+    function.
+    """
     expected, *others = case.results
-    return Call(case.function, case.arguments, {}, expected, tuple(others), "class Solution" in code, PRELUDE)
+    return Call(
+        case.function,
+        case.arguments,
+        {},
+        expected,
+        tuple(others),
+        "class Solution" in code,
+        PRELUDE,
+    )
 
 
 def read_call(test: str) -> Call | None:
-    """Read the call that a test makes, or None if it is anything but one assertion of one call and one literal.
+    """Read the call that a test makes, or None if it is anything but one assertion of one call and
+    one literal.
 
-    A function named like a builtin is left to the tester, which decides by the whole test whom the name means.
+    A function named like a builtin is left to the tester, which decides by the whole test whom the
+    name means.
     """
     try:
         with PARSING:
@@ -67,20 +82,28 @@ def read_call(test: str) -> Call | None:
             case ast.Call(func=ast.Name(id=name)) if not hasattr(builtins, name):
                 try:
                     arguments = tuple(ast.literal_eval(argument) for argument in call.args)
-                    keywords = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
+                    keywords = {
+                        str(word.arg): ast.literal_eval(word.value)
+                        for word in call.keywords
+                        if word.arg
+                    }
                     expected = ast.literal_eval(literal)
                 except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                     return None
-                return Call(name, arguments, keywords, expected) if all(w.arg for w in call.keywords) else None
+                return (
+                    Call(name, arguments, keywords, expected)
+                    if all(w.arg for w in call.keywords)
+                    else None
+                )
     return None
 
 
 def split_tests(source: str, name: str = "<tests>") -> list[str]:
     """Split a file into its tests.
 
-    They are the assertions at its top level, each with the statements above it that are none, and what pytest would
-    collect there, each with all statements that are no test. A file with neither is one test. Raises ValueError if it
-    is no Python, or empty.
+    They are the assertions at its top level, each with the statements above it that are none, and
+    what pytest would collect there, each with all statements that are no test. A file with neither
+    is one test. Raises ValueError if it is no Python, or empty.
     """
     try:
         body = ast.parse(source, name).body
@@ -99,7 +122,8 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
             tests.append("\n".join([*setup, ast.unparse(statement)]))
         else:
             setup.append(ast.unparse(statement))
-    # Behind the fixtures, which may stand anywhere, and before `unittest.main()`, which must find it.
+    # Behind the fixtures, which may stand anywhere, and before `unittest.main()`, which must find
+    # it.
     tests += [ast.unparse(ast.Module(in_place(beside, item), [])) for item in items]
     return tests or [source]
 
@@ -112,5 +136,9 @@ def in_place(statements: list[ast.stmt], item: ast.stmt) -> list[ast.stmt]:
 def title_of(test: str) -> str:
     """Find the line of a test by which a person knows it."""
     names = test_names(ast.parse(test))
-    named = [line for line in test.splitlines() if any(f" {name}(" in line or f" {name}:" in line for name in names)]
+    named = [
+        line
+        for line in test.splitlines()
+        if any(f" {name}(" in line or f" {name}:" in line for name in names)
+    ]
     return named[0].strip() if named else test.splitlines()[-1]

@@ -1,8 +1,8 @@
 """Attacks on this host's own sandbox: what a hostile program would try, and whether it got there.
 
-`diffucoder sandbox check` prints the table; the tests run the same attacks, and run them without containment as
-well, so that an attack that could not succeed anywhere is noticed. The target is made for the purpose: a
-folder with a secret, listening sockets, and a process of the same user.
+`diffucoder sandbox check` prints the table; the tests run the same attacks, and run them without
+containment as well, so that an attack that could not succeed anywhere is noticed. The target is
+made for the purpose: a folder with a secret, listening sockets, and a process of the same user.
 """
 
 import contextlib
@@ -29,10 +29,11 @@ from untrusted.session import Session
 from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
+# Name to code that gets at something.
 REACH: dict[str, str] = ATTACKS["reach"]
-"""Name to code that gets at something."""
+# Name to code that uses up something (`program`), and how a program that does so ends
+# (`outcomes`).
 EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
-"""Name to code that uses up something (`program`), and how a program that does so ends (`outcomes`)."""
 
 KILLED_BY_SECCOMP = "SIGSYS"
 
@@ -50,7 +51,9 @@ class AttackTarget(contextlib.ExitStack):
     """A folder, sockets and a process for the attacks, made for the purpose and removed afterwards."""
 
     def __enter__(self) -> "AttackTarget":
-        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="jax-diffucoder-target-")))
+        self.folder = Path(
+            self.enter_context(tempfile.TemporaryDirectory(prefix="jax-diffucoder-target-"))
+        )
         self.secret = secrets.token_hex(16)
         (self.folder / "secret").write_text(self.secret)
         self.victim = subprocess.Popen(
@@ -65,7 +68,9 @@ class AttackTarget(contextlib.ExitStack):
             "tcp": self.listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             "udp": self.listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),
             "abstract": self.listen(socket.AF_UNIX, socket.SOCK_STREAM, f"\0{self.abstract}"),
-            "datagram": self.listen(socket.AF_UNIX, socket.SOCK_DGRAM, f"\0{self.abstract}-datagram"),
+            "datagram": self.listen(
+                socket.AF_UNIX, socket.SOCK_DGRAM, f"\0{self.abstract}-datagram"
+            ),
         }
         return self
 
@@ -89,12 +94,16 @@ class AttackTarget(contextlib.ExitStack):
             "ALLOWED": [*PACKAGES, *HARNESS],
             "HOST": os.uname().nodename,
         }
-        attempt = body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
+        attempt = (
+            body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
+        )
         attack = (
             f"def attack():\n    reached = []\n    try:\n{textwrap.indent(attempt, ' ' * 8)}\n"
             "    except (OSError, AssertionError, ValueError): pass\n    return reached\n"
         )
-        return "\n".join([ATTACKS["prelude"], *(f"{name} = {value!r}" for name, value in values.items()), attack])
+        return "\n".join(
+            [ATTACKS["prelude"], *(f"{name} = {value!r}" for name, value in values.items()), attack]
+        )
 
     def harm(self) -> list[str]:
         """List what has been done to the target."""
@@ -108,7 +117,10 @@ class AttackTarget(contextlib.ExitStack):
         found += [f"files: {names}"] if names != ["secret"] else []
         if self.victim.poll() is not None:
             return [*found, "the process has ended"]
-        if sys.platform == "linux" and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77:
+        if (
+            sys.platform == "linux"
+            and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77
+        ):
             found.append("its limits were changed")
         if os.getpriority(os.PRIO_PROCESS, self.victim.pid) == 7:
             found.append("its priority was changed")
@@ -121,9 +133,13 @@ def package_sites() -> list[str]:
 
 
 def reach(session: Session, name: str) -> AttackResult:
-    """Carry out one attack on a target of its own: it must reach nothing, or be ended by the kernel for trying."""
+    """Carry out one attack on a target of its own: it must reach nothing, or be ended by the kernel
+    for trying.
+    """
     with AttackTarget() as target:
-        program = Program(target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10))
+        program = Program(
+            target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10)
+        )
         result = run_program(session, program)
         if "orphan" in name:
             time.sleep(0.8)

@@ -16,29 +16,46 @@ from typing import Any, Literal, get_args
 
 Comparison = Literal["exact", "tolerant"]
 
+# Bytes that a program may write in a run that is compared; with more it has failed.
 MAX_OUTPUT = 16 * 2**20
-"""Bytes that a program may write in a run that is compared; with more it has failed."""
 
+# How far a number may be from the expected one, absolutely or, where that has a fraction, relative
+# to it: what most
+# contests state. LiveCodeBench's checker wants equal decimals; those of APPS and TACO (numpy's
+# allclose) and CodeContests
+# allow 1e-5. Relative to a whole number it would let 50000000000000001 pass for 50000000000000000.
 TOLERANCE = Decimal("1e-6")
-"""How far a number may be from the expected one, absolutely or, where that has a fraction, relative to it: what most
-contests state. LiveCodeBench's checker wants equal decimals; those of APPS and TACO (numpy's allclose) and CodeContests
-allow 1e-5. Relative to a whole number it would let 50000000000000001 pass for 50000000000000000."""
 
-NUMBER = re.compile(r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?")
-"""What is compared as a number. Longer ones are text: a program must not make the comparison slow."""
+# What is compared as a number. Longer ones are text: a program must not make the comparison slow.
+NUMBER = re.compile(
+    r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?"
+)
 
 MODULES = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *(
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+    ),
     *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
 )
+# What LiveCodeBench's harness imports before a program, as LeetCode does: its starter code names
+# List and imports
+# nothing. Functions that are called have it; a program that is run imports what it needs itself.
 PRELUDE = "\n".join(
-    [f"from {name} import *" for name in (*MODULES, "builtins")] + [f"import {name}" for name in MODULES]
+    [f"from {name} import *" for name in (*MODULES, "builtins")]
+    + [f"import {name}" for name in MODULES]
 )
-"""What LiveCodeBench's harness imports before a program, as LeetCode does: its starter code names List and imports
-nothing. Functions that are called have it; a program that is run imports what it needs itself."""
 
+# Characters of a line that are quoted.
 SHOWN = 60
-"""Characters of a line that are quoted."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +63,16 @@ class Case:
     """What goes into a program and what must come out.
 
     Attributes:
-        input: standard input of a run of the program as `__main__`; of a call the arguments, a JSON value per line.
+        input: standard input of a run of the program as `__main__`; of a call the arguments, a JSON
+            value per line.
         output: what the run must write to standard output; of a call the result as JSON.
-        comparison: `exact`: equal but for one newline at the end. `tolerant`: equal tokens in each line, white space
-            and blank lines around the whole are nothing, numbers are equal within `TOLERANCE`. Of a result, `exact`
-            is ==, and `tolerant` takes a list of one value for the value too, since APPS and TACO wrap some of their
-            results; a tuple is the list of its values, as in the harnesses of both and of LiveCodeBench.
-        function: what is called: a function, or a method of the program's class Solution; empty for a run.
+        comparison: `exact`: equal but for one newline at the end. `tolerant`: equal tokens in each
+            line, white space and blank lines around the whole are nothing, numbers are equal within
+            `TOLERANCE`. Of a result, `exact` is ==, and `tolerant` takes a list of one value for
+            the value too, since APPS and TACO wrap some of their results; a tuple is the list of
+            its values, as in the harnesses of both and of LiveCodeBench.
+        function: what is called: a function, or a method of the program's class Solution; empty for
+            a run.
     """
 
     input: str
@@ -63,7 +83,9 @@ class Case:
     def __post_init__(self) -> None:
         check_fields(vars(self))
         if len(self.output.encode()) > MAX_OUTPUT:
-            raise ValueError(f"output: has {len(self.output.encode())} bytes, a program may write {MAX_OUTPUT}")
+            raise ValueError(
+                f"output: has {len(self.output.encode())} bytes, a program may write {MAX_OUTPUT}"
+            )
         if self.function:
             if not self.function.isidentifier():
                 raise ValueError(f"function={self.function!r:.80}: must be a name")
@@ -88,17 +110,21 @@ class Case:
         """Read a case from plain data; raises ValueError naming what is wrong."""
         names = ("input", "output", "comparison", "function")
         if not {"input", "output"} <= set(data) <= set(names):
-            raise ValueError(f"tests: a case must be an object with {', '.join(names)}, not {sorted(data)!r:.80}")
+            raise ValueError(
+                f"tests: a case must be an object with {', '.join(names)}, not {sorted(data)!r:.80}"
+            )
         check_fields(data)
         return cls(**data)
 
 
+# A test of a program: statements that hold after it, or a case.
 Test = str | Case
-"""A test of a program: statements that hold after it, or a case."""
 
 
 def check_fields(fields: dict[str, Any]) -> None:
-    """Raise ValueError unless these fields of a case are text that UTF-8 can hold, and a comparison."""
+    """Raise ValueError unless these fields of a case are text that UTF-8 can hold, and a
+    comparison.
+    """
     for name, value in fields.items():
         if not isinstance(value, str):
             raise ValueError(f"{name}={value!r:.80}: must be text")
@@ -107,7 +133,9 @@ def check_fields(fields: dict[str, Any]) -> None:
         except UnicodeEncodeError as error:
             raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
     if fields.get("comparison", "exact") not in get_args(Comparison):
-        raise ValueError(f"comparison={fields['comparison']!r}: must be one of {', '.join(get_args(Comparison))}")
+        raise ValueError(
+            f"comparison={fields['comparison']!r}: must be one of {', '.join(get_args(Comparison))}"
+        )
 
 
 def parse_json(name: str, text: str) -> Any:
@@ -141,11 +169,11 @@ def same_token(expected: str, found: str) -> bool:
     return expected == found or same_number(expected, found)
 
 
+# How each comparison divides a text into lines, and tells that two of them are the same.
 LINES: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str], bool]]] = {
     "exact": (lambda text: text.removesuffix("\n").split("\n"), str.__eq__),
     "tolerant": (lambda text: text.strip().split("\n"), same_tokens),
 }
-"""How each comparison divides a text into lines, and tells that two of them are the same."""
 
 
 def difference(expected: str, found: str, comparison: Comparison) -> str:
@@ -164,7 +192,9 @@ def shown(line: str | None, other: str | None) -> str:
     if line is None:
         return "no such line"
     pairs = enumerate(zip(line, other or "", strict=False))
-    common = next((place for place, (one, two) in pairs if one != two), min(len(line), len(other or "")))
+    common = next(
+        (place for place, (one, two) in pairs if one != two), min(len(line), len(other or ""))
+    )
     start = max(0, common - SHOWN // 2) if len(line) > SHOWN else 0
     part = line[start : start + SHOWN]
     return f"{'…' if start else ''}{part!r}{'…' if start + SHOWN < len(line) else ''}"

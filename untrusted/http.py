@@ -2,9 +2,10 @@
 
     DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
 
-One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a bearer; the answer is
-`{"results": […]}`. A worker that has enough to do answers 503. The token is read from the environment, compared in
-constant time and never printed. There is no encryption: across machines put it behind a proxy or a tunnel.
+One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a
+bearer; the answer is `{"results": […]}`. A worker that has enough to do answers 503. The token is
+read from the environment, compared in constant time and never printed. There is no encryption:
+across machines put it behind a proxy or a tunnel.
 """
 
 import hmac
@@ -22,7 +23,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from untrusted.printable import printable
-from untrusted.results import BatchExecutor, Cancel, Program, Result, read_results, results_text, sandbox_errors
+from untrusted.results import (
+    BatchExecutor,
+    Cancel,
+    Program,
+    Result,
+    read_results,
+    results_text,
+    sandbox_errors,
+)
 from untrusted.runner import Pool, choose_tier
 from untrusted.tiers import ExecutorName
 
@@ -113,7 +122,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.authorized():
             if self.path == "/health":
-                self.respond(200, json.dumps({"tier": self.server.pool.tier, "accepted": self.server.accepted}))
+                self.respond(
+                    200,
+                    json.dumps({"tier": self.server.pool.tier, "accepted": self.server.accepted}),
+                )
             else:
                 self.refuse(404, f"no such path: {self.path}")
 
@@ -127,13 +139,15 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             return self.refuse(400, str(error))
         if len(programs) > self.server.queue_size:
-            return self.refuse(413, f"{len(programs)} jobs: at most {self.server.queue_size} at once")
+            return self.refuse(
+                413, f"{len(programs)} jobs: at most {self.server.queue_size} at once"
+            )
         if not self.server.reserve(len(programs)):
             return self.refuse(503, "the queue is full")
         try:
             futures = [self.server.pool.submit(program) for program in programs]
             answer = results_text([future.result() for future in futures])
-        except Exception as error:  # the border: whatever broke is the worker's fault and named as such
+        except Exception as error:  # the border: whatever broke is the worker's fault
             logger.exception("a request failed")
             return self.refuse(500, type(error).__name__)
         finally:
@@ -141,7 +155,9 @@ class Handler(BaseHTTPRequestHandler):
         self.respond(200, answer)
 
     def authorized(self) -> bool:
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        token = (
+            self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
+        )
         if hmac.compare_digest(token, self.server.token):
             return True
         self.refuse(401, "the token is missing or wrong")
@@ -197,18 +213,25 @@ class HttpWorkers(BatchExecutor):
 
     def __post_init__(self) -> None:
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
-            raise ValueError(f"urls={self.urls!r}: must be addresses that start with http:// or https://")
+            raise ValueError(
+                f"urls={self.urls!r}: must be addresses that start with http:// or https://"
+            )
         super().__post_init__()
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(
+        self, batches: Sequence[Sequence[Program]], cancel: Cancel
+    ) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
-                threads.submit(self.run_batch, number, batch, token, cancel) for number, batch in enumerate(batches)
+                threads.submit(self.run_batch, number, batch, token, cancel)
+                for number, batch in enumerate(batches)
             ]
             yield from enumerate(future.result() for future in futures)
 
-    def run_batch(self, number: int, programs: Sequence[Program], token: str, cancel: Cancel) -> list[Result]:
+    def run_batch(
+        self, number: int, programs: Sequence[Program], token: str, cancel: Cancel
+    ) -> list[Result]:
         reason = ""
         for attempt in range(self.attempts):
             if cancel.is_set():
@@ -222,7 +245,9 @@ class HttpWorkers(BatchExecutor):
                 reason = f"{url} answered {error.code}"
                 error.close()
                 if error.code in (400, 401, 404, 413):
-                    raise ValueError(f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}") from error
+                    raise ValueError(
+                        f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}"
+                    ) from error
             except (OSError, ValueError) as error:
                 reason = f"{url}: {error}"
         return sandbox_errors(programs, reason)
@@ -233,7 +258,9 @@ class HttpWorkers(BatchExecutor):
             half = len(programs) // 2
             return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)
         if len(body) > MAX_BODY:
-            return sandbox_errors(programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}")
+            return sandbox_errors(
+                programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
+            )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:

@@ -1,14 +1,22 @@
 """Run programs on every host of a Ray cluster. Needs the extra: pip install 'jax-diffucoder[ray]'.
 
-Each task is a batch of programs, run by the local sandbox of the host that takes it; programs and results travel as
-JSON text. What Ray loses is run again, then reported as a sandbox error.
+Each task is a batch of programs, run by the local sandbox of the host that takes it; programs and
+results travel as JSON text. What Ray loses is run again, then reported as a sandbox error.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from untrusted.results import BatchExecutor, Cancel, Program, Result, import_client, read_results, sandbox_errors
+from untrusted.results import (
+    BatchExecutor,
+    Cancel,
+    Program,
+    Result,
+    import_client,
+    read_results,
+    sandbox_errors,
+)
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
@@ -28,14 +36,19 @@ class RayCluster(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
+    def run_batches(
+        self, batches: Sequence[Sequence[Program]], cancel: Cancel
+    ) -> Iterator[tuple[int, list[Result]]]:
         """Run each batch as a task that takes one core of a host."""
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False)
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
-        pending = {task.remote(self.request_text(batch, **settings)): number for number, batch in enumerate(batches)}
+        pending = {
+            task.remote(self.request_text(batch, **settings)): number
+            for number, batch in enumerate(batches)
+        }
         while pending and not cancel.is_set():
             ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
             for reference in ready:
@@ -46,7 +59,9 @@ class RayCluster(BatchExecutor):
 
 
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
-    """Fetch the results of a task that has ended; Ray has already tried again what a lost host was running."""
+    """Fetch the results of a task that has ended; Ray has already tried again what a lost host was
+    running.
+    """
     try:
         return read_results(ray.get(reference), batch)
     except ray.exceptions.RayError as error:

@@ -1,4 +1,6 @@
-"""Programs and results: what goes into a sandbox and what comes out, the same wherever it runs, also as JSON."""
+"""Programs and results: what goes into a sandbox and what comes out, the same wherever it runs,
+also as JSON.
+"""
 
 import dataclasses
 import json
@@ -13,14 +15,16 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 from untrusted.cases import Case, Test
 from untrusted.printable import printable
 
-Outcome = Literal["passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"]
+Outcome = Literal[
+    "passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"
+]
+# Outcomes that say nothing about the program.
 UNJUDGED: tuple[Outcome, ...] = ("cannot_judge", "sandbox_error")
-"""Outcomes that say nothing about the program."""
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
 Progress = Callable[[int, int], None]
+# Stops a run when it is set.
 Cancel = threading.Event
-"""Stops a run when it is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,9 @@ class Limits:
                 f"memory_bytes={self.memory_bytes!r}: must be at least {MIN_MEMORY}, the interpreter's own"
             )
         if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
-            raise ValueError(f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}")
+            raise ValueError(
+                f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}"
+            )
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class Program:
         if not isinstance(data, dict) or not isinstance(data.get("code"), str):
             raise ValueError("a job must be an object with the text `code`")
         tests, limits = data.get("tests", []), data.get("limits", {})
-        if not isinstance(tests, list | tuple) or not all(isinstance(test, str | dict) for test in tests):
+        if not isinstance(tests, list | tuple) or not all(
+            isinstance(test, str | dict) for test in tests
+        ):
             raise ValueError("tests: must be a list of texts and cases")
         tests = [Case.from_json(test) if isinstance(test, dict) else test for test in tests]
         known = {field.name for field in dataclasses.fields(Limits)}
@@ -85,7 +93,8 @@ class TestResult:
     """How one test ended, and why in one line, which a terminal can show whatever the program said.
 
     Attributes:
-        border: whether test and program ran in processes of their own; a verdict without is the program's word.
+        border: whether test and program ran in processes of their own; a verdict without is the
+            program's word.
     """
 
     __test__ = False  # no test of pytest's
@@ -96,7 +105,9 @@ class TestResult:
 
     def __post_init__(self) -> None:
         if self.outcome not in get_args(Outcome):
-            raise ValueError(f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}")
+            raise ValueError(
+                f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}"
+            )
         object.__setattr__(self, "detail", printable(self.detail))
 
 
@@ -105,12 +116,13 @@ class Result:
     """How a program ended.
 
     Attributes:
-        outcome: `passed` if every test passed; untested if there was none and the program says that it ran to its
-            end; sandbox_error if the sandbox itself failed; failed, timeout or out_of_memory as the first test that
-            did; cannot_judge if what is left needs what the border cannot carry. The first and the last say nothing
-            about the program.
+        outcome: `passed` if every test passed; untested if there was none and the program says that
+            it ran to its end; sandbox_error if the sandbox itself failed; failed, timeout or
+            out_of_memory as the first test that did; cannot_judge if what is left needs what the
+            border cannot carry. The first and the last say nothing about the program.
         tests: one result per test; one for the program itself where there are no tests.
-        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit for a terminal.
+        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit
+            for a terminal.
         tier: how it was contained.
         unsafe: whether it was not.
     """
@@ -123,10 +135,14 @@ class Result:
     unsafe: bool = False
 
     @classmethod
-    def of(cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = "") -> "Result":
+    def of(
+        cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = ""
+    ) -> "Result":
         """Add the results of its tests up."""
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
-        order = sorted(outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge"))
+        order = sorted(
+            outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge")
+        )
         worst: Outcome = order[0] if order else "passed"
         return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
 
@@ -140,7 +156,9 @@ class Result:
         """Read a result from plain data; raises ValueError where it is none."""
         try:
             tests = tuple(
-                TestResult(str(test["outcome"]), str(test["detail"]), test.get("border") is not False)  # pyright: ignore[reportArgumentType]
+                TestResult(
+                    str(test["outcome"]), str(test["detail"]), test.get("border") is not False
+                )  # pyright: ignore[reportArgumentType]
                 for test in data["tests"]
             )
             result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
@@ -172,7 +190,11 @@ class Executor(Protocol):
     """Runs programs somewhere: this machine, a worker, a cluster, a provider."""
 
     def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self,
+        programs: Sequence[Program],
+        *,
+        on_progress: Progress | None = None,
+        cancel: Cancel | None = None,
     ) -> list[Result]: ...
 
 
@@ -194,10 +216,16 @@ class BatchExecutor(ABC):
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
     def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self,
+        programs: Sequence[Program],
+        *,
+        on_progress: Progress | None = None,
+        cancel: Cancel | None = None,
     ) -> list[Result]:
         """Run programs, one result for each, in order; what could not be run is a sandbox error."""
-        batches = [programs[start : start + self.batch] for start in range(0, len(programs), self.batch)]
+        batches = [
+            programs[start : start + self.batch] for start in range(0, len(programs), self.batch)
+        ]
         results = [sandbox_errors(batch, "cancelled") for batch in batches]
         done = 0
         for number, answers in self.run_batches(batches, cancel or Cancel()):
@@ -208,12 +236,18 @@ class BatchExecutor(ABC):
         return [result for answers in results for result in answers]
 
     @abstractmethod
-    def run_batches(self, batches: Sequence[Sequence[Program]], cancel: Cancel) -> Iterator[tuple[int, list[Result]]]:
-        """Yield the number and the results of each batch that is done; what `cancel` overtakes may be left out."""
+    def run_batches(
+        self, batches: Sequence[Sequence[Program]], cancel: Cancel
+    ) -> Iterator[tuple[int, list[Result]]]:
+        """Yield the number and the results of each batch that is done; what `cancel` overtakes may
+        be left out.
+        """
 
     @staticmethod
     def request_text(programs: Sequence[Program], **settings: Any) -> str:
-        """Write a request to run programs as JSON; `settings` are those of the executor that answers it."""
+        """Write a request to run programs as JSON; `settings` are those of the executor that
+        answers it.
+        """
         return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
 
 
@@ -222,7 +256,9 @@ def import_client(name: str, title: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{title} is not installed ({error.name}): pip install 'jax-diffucoder[{name}]'") from error
+        raise ValueError(
+            f"{title} is not installed ({error.name}): pip install 'jax-diffucoder[{name}]'"
+        ) from error
 
 
 def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:

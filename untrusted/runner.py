@@ -1,4 +1,6 @@
-"""Run programs on this machine: choose the tier, run each test in processes of its own, judge the answers."""
+"""Run programs on this machine: choose the tier, run each test in processes of its own, judge the
+answers.
+"""
 
 import functools
 import json
@@ -17,15 +19,33 @@ from typing import Any
 from untrusted.assertions import Call, call_of, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal, is_literal, matches
-from untrusted.results import Cancel, Limits, Outcome, Program, Progress, Result, TestResult, results_text
+from untrusted.results import (
+    Cancel,
+    Limits,
+    Outcome,
+    Program,
+    Progress,
+    Result,
+    TestResult,
+    results_text,
+)
 from untrusted.session import CancelledError, Child, SandboxFailureError, Session
-from untrusted.tiers import PACKAGES, SAFE, ExecutorName, SandboxUnavailableError, Tier, package_folders
+from untrusted.tiers import (
+    PACKAGES,
+    SAFE,
+    ExecutorName,
+    SandboxUnavailableError,
+    Tier,
+    package_folders,
+)
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 DETAIL_LENGTH = 400
 
+# Tries what a contained program must not reach; the battery of `diffucoder sandbox check` tries
+# far more.
 SELF_TEST = """
 import os, socket
 def reached():
@@ -43,7 +63,6 @@ def reached():
         + attempt("a signal", lambda: os.kill(os.getppid(), 0))
     )
 """
-"""Tries what a contained program must not reach; the battery of `diffucoder sandbox check` tries far more."""
 
 
 @functools.cache
@@ -51,14 +70,19 @@ def why_not(tier: Tier) -> str:
     """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
     try:
         with Session(tier, packages=()) as session:
-            result = run_program(session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20)))
+            result = run_program(
+                session, Program(SELF_TEST, ("assert reached() == []",), Limits(seconds=20))
+            )
     except (SandboxFailureError, SandboxUnavailableError) as error:
         return str(error).removeprefix(f"{tier}: ")
     return "" if result.passed else f"its self-test failed: {result.detail}"
 
 
-def choose_tier(executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not) -> Tier:
-    """Choose the tier to run in; raises SandboxUnavailableError naming what is missing where none works.
+def choose_tier(
+    executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not
+) -> Tier:
+    """Choose the tier to run in; raises SandboxUnavailableError naming what is missing where none
+    works.
 
     `probe` says why a tier does not work here, nothing if it does.
     """
@@ -103,7 +127,9 @@ def run(
 
     Raises SandboxUnavailableError where it cannot be contained.
     """
-    local = Local(executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, same_process=same_process)
+    local = Local(
+        executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, same_process=same_process
+    )
     return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
 
 
@@ -130,8 +156,8 @@ class Local:
         allow_unsafe: run without containment where there is none; every result says so.
         workers: programs at once; the number of cores if not given.
         packages: installed packages that programs and tests may import beside the standard library.
-        same_process: judge tests that the border cannot carry in the program's own process, contained but for the
-            program to decide; such results say so. Not for rewards.
+        same_process: judge tests that the border cannot carry in the program's own process,
+            contained but for the program to decide; such results say so. Not for rewards.
     """
 
     executor: ExecutorName = "auto"
@@ -146,9 +172,16 @@ class Local:
         package_folders(self.packages)
 
     def run_many(
-        self, programs: Sequence[Program], *, on_progress: Progress | None = None, cancel: Cancel | None = None
+        self,
+        programs: Sequence[Program],
+        *,
+        on_progress: Progress | None = None,
+        cancel: Cancel | None = None,
     ) -> list[Result]:
-        """Run programs, one result for each. Those that a set `cancel` overtakes are sandbox errors that say so."""
+        """Run programs, one result for each.
+
+        Those that a set `cancel` overtakes are sandbox errors that say so.
+        """
         if not programs:
             return []
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
@@ -162,7 +195,9 @@ class Local:
 
 
 class Pool:
-    """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what still runs."""
+    """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what
+    still runs.
+    """
 
     def __init__(
         self,
@@ -175,7 +210,11 @@ class Pool:
         self.tier = tier
         self.stop = threading.Event()
         start = functools.partial(
-            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages, same_process
+            Session,
+            tier,
+            lambda: self.stop.is_set() or (cancel and cancel.is_set()),
+            packages,
+            same_process,
         )
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
@@ -216,7 +255,9 @@ class Sandbox:
         self.session: Session | None = None
 
     def run(self, program: Program) -> Result:
-        """Run a program; a failure of the sandbox is tried again, then reported as such, never as a wrong answer."""
+        """Run a program; a failure of the sandbox is tried again, then reported as such, never as a
+        wrong answer.
+        """
         reason = ""
         for _ in range(ATTEMPTS):
             try:
@@ -251,11 +292,14 @@ def run_program(session: Session, program: Program) -> Result:
 def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
     """Run one test in processes of its own."""
     if seconds <= 0:
-        return TestResult("timeout", f"no time left of {session.limits.total_seconds:g} s for all tests")
+        return TestResult(
+            "timeout", f"no time left of {session.limits.total_seconds:g} s for all tests"
+        )
     if test is None:
         (program,), late = session.exchange([{"code": code}], seconds)
         ended = program.answer is not None and program.answer.get("ended") is True
-        # A program could say so without having run to its end: nothing is checked, and so nothing has passed.
+        # A program could say so without having run to its end: nothing is checked, and so nothing
+        # has passed.
         return TestResult("untested") if ended else reason_of(program, late, seconds)
     if isinstance(test, Case) and not test.function:
         return run_case(session, code, test, seconds)
@@ -273,7 +317,9 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
             "arguments": [encode_literal(argument) for argument in call.arguments],
             "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
         }
-        if (judged := judge_call(call, *session.exchange([job | request], seconds), seconds)) is not None:
+        if (
+            judged := judge_call(call, *session.exchange([job | request], seconds), seconds)
+        ) is not None:
             return judged
     return run_statements(session, job, statements, seconds)
 
@@ -284,7 +330,9 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
     if len(output) > MAX_OUTPUT:
         return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
     if not late and program.answer is None and os.WIFEXITED(program.status) and program.status:
-        return TestResult("failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}")
+        return TestResult(
+            "failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}"
+        )
     if late or program.status:
         return reason_of(program, late, seconds)
     # Bytes that are no UTF-8 become what no expected text can hold.
@@ -292,7 +340,9 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
     return TestResult("failed", where) if where else TestResult("passed")
 
 
-def run_statements(session: Session, job: dict[str, Any], statements: str, seconds: float) -> TestResult:
+def run_statements(
+    session: Session, job: dict[str, Any], statements: str, seconds: float
+) -> TestResult:
     """Run the statements of a test beside the program of a job."""
     sentinel = secrets.token_hex(16)
     test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
@@ -320,7 +370,8 @@ def says_why(program: Child, tester: Child) -> bool:
     """Tell whether a script failed because its program ended."""
     ends = ("ChannelEndError",)
     lost = tester.answer is None or tester.answer.get("raised") in ends
-    # The tester may hear of the end before we do; but then the program did not die of our own SIGKILL.
+    # The tester may hear of the end before we do; but then the program did not die of our own
+    # SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
     return program.answer is not None or (ended and lost)
 
@@ -328,7 +379,8 @@ def says_why(program: Child, tester: Child) -> bool:
 def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult | None:
     """Compare a call's answer with the expected value here, where the program cannot reach.
 
-    None if the answer is nothing that a literal could be: then a tester has to find out what it equals.
+    None if the answer is nothing that a literal could be: then a tester has to find out what it
+    equals.
     """
     answer = children[0].answer
     if answer is None or "value" not in answer:
@@ -342,7 +394,9 @@ def judge_call(call: Call, children: list[Child], late: bool, seconds: float) ->
         return TestResult("failed", "returned a value that is too deep")
     except (ValueError, TypeError, LookupError):
         return TestResult("failed", "the answer is no data")
-    return failed(f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}")
+    return failed(
+        f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}"
+    )
 
 
 def short(wire: Any) -> str:
@@ -364,7 +418,9 @@ def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
         name, message = child.answer.get("raised", "no answer"), child.answer.get("message", "")
         if child.answer.get("base") == "SystemExit":
             return failed(f"left with exit status {message or 0}")
-        outcome: Outcome = "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
+        outcome: Outcome = (
+            "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
+        )
         line = child.answer.get("line", "")
         return failed(f"{name}: {message or line}" if message or line else str(name), outcome)
     if os.WIFSIGNALED(child.status):

@@ -27,8 +27,8 @@ from untrusted.tiers import PACKAGES, SandboxUnavailableError, Tier, command, wo
 
 logger = logging.getLogger(__name__)
 
+# A busy host may take long to start an interpreter; that is not the program's fault.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
-"""A busy host may take long to start an interpreter; that is not the program's fault."""
 CHUNK = 2**16
 TICK = 0.1
 
@@ -43,7 +43,9 @@ class CancelledError(Exception):
 
 @dataclass
 class Child:
-    """A process of the zygote: its socket, what it has said, how it ended, and why the zygote ended it if it did."""
+    """A process of the zygote: its socket, what it has said, how it ended, and why the zygote ended
+    it if it did.
+    """
 
     socket: socket.socket
     job: dict[str, Any]
@@ -65,7 +67,10 @@ class Child:
 
 
 class Session:
-    """A zygote in a tier, for one program after another. Its end is the end of every process in it."""
+    """A zygote in a tier, for one program after another.
+
+    Its end is the end of every process in it.
+    """
 
     def __init__(
         self,
@@ -76,8 +81,13 @@ class Session:
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits, self.same_process = Limits(), same_process
-        # In bubblewrap a folder of that name is made inside; elsewhere programs write into this one.
-        self.folder = work_folder(packages) if tier == "bubblewrap" else tempfile.mkdtemp(prefix="jax-diffucoder-")
+        # In bubblewrap a folder of that name is made inside; elsewhere programs write into this
+        # one.
+        self.folder = (
+            work_folder(packages)
+            if tier == "bubblewrap"
+            else tempfile.mkdtemp(prefix="jax-diffucoder-")
+        )
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.output: bytearray | None = None
         self.control, far = socket.socketpair()
@@ -109,13 +119,20 @@ class Session:
     def start(self) -> None:
         """Wait until the zygote is there; what bubblewrap or Python say otherwise is the reason."""
         # If memory runs out, the kernel takes the sandbox first.
-        with contextlib.suppress(OSError), open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file,
+        ):
             file.write("1000")
         try:
             self.reply()
         except SandboxFailureError:
             self.kill()
-            reason = self.process.stderr.read().decode("utf-8", "replace").split("\n") if self.process.stderr else []
+            reason = (
+                self.process.stderr.read().decode("utf-8", "replace").split("\n")
+                if self.process.stderr
+                else []
+            )
             self.close()
             said = [line for line in reason if line.strip()]
             raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
@@ -142,14 +159,19 @@ class Session:
             raise SandboxFailureError("the sandbox ended")
         return line
 
-    def execute(self, code: str, standard_input: bytes, seconds: float) -> tuple[Child, bytes, bool]:
-        """Run a program as a script until its process has ended, or has written more than `MAX_OUTPUT` bytes.
+    def execute(
+        self, code: str, standard_input: bytes, seconds: float
+    ) -> tuple[Child, bytes, bool]:
+        """Run a program as a script until its process has ended, or has written more than
+        `MAX_OUTPUT` bytes.
 
         Returns the process, what it wrote to standard output, and whether time ran out.
         """
         self.output = output = bytearray()
         try:
-            (child,), late = self.exchange([{"code": code, "script": True}], seconds, standard_input)
+            (child,), late = self.exchange(
+                [{"code": code, "script": True}], seconds, standard_input
+            )
         finally:
             self.output = None
         return child, bytes(output), late
@@ -203,7 +225,10 @@ class Session:
         return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
 
     def open_pipes(self) -> None:
-        """Make the pipes of one test. A program can change the flags of its end, which no other may ever have."""
+        """Make the pipes of one test.
+
+        A program can change the flags of its end, which no other may ever have.
+        """
         self.close_pipes(0, 1)
         self.pipes = {name: os.pipe() for name in self.heads}
         for name, (end, _) in self.pipes.items():
@@ -225,7 +250,9 @@ class Session:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            request["load"] = [name for name in (*self.packages, *ON_MENTION, "pytest") if is_mentioned(name, job)]
+            request["load"] = [
+                name for name in (*self.packages, *ON_MENTION, "pytest") if is_mentioned(name, job)
+            ]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
             source = open_input(standard_input)
             try:
@@ -241,7 +268,9 @@ class Session:
         return Child(near, job)
 
     def give(self, child: Child) -> None:
-        """Hand a process its job, which it reads whole, before anything else, when it has been confined."""
+        """Hand a process its job, which it reads whole, before anything else, when it has been
+        confined.
+        """
         child.socket.settimeout(START_SECONDS)
         try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
@@ -253,7 +282,9 @@ class Session:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
     def collect(self) -> dict[str, Any]:
-        """End all processes of the zygote; returns their wait statuses, and why the zygote had ended them if it had."""
+        """End all processes of the zygote; returns their wait statuses, and why the zygote had
+        ended them if it had.
+        """
         try:
             self.control.sendall(COLLECT)
             return json.loads(self.reply())
@@ -342,7 +373,10 @@ class Session:
 
 
 def open_input(content: bytes) -> int:
-    """Open a file of this content to be read. It has no name: what is open is all that there is of it."""
+    """Open a file of this content to be read.
+
+    It has no name: what is open is all that there is of it.
+    """
     if not content:
         return os.open(os.devnull, os.O_RDONLY)
     # A file, as contests give it, and no pipe: fast programs ask for its size, or map it.
@@ -361,7 +395,9 @@ def is_mentioned(package: str, job: dict[str, Any]) -> bool:
 
 
 def parse_answer(child: Child) -> Any:
-    """Read a process's answer, once it is complete; an answer that is no JSON object is a wrong one."""
+    """Read a process's answer, once it is complete; an answer that is no JSON object is a wrong
+    one.
+    """
     line = child.line()
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}
@@ -370,4 +406,8 @@ def parse_answer(child: Child) -> Any:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
-    return answer if isinstance(answer, dict) else {"raised": "ValueError", "message": "the answer is no data"}
+    return (
+        answer
+        if isinstance(answer, dict)
+        else {"raised": "ValueError", "message": "the answer is no data"}
+    )

@@ -18,8 +18,9 @@ from untrusted.inside.usage import WORK_BYTES
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+# What programs may import beside the standard library unless told otherwise: the package that most
+# of them know.
 PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
-"""What programs may import beside the standard library unless told otherwise: the package that most of them know."""
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
@@ -48,23 +49,40 @@ def interpreter() -> str:
 
 @functools.cache
 def library() -> tuple[str, ...]:
-    """List the parts of the interpreter without which no program runs: not what lies beside its standard library."""
+    """List the parts of the interpreter without which no program runs: not what lies beside its
+    standard library.
+    """
     bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
     bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    parts = [interpreter(), sysconfig.get_path("stdlib", vars=bases), sysconfig.get_path("platstdlib", vars=bases)]
+    parts = [
+        interpreter(),
+        sysconfig.get_path("stdlib", vars=bases),
+        sysconfig.get_path("platstdlib", vars=bases),
+    ]
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        parts.append(os.path.join(*(str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "INSTSONAME"))))
+        parts.append(
+            os.path.join(
+                *(str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "INSTSONAME"))
+            )
+        )
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         folder = os.path.join(prefix, "lib")
-        # Beside the library of an interpreter of its own lie the shared libraries that it was built with.
-        parts += [] if folder in SYSTEM_LIBRARIES else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
+        # Beside the library of an interpreter of its own lie the shared libraries that it was built
+        # with.
+        parts += (
+            []
+            if folder in SYSTEM_LIBRARIES
+            else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
+        )
     # The interpreter is started by its real path, and finds its library from there.
     return tuple(dict.fromkeys(name for part in parts for name in (part, os.path.realpath(part))))
 
 
 @functools.cache
 def system_libraries() -> tuple[str, ...]:
-    """List where the system keeps shared libraries: the folder of this machine's kind where there is one."""
+    """List where the system keeps shared libraries: the folder of this machine's kind where there
+    is one.
+    """
     found = []
     for folder in SYSTEM_LIBRARIES:
         own = f"{folder}/{platform.machine()}-linux-gnu"
@@ -73,7 +91,9 @@ def system_libraries() -> tuple[str, ...]:
 
 
 def readable(folders: dict[str, str]) -> list[str]:
-    """List what a program may read: the standard library, the system's libraries, time zones, packages."""
+    """List what a program may read: the standard library, the system's libraries, time zones,
+    packages.
+    """
     paths = [
         *library(),
         str(INSIDE),
@@ -88,19 +108,29 @@ def readable(folders: dict[str, str]) -> list[str]:
 @functools.cache
 def hidden_in(path: str) -> list[str]:
     """List the folders of installed packages in a folder, whichever it is."""
-    inner = [f"{above}{kind}" for above in ("", "python*/") for kind in ("site-packages", "dist-packages")]
+    inner = [
+        f"{above}{kind}"
+        for above in ("", "python*/")
+        for kind in ("site-packages", "dist-packages")
+    ]
     found = {folder for pattern in inner for folder in glob.glob(f"{glob.escape(path)}/{pattern}")}
-    return sorted(folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder))
+    return sorted(
+        folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder)
+    )
 
 
 def hidden(paths: list[str]) -> list[str]:
-    """List the folders of installed packages beneath what a program may read: there it may read what is named."""
+    """List the folders of installed packages beneath what a program may read: there it may read
+    what is named.
+    """
     return sorted({folder for path in paths for folder in hidden_in(path)})
 
 
 @functools.cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Find where this interpreter would import packages from; ValueError names the first that it has not."""
+    """Find where this interpreter would import packages from; ValueError names the first that it
+    has not.
+    """
     folders = {}
     for name in names:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -114,11 +144,16 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 def harness_folders() -> dict[str, str]:
     """Find the packages with which tests are run; one is a single file."""
     specs = [spec for name in HARNESS if (spec := importlib.util.find_spec(name)) and spec.origin]
-    return {s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin) for s in specs}
+    return {
+        s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin)
+        for s in specs
+    }
 
 
 def work_folder(packages: tuple[str, ...]) -> str:
-    """Name the folder in which programs may write in bubblewrap; what they may read must not lie in it."""
+    """Name the folder in which programs may write in bubblewrap; what they may read must not lie in
+    it.
+    """
     paths = readable(package_folders(packages) | harness_folders())
     return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
 
@@ -134,7 +169,20 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     paths = readable(folders)
     closed = hidden(paths)
     names = [json.dumps(paths), json.dumps(closed), work, json.dumps(folders)]
-    python = [interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", BOOTSTRAP, str(INSIDE), str(control), tier, *names]
+    python = [
+        interpreter(),
+        "-I",
+        "-S",
+        "-B",
+        "-X",
+        "utf8",
+        "-c",
+        BOOTSTRAP,
+        str(INSIDE),
+        str(control),
+        tier,
+        *names,
+    ]
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")
@@ -145,9 +193,16 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     shown |= {path: ("--perms", "0755", "--tmpfs", path) for path in closed if path not in shown}
     return [
         program,
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
+        *(
+            "--unshare-all",
+            "--unshare-user",
+            "--disable-userns",
+            "--die-with-parent",
+            "--new-session",
+        ),
         *("--hostname", HOST),
-        # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's outlives it.
+        # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's
+        # outlives it.
         "--as-pid-1",
         *("--cap-drop", "ALL"),
         # First, as what follows may lie in a folder of that name.

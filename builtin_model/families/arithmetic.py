@@ -4,7 +4,14 @@ import math
 import random
 from fractions import Fraction
 
-from builtin_model.families.number_inputs import PAIRS, TRIPLES, draw_medium, draw_signed, draw_small, draw_two
+from builtin_model.families.number_inputs import (
+    PAIRS,
+    TRIPLES,
+    draw_medium,
+    draw_signed,
+    draw_small,
+    draw_two,
+)
 from builtin_model.tasks import Family
 
 
@@ -15,9 +22,23 @@ def _three(rng: random.Random) -> tuple[int, int, int]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="power",
-        names=("power", "pow_number", "exponentiate", "raise_to_power", "compute_power", "calculate_power"),
+        names=(
+            "power",
+            "pow_number",
+            "exponentiate",
+            "raise_to_power",
+            "compute_power",
+            "calculate_power",
+        ),
         params=("base: int", "exponent: int"),
-        alternatives=(("x", "n"), ("a", "b"), ("base", "exp"), ("x", "y"), ("number", "power"), ("b", "e")),
+        alternatives=(
+            ("x", "n"),
+            ("a", "b"),
+            ("base", "exp"),
+            ("x", "y"),
+            ("number", "power"),
+            ("b", "e"),
+        ),
         returns="int",
         docs=(
             "Return $base raised to the power of $exponent.",
@@ -31,7 +52,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="square_number",
-        names=("square", "square_number", "squared", "get_square", "compute_square", "calculate_square"),
+        names=(
+            "square",
+            "square_number",
+            "squared",
+            "get_square",
+            "compute_square",
+            "calculate_square",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -63,7 +91,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="add",
-        names=("add", "add_numbers", "add_two_numbers", "sum_two_numbers", "addition", "sum_of_two"),
+        names=(
+            "add",
+            "add_numbers",
+            "add_two_numbers",
+            "sum_two_numbers",
+            "addition",
+            "sum_of_two",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -80,7 +115,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="subtract",
-        names=("subtract", "subtract_numbers", "subtract_two_numbers", "minus", "subtraction", "difference_of_two"),
+        names=(
+            "subtract",
+            "subtract_numbers",
+            "subtract_two_numbers",
+            "minus",
+            "subtraction",
+            "difference_of_two",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -96,7 +138,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="multiply",
-        names=("multiply", "multiply_numbers", "multiply_two_numbers", "mul", "multiplication", "product_of_two"),
+        names=(
+            "multiply",
+            "multiply_numbers",
+            "multiply_two_numbers",
+            "mul",
+            "multiplication",
+            "product_of_two",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -128,7 +177,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="absolute_value",
-        names=("absolute_value", "absolute", "abs_value", "my_abs", "get_absolute_value", "compute_absolute_value"),
+        names=(
+            "absolute_value",
+            "absolute",
+            "abs_value",
+            "my_abs",
+            "get_absolute_value",
+            "compute_absolute_value",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -147,7 +203,13 @@ return $n
     ),
     Family(
         name="absolute_difference",
-        names=("absolute_difference", "abs_difference", "abs_diff", "distance_between", "get_absolute_difference"),
+        names=(
+            "absolute_difference",
+            "abs_difference",
+            "abs_diff",
+            "distance_between",
+            "get_absolute_difference",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -163,7 +225,15 @@ return $n
     ),
     Family(
         name="max_of_two",
-        names=("max_of_two", "maximum_of_two", "larger", "get_larger", "larger_of_two", "bigger_number", "max_two"),
+        names=(
+            "max_of_two",
+            "maximum_of_two",
+            "larger",
+            "get_larger",
+            "larger_of_two",
+            "bigger_number",
+            "max_two",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -183,7 +253,15 @@ return $b
     ),
     Family(
         name="min_of_two",
-        names=("min_of_two", "minimum_of_two", "smaller", "get_smaller", "smaller_of_two", "smaller_number", "min_two"),
+        names=(
+            "min_of_two",
+            "minimum_of_two",
+            "smaller",
+            "get_smaller",
+            "smaller_of_two",
+            "smaller_number",
+            "min_two",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",
@@ -203,7 +281,14 @@ return $b
     ),
     Family(
         name="max_of_three",
-        names=("max_of_three", "maximum_of_three", "largest_of_three", "max_three", "find_max_of_three", "max3"),
+        names=(
+            "max_of_three",
+            "maximum_of_three",
+            "largest_of_three",
+            "max_three",
+            "find_max_of_three",
+            "max3",
+        ),
         params=("a: int", "b: int", "c: int"),
         alternatives=TRIPLES,
         returns="int",
@@ -235,7 +320,15 @@ return $b
     ),
     Family(
         name="sum_to_n",
-        names=("sum_to_n", "sum_up_to", "sum_of_n", "sum_n", "sum_first_n", "sum_natural_numbers", "sum_1_to_n"),
+        names=(
+            "sum_to_n",
+            "sum_up_to",
+            "sum_of_n",
+            "sum_n",
+            "sum_first_n",
+            "sum_natural_numbers",
+            "sum_1_to_n",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -251,7 +344,13 @@ return $b
     ),
     Family(
         name="sum_of_squares",
-        names=("sum_of_squares", "sum_squares", "squares_sum", "sum_of_squares_up_to", "sum_of_first_squares"),
+        names=(
+            "sum_of_squares",
+            "sum_squares",
+            "squares_sum",
+            "sum_of_squares_up_to",
+            "sum_of_first_squares",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -266,7 +365,13 @@ return $b
     ),
     Family(
         name="even_numbers_up_to",
-        names=("even_numbers_up_to", "evens_up_to", "list_even_numbers", "get_evens_up_to", "even_numbers_to_n"),
+        names=(
+            "even_numbers_up_to",
+            "evens_up_to",
+            "list_even_numbers",
+            "get_evens_up_to",
+            "even_numbers_to_n",
+        ),
         params=("n: int",),
         returns="list[int]",
         docs=(

@@ -13,7 +13,14 @@ def _scores(rng: random.Random, least: int = 0) -> dict[str, int]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="merge_dicts",
-        names=("merge_dicts", "combine_dicts", "merge_dictionaries", "dict_merge", "join_dicts", "update_dict"),
+        names=(
+            "merge_dicts",
+            "combine_dicts",
+            "merge_dictionaries",
+            "dict_merge",
+            "join_dicts",
+            "update_dict",
+        ),
         params=("a: dict", "b: dict"),
         alternatives=(
             ("d1", "d2"),
@@ -32,11 +39,20 @@ FAMILIES: tuple[Family, ...] = (
         ),
         body="return {**$a, **$b}",
         inputs=lambda rng: (_scores(rng), _scores(rng)),
-        oracle=lambda a, b: {key: b[key] if key in b else a[key] for key in list(a) + [k for k in b if k not in a]},
+        oracle=lambda a, b: {
+            key: b[key] if key in b else a[key] for key in list(a) + [k for k in b if k not in a]
+        },
     ),
     Family(
         name="invert_dict",
-        names=("invert_dict", "reverse_dict", "swap_keys_values", "flip_dict", "invert_dictionary", "swap_dict"),
+        names=(
+            "invert_dict",
+            "reverse_dict",
+            "swap_keys_values",
+            "flip_dict",
+            "invert_dictionary",
+            "swap_dict",
+        ),
         params=("d: dict",),
         returns="dict",
         docs=(
@@ -51,7 +67,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="dict_from_lists",
-        names=("dict_from_lists", "lists_to_dict", "make_dict", "zip_dict", "zip_to_dict", "create_dict"),
+        names=(
+            "dict_from_lists",
+            "lists_to_dict",
+            "make_dict",
+            "zip_dict",
+            "zip_to_dict",
+            "create_dict",
+        ),
         params=("keys: list", "values: list"),
         alternatives=(
             ("names", "values"),
@@ -74,9 +97,23 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sum_dict_values",
-        names=("sum_dict_values", "sum_values", "sum_dict", "total_values", "dict_sum", "sum_of_values"),
+        names=(
+            "sum_dict_values",
+            "sum_values",
+            "sum_dict",
+            "total_values",
+            "dict_sum",
+            "sum_of_values",
+        ),
         params=("d: dict[str, int]",),
-        alternatives=(("data",), ("scores",), ("dictionary",), ("mapping",), ("my_dict",), ("prices",)),
+        alternatives=(
+            ("data",),
+            ("scores",),
+            ("dictionary",),
+            ("mapping",),
+            ("my_dict",),
+            ("prices",),
+        ),
         returns="int",
         docs=(
             "Return the sum of the values of a dictionary.",
@@ -90,9 +127,23 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="key_of_max",
-        names=("key_of_max", "max_key", "key_with_max_value", "best_key", "get_max_key", "key_with_highest_value"),
+        names=(
+            "key_of_max",
+            "max_key",
+            "key_with_max_value",
+            "best_key",
+            "get_max_key",
+            "key_with_highest_value",
+        ),
         params=("d: dict[str, int]",),
-        alternatives=(("data",), ("scores",), ("dictionary",), ("mapping",), ("my_dict",), ("counts",)),
+        alternatives=(
+            ("data",),
+            ("scores",),
+            ("dictionary",),
+            ("mapping",),
+            ("my_dict",),
+            ("counts",),
+        ),
         returns="str",
         docs=(
             "Return the key with the largest value in $d.",
@@ -106,9 +157,22 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sort_dict_by_value",
-        names=("sort_dict_by_value", "sort_by_value", "sort_by_values", "order_by_value", "sort_dict_by_values"),
+        names=(
+            "sort_dict_by_value",
+            "sort_by_value",
+            "sort_by_values",
+            "order_by_value",
+            "sort_dict_by_values",
+        ),
         params=("d: dict[str, int]",),
-        alternatives=(("data",), ("scores",), ("dictionary",), ("mapping",), ("my_dict",), ("counts",)),
+        alternatives=(
+            ("data",),
+            ("scores",),
+            ("dictionary",),
+            ("mapping",),
+            ("my_dict",),
+            ("counts",),
+        ),
         returns="list[str]",
         docs=(
             "Return the keys of $d sorted by their values.",
@@ -122,9 +186,21 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="filter_dict_above_k",
-        names=("filter_dict_above_$k", "dict_values_above_$k", "keep_values_above_$k", "entries_above_$k"),
+        names=(
+            "filter_dict_above_$k",
+            "dict_values_above_$k",
+            "keep_values_above_$k",
+            "entries_above_$k",
+        ),
         params=("d: dict[str, int]",),
-        alternatives=(("data",), ("scores",), ("dictionary",), ("mapping",), ("my_dict",), ("counts",)),
+        alternatives=(
+            ("data",),
+            ("scores",),
+            ("dictionary",),
+            ("mapping",),
+            ("my_dict",),
+            ("counts",),
+        ),
         constants={"k": (10, *range(1, 10), *range(11, 21))},
         returns="dict[str, int]",
         docs=(

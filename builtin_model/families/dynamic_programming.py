@@ -25,7 +25,9 @@ def _two_strings(rng: random.Random) -> tuple[str, str]:
 
 
 def _coins(rng: random.Random) -> tuple[list[int], int]:
-    return rng.choice(([1, 2, 5], [2, 5], [3, 4], [1, 3, 4], [5], [1, 5, 6], [4, 7])), rng.randint(0, 14)
+    return rng.choice(([1, 2, 5], [2, 5], [3, 4], [1, 3, 4], [5], [1, 5, 6], [4, 7])), rng.randint(
+        0, 14
+    )
 
 
 def _coin_counts(coins: list[int], amount: int) -> list[int]:
@@ -78,7 +80,14 @@ return a
         name="unique_paths",
         names=("unique_paths", "count_paths", "grid_paths", "num_paths", "lattice_paths"),
         params=("m: int", "n: int"),
-        alternatives=(("rows", "cols"), ("a", "b"), ("height", "width"), ("r", "c"), ("h", "w"), ("x", "y")),
+        alternatives=(
+            ("rows", "cols"),
+            ("a", "b"),
+            ("height", "width"),
+            ("r", "c"),
+            ("h", "w"),
+            ("x", "y"),
+        ),
         returns="int",
         docs=(
             "Return the number of paths through a $m by $n grid that move only right or down.",
@@ -126,7 +135,13 @@ return best[-1] if best[-1] < float("inf") else -1
     ),
     Family(
         name="count_change",
-        names=("count_change", "coin_ways", "count_coin_ways", "ways_to_make_change", "coin_combinations"),
+        names=(
+            "count_change",
+            "coin_ways",
+            "count_coin_ways",
+            "ways_to_make_change",
+            "coin_combinations",
+        ),
         params=("coins: list[int]", "amount: int"),
         alternatives=(
             ("coins", "target"),
@@ -155,7 +170,13 @@ return ways[-1]
     ),
     Family(
         name="longest_increasing_subsequence",
-        names=("longest_increasing_subsequence", "lis", "length_of_lis", "lis_length", "longest_increasing"),
+        names=(
+            "longest_increasing_subsequence",
+            "lis",
+            "length_of_lis",
+            "lis_length",
+            "longest_increasing",
+        ),
         params=("nums: list[int]",),
         returns="int",
         docs=(
@@ -177,7 +198,13 @@ return max(best, default=0)
     ),
     Family(
         name="longest_common_subsequence",
-        names=("longest_common_subsequence", "lcs", "lcs_length", "common_subsequence", "length_of_lcs"),
+        names=(
+            "longest_common_subsequence",
+            "lcs",
+            "lcs_length",
+            "common_subsequence",
+            "length_of_lcs",
+        ),
         params=("a: str", "b: str"),
         alternatives=TWO_STRINGS,
         returns="int",
@@ -199,7 +226,13 @@ return max($f($a[1:], $b), $f($a, $b[1:]))
     ),
     Family(
         name="edit_distance",
-        names=("edit_distance", "levenshtein", "levenshtein_distance", "min_edit_distance", "min_distance"),
+        names=(
+            "edit_distance",
+            "levenshtein",
+            "levenshtein_distance",
+            "min_edit_distance",
+            "min_distance",
+        ),
         params=("a: str", "b: str"),
         alternatives=TWO_STRINGS,
         returns="int",

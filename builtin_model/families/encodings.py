@@ -9,28 +9,76 @@ import string
 from builtin_model.families.text_inputs import PAIRS, WORDS, draw_phrase
 from builtin_model.tasks import Family
 
-CONTAINED = (("s", "sub"), ("text", "sub"), ("string", "substring"), ("s", "t"), ("text", "word"), ("text", "pattern"))
-TIMES = (("s", "n"), ("text", "times"), ("string", "n"), ("s", "k"), ("s", "times"), ("word", "n"), ("text", "count"))
-LENGTHS = (("text", "n"), ("s", "n"), ("s", "length"), ("string", "length"), ("text", "max_length"), ("s", "k"))
-WIDTHS = (("s", "width"), ("text", "n"), ("s", "n"), ("string", "width"), ("text", "length"), ("s", "length"))
-SHIFTS = (("s", "shift"), ("text", "key"), ("message", "shift"), ("text", "k"), ("s", "k"), ("plaintext", "shift"))
+CONTAINED = (
+    ("s", "sub"),
+    ("text", "sub"),
+    ("string", "substring"),
+    ("s", "t"),
+    ("text", "word"),
+    ("text", "pattern"),
+)
+TIMES = (
+    ("s", "n"),
+    ("text", "times"),
+    ("string", "n"),
+    ("s", "k"),
+    ("s", "times"),
+    ("word", "n"),
+    ("text", "count"),
+)
+LENGTHS = (
+    ("text", "n"),
+    ("s", "n"),
+    ("s", "length"),
+    ("string", "length"),
+    ("text", "max_length"),
+    ("s", "k"),
+)
+WIDTHS = (
+    ("s", "width"),
+    ("text", "n"),
+    ("s", "n"),
+    ("string", "width"),
+    ("text", "length"),
+    ("s", "length"),
+)
+SHIFTS = (
+    ("s", "shift"),
+    ("text", "key"),
+    ("message", "shift"),
+    ("text", "k"),
+    ("s", "k"),
+    ("plaintext", "shift"),
+)
 
 
 def _equal_length(rng: random.Random) -> tuple[str, str]:
     size = rng.randint(0, 6)
-    return ("".join(rng.choice("ab") for _ in range(size)), "".join(rng.choice("ab") for _ in range(size)))
+    return (
+        "".join(rng.choice("ab") for _ in range(size)),
+        "".join(rng.choice("ab") for _ in range(size)),
+    )
 
 
 def _caesar(text: str, shift: int) -> str:
     upper, lower = string.ascii_uppercase, string.ascii_lowercase
     shift %= 26
-    return text.translate(str.maketrans(upper + lower, upper[shift:] + upper[:shift] + lower[shift:] + lower[:shift]))
+    return text.translate(
+        str.maketrans(upper + lower, upper[shift:] + upper[:shift] + lower[shift:] + lower[:shift])
+    )
 
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="caesar_cipher",
-        names=("caesar_cipher", "caesar", "caesar_encrypt", "encrypt_caesar", "caesar_shift", "shift_cipher"),
+        names=(
+            "caesar_cipher",
+            "caesar",
+            "caesar_encrypt",
+            "encrypt_caesar",
+            "caesar_shift",
+            "shift_cipher",
+        ),
         params=("text: str", "shift: int"),
         alternatives=SHIFTS,
         returns="str",
@@ -84,13 +132,21 @@ for j in range(1, len($text) + 1):
 return result
 """,
         inputs=lambda rng: (
-            rng.choice(("", "a", "aab", "".join(c * rng.randint(1, 4) for c in "abca"), "bookkeeper")),
+            rng.choice(
+                ("", "a", "aab", "".join(c * rng.randint(1, 4) for c in "abca"), "bookkeeper")
+            ),
         ),
         oracle=lambda text: "".join(c + str(len(list(run))) for c, run in itertools.groupby(text)),
     ),
     Family(
         name="hamming_distance",
-        names=("hamming_distance", "hamming", "hamming_dist", "compute_hamming_distance", "count_differences"),
+        names=(
+            "hamming_distance",
+            "hamming",
+            "hamming_dist",
+            "compute_hamming_distance",
+            "count_differences",
+        ),
         params=("a: str", "b: str"),
         alternatives=PAIRS,
         returns="int",
@@ -137,7 +193,10 @@ return result
                     ["dog", "car"],
                     ["same"],
                     ["abxc", "abyc"],
-                    [rng.choice(("inter", "in", "int")) + rng.choice(("view", "net", "")) for _ in range(3)],
+                    [
+                        rng.choice(("inter", "in", "int")) + rng.choice(("view", "net", ""))
+                        for _ in range(3)
+                    ],
                 )
             ),
         ),
@@ -145,7 +204,13 @@ return result
     ),
     Family(
         name="contains_substring",
-        names=("contains_substring", "is_substring", "has_substring", "contains_text", "check_substring"),
+        names=(
+            "contains_substring",
+            "is_substring",
+            "has_substring",
+            "contains_text",
+            "check_substring",
+        ),
         params=("text: str", "substring: str"),
         alternatives=CONTAINED,
         returns="bool",
@@ -164,7 +229,14 @@ return result
     ),
     Family(
         name="repeat_string",
-        names=("repeat_string", "repeat_text", "repeat_str", "string_times", "multiply_string", "repeat"),
+        names=(
+            "repeat_string",
+            "repeat_text",
+            "repeat_str",
+            "string_times",
+            "multiply_string",
+            "repeat",
+        ),
         params=("text: str", "n: int"),
         alternatives=TIMES,
         returns="str",
@@ -180,7 +252,12 @@ return result
     ),
     Family(
         name="repeat_constant_times",
-        names=("repeat_${k}_times", "repeat_string_${k}_times", "repeat_text_${k}_times", "say_${k}_times"),
+        names=(
+            "repeat_${k}_times",
+            "repeat_string_${k}_times",
+            "repeat_text_${k}_times",
+            "say_${k}_times",
+        ),
         params=("text: str",),
         constants={"k": (3, 2, 4, 5, 6, 7, 8, 10)},
         returns="str",
@@ -196,7 +273,14 @@ return result
     ),
     Family(
         name="truncate",
-        names=("truncate", "truncate_string", "truncate_text", "shorten", "shorten_text", "cut_text"),
+        names=(
+            "truncate",
+            "truncate_string",
+            "truncate_text",
+            "shorten",
+            "shorten_text",
+            "cut_text",
+        ),
         params=("text: str", "length: int"),
         alternatives=LENGTHS,
         returns="str",
@@ -212,7 +296,12 @@ return result
     ),
     Family(
         name="truncate_to_constant",
-        names=("first_${k}_chars", "truncate_to_$k", "first_${k}_characters", "get_first_${k}_chars"),
+        names=(
+            "first_${k}_chars",
+            "truncate_to_$k",
+            "first_${k}_characters",
+            "get_first_${k}_chars",
+        ),
         params=("text: str",),
         constants={"k": (3, 2, 4, 5, 6, 7, 8, 10)},
         returns="str",
@@ -223,7 +312,9 @@ return result
             "This function cuts $text after $k characters.",
         ),
         body="return $text[:$k]",
-        inputs=lambda rng: (rng.choice(("", "ab", "abcdefghijkl", draw_phrase(rng), draw_phrase(rng))),),
+        inputs=lambda rng: (
+            rng.choice(("", "ab", "abcdefghijkl", draw_phrase(rng), draw_phrase(rng))),
+        ),
         oracle=lambda text, k: "".join(itertools.islice(text, k)),
     ),
     Family(
@@ -244,7 +335,14 @@ return result
     ),
     Family(
         name="is_digits",
-        names=("is_digits", "is_numeric", "all_digits", "only_digits", "is_all_digits", "contains_only_digits"),
+        names=(
+            "is_digits",
+            "is_numeric",
+            "all_digits",
+            "only_digits",
+            "is_all_digits",
+            "contains_only_digits",
+        ),
         params=("text: str",),
         returns="bool",
         docs=(
@@ -254,14 +352,32 @@ return result
             "This function tests if $text is numeric.",
         ),
         body="return $text.isdigit()",
-        inputs=lambda rng: (rng.choice(("", "0", "007", "12a", "-5", "3.5", " 1", "abc", str(rng.randint(10, 9999)))),),
+        inputs=lambda rng: (
+            rng.choice(
+                ("", "0", "007", "12a", "-5", "3.5", " 1", "abc", str(rng.randint(10, 9999)))
+            ),
+        ),
         oracle=lambda text: bool(re.fullmatch("[0-9]+", text)),
     ),
     Family(
         name="camel_to_snake",
-        names=("camel_to_snake", "to_snake_case", "snake_case", "camel_case_to_snake_case", "convert_to_snake_case"),
+        names=(
+            "camel_to_snake",
+            "to_snake_case",
+            "snake_case",
+            "camel_case_to_snake_case",
+            "convert_to_snake_case",
+        ),
         params=("text: str",),
-        alternatives=(("name",), ("s",), ("string",), ("camel",), ("word",), ("identifier",), ("txt",)),
+        alternatives=(
+            ("name",),
+            ("s",),
+            ("string",),
+            ("camel",),
+            ("word",),
+            ("identifier",),
+            ("txt",),
+        ),
         returns="str",
         docs=(
             "Convert $text from camel case to snake case.",
@@ -278,13 +394,21 @@ for c in $text:
 return result
 """,
         inputs=lambda rng: (
-            rng.choice(("", "name", "camelCase", "MyClass", "getUserName", "aB", "parseJsonFile", "someX")),
+            rng.choice(
+                ("", "name", "camelCase", "MyClass", "getUserName", "aB", "parseJsonFile", "someX")
+            ),
         ),
         oracle=lambda text: re.sub("(?<!^)(?=[A-Z])", "_", text).lower(),
     ),
     Family(
         name="snake_to_camel",
-        names=("snake_to_camel", "to_camel_case", "camel_case", "snake_case_to_camel_case", "convert_to_camel_case"),
+        names=(
+            "snake_to_camel",
+            "to_camel_case",
+            "camel_case",
+            "snake_case_to_camel_case",
+            "convert_to_camel_case",
+        ),
         params=("text: str",),
         alternatives=(("name",), ("s",), ("string",), ("snake",), ("identifier",), ("txt",)),
         returns="str",
@@ -299,7 +423,9 @@ words = $text.split("_")
 return words[0] + "".join(word.capitalize() for word in words[1:])
 """,
         inputs=lambda rng: (
-            rng.choice(("", "name", "snake_case", "my_class", "get_user_name", "a_b", "some_long_name")),
+            rng.choice(
+                ("", "name", "snake_case", "my_class", "get_user_name", "a_b", "some_long_name")
+            ),
         ),
         oracle=lambda text: re.sub("_([a-z])", lambda match: match.group(1).upper(), text),
     ),

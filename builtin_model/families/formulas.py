@@ -1,4 +1,6 @@
-"""Families on short formulas: lengths and areas, multiples, steps by a constant, grades and triangles."""
+"""Families on short formulas: lengths and areas, multiples, steps by a constant, grades and
+triangles.
+"""
 
 import math
 import random
@@ -7,19 +9,41 @@ from fractions import Fraction
 from builtin_model.families.number_inputs import PAIRS, TRIPLES, draw_signed, draw_small, draw_two
 from builtin_model.tasks import Family
 
-SIDES = (("length", "width"), ("w", "h"), ("l", "w"), ("a", "b"), ("base", "height"), ("height", "width"))
-LEGS = (("x", "y"), ("side1", "side2"), ("base", "height"), ("leg1", "leg2"), ("opposite", "adjacent"))
+SIDES = (
+    ("length", "width"),
+    ("w", "h"),
+    ("l", "w"),
+    ("a", "b"),
+    ("base", "height"),
+    ("height", "width"),
+)
+LEGS = (
+    ("x", "y"),
+    ("side1", "side2"),
+    ("base", "height"),
+    ("leg1", "leg2"),
+    ("opposite", "adjacent"),
+)
 
 
 def _triangle(rng: random.Random) -> tuple[int, int, int]:
     a, b = rng.randint(5, 9), rng.randint(5, 9)
-    return rng.choice(((a, a, a), (a, a, b), (a, b, a), (b, a, a), (a, b, rng.randint(5, 9)), (3, 4, 5)))
+    return rng.choice(
+        ((a, a, a), (a, a, b), (a, b, a), (b, a, a), (a, b, rng.randint(5, 9)), (3, 4, 5))
+    )
 
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="hypotenuse",
-        names=("hypotenuse", "get_hypotenuse", "find_hypotenuse", "calculate_hypotenuse", "pythagoras", "pythagorean"),
+        names=(
+            "hypotenuse",
+            "get_hypotenuse",
+            "find_hypotenuse",
+            "calculate_hypotenuse",
+            "pythagoras",
+            "pythagorean",
+        ),
         params=("a: float", "b: float"),
         alternatives=LEGS,
         returns="float",
@@ -30,12 +54,20 @@ FAMILIES: tuple[Family, ...] = (
             "This function applies the Pythagorean theorem to $a and $b.",
         ),
         body="return ($a ** 2 + $b ** 2) ** 0.5",
-        inputs=lambda rng: rng.choice(((3, 4), (4, 3), (6, 8), (5, 12), (8, 15), (7, 24), (20, 21), (0, 5), (12, 9))),
+        inputs=lambda rng: rng.choice(
+            ((3, 4), (4, 3), (6, 8), (5, 12), (8, 15), (7, 24), (20, 21), (0, 5), (12, 9))
+        ),
         oracle=math.hypot,
     ),
     Family(
         name="circle_area",
-        names=("circle_area", "area_of_circle", "calculate_circle_area", "get_circle_area", "area_circle"),
+        names=(
+            "circle_area",
+            "area_of_circle",
+            "calculate_circle_area",
+            "get_circle_area",
+            "area_circle",
+        ),
         params=("radius: float",),
         alternatives=(("r",), ("rad",), ("x",), ("n",), ("value",), ("circle_radius",)),
         returns="float",
@@ -54,7 +86,13 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="rectangle_area",
-        names=("rectangle_area", "area_of_rectangle", "calculate_rectangle_area", "get_rectangle_area", "rect_area"),
+        names=(
+            "rectangle_area",
+            "area_of_rectangle",
+            "calculate_rectangle_area",
+            "get_rectangle_area",
+            "rect_area",
+        ),
         params=("width: int", "height: int"),
         alternatives=SIDES,
         returns="int",
@@ -70,7 +108,13 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="rectangle_perimeter",
-        names=("rectangle_perimeter", "perimeter_of_rectangle", "calculate_perimeter", "get_perimeter", "perimeter"),
+        names=(
+            "rectangle_perimeter",
+            "perimeter_of_rectangle",
+            "calculate_perimeter",
+            "get_perimeter",
+            "perimeter",
+        ),
         params=("width: int", "height: int"),
         alternatives=SIDES,
         returns="int",
@@ -86,9 +130,22 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="triangle_area",
-        names=("triangle_area", "area_of_triangle", "calculate_triangle_area", "get_triangle_area", "area_triangle"),
+        names=(
+            "triangle_area",
+            "area_of_triangle",
+            "calculate_triangle_area",
+            "get_triangle_area",
+            "area_triangle",
+        ),
         params=("base: float", "height: float"),
-        alternatives=(("b", "h"), ("a", "b"), ("width", "height"), ("base_length", "height"), ("x", "y"), ("a", "h")),
+        alternatives=(
+            ("b", "h"),
+            ("a", "b"),
+            ("width", "height"),
+            ("base_length", "height"),
+            ("x", "y"),
+            ("a", "h"),
+        ),
         returns="float",
         docs=(
             "Return the area of a triangle with base $base and height $height.",
@@ -102,7 +159,13 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="is_multiple_of_constant",
-        names=("is_multiple_of_$k", "is_divisible_by_$k", "divisible_by_$k", "multiple_of_$k", "check_divisible_by_$k"),
+        names=(
+            "is_multiple_of_$k",
+            "is_divisible_by_$k",
+            "divisible_by_$k",
+            "multiple_of_$k",
+            "check_divisible_by_$k",
+        ),
         params=("n: int",),
         constants={"k": (3, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12)},
         returns="bool",
@@ -113,12 +176,21 @@ return math.pi * $radius ** 2
             "This function tests if $n is divisible by $k.",
         ),
         body="return $n % $k == 0",
-        inputs=lambda rng: (rng.choice((0, 12, 30, 60, 77, 72, rng.randint(1, 40), rng.randint(-20, 100))),),
+        inputs=lambda rng: (
+            rng.choice((0, 12, 30, 60, 77, 72, rng.randint(1, 40), rng.randint(-20, 100))),
+        ),
         oracle=lambda n, k: abs(n) in range(0, abs(n) + 1, k),
     ),
     Family(
         name="is_divisible",
-        names=("is_divisible", "is_divisible_by", "is_multiple", "check_divisible", "is_multiple_of", "divides_evenly"),
+        names=(
+            "is_divisible",
+            "is_divisible_by",
+            "is_multiple",
+            "check_divisible",
+            "is_multiple_of",
+            "divides_evenly",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="bool",
@@ -129,7 +201,9 @@ return math.pi * $radius ** 2
             "This function tests if $a divided by $b leaves no remainder.",
         ),
         body="return $a % $b == 0",
-        inputs=lambda rng: rng.choice(((12, 4), (4, 12), (0, 3), (rng.randint(1, 40), rng.randint(1, 6)), (15, 5))),
+        inputs=lambda rng: rng.choice(
+            ((12, 4), (4, 12), (0, 3), (rng.randint(1, 40), rng.randint(1, 6)), (15, 5))
+        ),
         oracle=lambda a, b: a // b * b == a,
     ),
     Family(
@@ -191,7 +265,9 @@ return math.pi * $radius ** 2
             "This function returns the floor of the square root of $n.",
         ),
         body="return int($n ** 0.5)",
-        inputs=lambda rng: (rng.choice((0, 1, 3, 8, 15, rng.randint(2, 20) ** 2, rng.randint(2, 200))),),
+        inputs=lambda rng: (
+            rng.choice((0, 1, 3, 8, 15, rng.randint(2, 20) ** 2, rng.randint(2, 200))),
+        ),
         oracle=math.isqrt,
     ),
     Family(
@@ -212,9 +288,24 @@ return math.pi * $radius ** 2
     ),
     Family(
         name="grade",
-        names=("grade", "get_grade", "letter_grade", "calculate_grade", "score_to_grade", "assign_grade"),
+        names=(
+            "grade",
+            "get_grade",
+            "letter_grade",
+            "calculate_grade",
+            "score_to_grade",
+            "assign_grade",
+        ),
         params=("score: int",),
-        alternatives=(("points",), ("marks",), ("mark",), ("n",), ("x",), ("value",), ("percentage",)),
+        alternatives=(
+            ("points",),
+            ("marks",),
+            ("mark",),
+            ("n",),
+            ("x",),
+            ("value",),
+            ("percentage",),
+        ),
         returns="str",
         docs=(
             "Return the letter grade for $score.",
@@ -238,7 +329,13 @@ return "F"
     ),
     Family(
         name="triangle_type",
-        names=("triangle_type", "classify_triangle", "type_of_triangle", "get_triangle_type", "triangle_kind"),
+        names=(
+            "triangle_type",
+            "classify_triangle",
+            "type_of_triangle",
+            "get_triangle_type",
+            "triangle_kind",
+        ),
         params=("a: int", "b: int", "c: int"),
         alternatives=(*TRIPLES, ("side1", "side2", "side3")),
         returns="str",

@@ -33,7 +33,9 @@ def _breadth_first(graph: dict[str, list[str]], start: str) -> list[str]:
     return order
 
 
-def _depth_first(graph: dict[str, list[str]], start: str, order: list[str] | None = None) -> list[str]:
+def _depth_first(
+    graph: dict[str, list[str]], start: str, order: list[str] | None = None
+) -> list[str]:
     order = [] if order is None else order
     order.append(start)
     for node in graph[start]:

@@ -19,7 +19,14 @@ def _multiples(rng: random.Random) -> tuple[list[int]]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="running_sum",
-        names=("running_sum", "cumulative_sum", "prefix_sums", "prefix_sum", "cumsum", "running_total"),
+        names=(
+            "running_sum",
+            "cumulative_sum",
+            "prefix_sums",
+            "prefix_sum",
+            "cumsum",
+            "running_total",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -41,7 +48,14 @@ return result
     ),
     Family(
         name="even_numbers",
-        names=("even_numbers", "filter_even", "get_evens", "filter_evens", "get_even_numbers", "only_even"),
+        names=(
+            "even_numbers",
+            "filter_even",
+            "get_evens",
+            "filter_evens",
+            "get_even_numbers",
+            "only_even",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -56,7 +70,15 @@ return result
     ),
     Family(
         name="odd_numbers",
-        names=("odd_numbers", "filter_odd", "get_odds", "filter_odds", "get_odd_numbers", "only_odd", "find_odds"),
+        names=(
+            "odd_numbers",
+            "filter_odd",
+            "get_odds",
+            "filter_odds",
+            "get_odd_numbers",
+            "only_odd",
+            "find_odds",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -101,7 +123,14 @@ return result
     ),
     Family(
         name="sum_of_evens",
-        names=("sum_of_evens", "sum_even", "sum_evens", "sum_even_numbers", "add_evens", "sum_of_even_numbers"),
+        names=(
+            "sum_of_evens",
+            "sum_even",
+            "sum_evens",
+            "sum_even_numbers",
+            "add_evens",
+            "sum_of_even_numbers",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -116,7 +145,14 @@ return result
     ),
     Family(
         name="sum_of_odds",
-        names=("sum_of_odds", "sum_odd", "sum_odds", "sum_odd_numbers", "add_odds", "sum_of_odd_numbers"),
+        names=(
+            "sum_of_odds",
+            "sum_odd",
+            "sum_odds",
+            "sum_odd_numbers",
+            "add_odds",
+            "sum_of_odd_numbers",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -131,7 +167,13 @@ return result
     ),
     Family(
         name="count_positive",
-        names=("count_positive", "count_positives", "count_positive_numbers", "number_of_positives", "num_positive"),
+        names=(
+            "count_positive",
+            "count_positives",
+            "count_positive_numbers",
+            "number_of_positives",
+            "num_positive",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -146,7 +188,13 @@ return result
     ),
     Family(
         name="positive_numbers",
-        names=("positive_numbers", "filter_positive", "get_positives", "only_positive", "remove_negatives"),
+        names=(
+            "positive_numbers",
+            "filter_positive",
+            "get_positives",
+            "only_positive",
+            "remove_negatives",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -161,7 +209,14 @@ return result
     ),
     Family(
         name="square_all",
-        names=("square_all", "squares", "square_list", "square_numbers", "square_each", "list_of_squares"),
+        names=(
+            "square_all",
+            "squares",
+            "square_list",
+            "square_numbers",
+            "square_each",
+            "list_of_squares",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -176,7 +231,14 @@ return result
     ),
     Family(
         name="double_all",
-        names=("double_all", "double_list", "double_numbers", "double_each", "double_elements", "double_values"),
+        names=(
+            "double_all",
+            "double_list",
+            "double_numbers",
+            "double_each",
+            "double_elements",
+            "double_values",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -222,7 +284,12 @@ return result
     ),
     Family(
         name="multiply_all_by_k",
-        names=("multiply_all_by_$k", "multiply_each_by_$k", "multiply_list_by_$k", "scale_list_by_$k"),
+        names=(
+            "multiply_all_by_$k",
+            "multiply_each_by_$k",
+            "multiply_list_by_$k",
+            "scale_list_by_$k",
+        ),
         params=("numbers: list[int]",),
         constants={"k": (3, *range(4, 16), 20, 50, 100)},
         returns="list[int]",
@@ -270,7 +337,12 @@ return result
     ),
     Family(
         name="filter_greater_than_k",
-        names=("filter_greater_than_$k", "filter_above_$k", "greater_than_$k", "keep_greater_than_$k"),
+        names=(
+            "filter_greater_than_$k",
+            "filter_above_$k",
+            "greater_than_$k",
+            "keep_greater_than_$k",
+        ),
         params=("numbers: list[int]",),
         constants={"k": (5, *range(1, 5), *range(6, 21))},
         returns="list[int]",
@@ -286,7 +358,13 @@ return result
     ),
     Family(
         name="filter_less_than_k",
-        names=("filter_less_than_$k", "filter_below_$k", "less_than_$k", "keep_less_than_$k", "numbers_below_$k"),
+        names=(
+            "filter_less_than_$k",
+            "filter_below_$k",
+            "less_than_$k",
+            "keep_less_than_$k",
+            "numbers_below_$k",
+        ),
         params=("numbers: list[int]",),
         constants={"k": (5, *range(1, 5), *range(6, 21))},
         returns="list[int]",
@@ -302,7 +380,12 @@ return result
     ),
     Family(
         name="filter_divisible_by_k",
-        names=("filter_divisible_by_$k", "get_multiples_of_$k", "filter_multiples_of_$k", "keep_divisible_by_$k"),
+        names=(
+            "filter_divisible_by_$k",
+            "get_multiples_of_$k",
+            "filter_multiples_of_$k",
+            "keep_divisible_by_$k",
+        ),
         params=("numbers: list[int]",),
         constants={"k": (3, *range(4, 13))},
         returns="list[int]",
@@ -318,7 +401,13 @@ return result
     ),
     Family(
         name="take_first_k",
-        names=("take_first_$k", "first_${k}_items", "get_first_$k", "first_${k}_elements", "take_$k"),
+        names=(
+            "take_first_$k",
+            "first_${k}_items",
+            "get_first_$k",
+            "first_${k}_elements",
+            "take_$k",
+        ),
         params=("items: list",),
         constants={"k": (3, 2, *range(4, 11))},
         returns="list",

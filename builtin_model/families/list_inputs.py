@@ -3,7 +3,9 @@
 import random
 
 
-def draw_integers(rng: random.Random, least: int = 0, most: int = 7, low: int = -9, high: int = 20) -> list[int]:
+def draw_integers(
+    rng: random.Random, least: int = 0, most: int = 7, low: int = -9, high: int = 20
+) -> list[int]:
     """Draw `least` to `most` numbers from `low` to `high`; every second longer list repeats one."""
     numbers = [rng.randint(low, high) for _ in range(rng.randint(least, most))]
     if len(numbers) > 2 and rng.random() < 0.5:

@@ -8,7 +8,22 @@ from collections import Counter
 from builtin_model.families.list_inputs import draw_integers, draw_list, draw_repeated, draw_some
 from builtin_model.tasks import Family
 
-WORDS = ("apple", "fig", "pear", "kiwi", "a", "to", "cat", "dog", "house", "banana", "", "sun", "tree", "no")
+WORDS = (
+    "apple",
+    "fig",
+    "pear",
+    "kiwi",
+    "a",
+    "to",
+    "cat",
+    "dog",
+    "house",
+    "banana",
+    "",
+    "sun",
+    "tree",
+    "no",
+)
 
 
 def _words(rng: random.Random) -> tuple[list[str]]:
@@ -30,7 +45,14 @@ def _sorted_or_not(rng: random.Random) -> tuple[list[int]]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="most_common",
-        names=("most_common", "most_frequent", "mode", "find_mode", "most_common_element", "most_frequent_element"),
+        names=(
+            "most_common",
+            "most_frequent",
+            "mode",
+            "find_mode",
+            "most_common_element",
+            "most_frequent_element",
+        ),
         params=("items: list",),
         returns="int",
         docs=(
@@ -45,7 +67,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_frequencies",
-        names=("count_frequencies", "frequency_dict", "count_elements", "element_counts", "frequencies", "count_items"),
+        names=(
+            "count_frequencies",
+            "frequency_dict",
+            "count_elements",
+            "element_counts",
+            "frequencies",
+            "count_items",
+        ),
         params=("items: list",),
         returns="dict",
         docs=(
@@ -65,7 +94,13 @@ return result
     ),
     Family(
         name="group_by_length",
-        names=("group_by_length", "group_words_by_length", "words_by_length", "group_strings_by_length", "by_length"),
+        names=(
+            "group_by_length",
+            "group_words_by_length",
+            "words_by_length",
+            "group_strings_by_length",
+            "by_length",
+        ),
         params=("words: list[str]",),
         returns="dict[int, list[str]]",
         docs=(
@@ -81,11 +116,19 @@ for word in $words:
 return result
 """,
         inputs=_words,
-        oracle=lambda words: {size: [w for w in words if len(w) == size] for size in map(len, words)},
+        oracle=lambda words: {
+            size: [w for w in words if len(w) == size] for size in map(len, words)
+        },
     ),
     Family(
         name="sort_by_length",
-        names=("sort_by_length", "sort_words_by_length", "sort_strings_by_length", "order_by_length", "length_sort"),
+        names=(
+            "sort_by_length",
+            "sort_words_by_length",
+            "sort_strings_by_length",
+            "order_by_length",
+            "length_sort",
+        ),
         params=("words: list[str]",),
         returns="list[str]",
         docs=(
@@ -100,7 +143,14 @@ return result
     ),
     Family(
         name="string_lengths",
-        names=("string_lengths", "word_lengths", "get_lengths", "lengths", "list_of_lengths", "lengths_of_words"),
+        names=(
+            "string_lengths",
+            "word_lengths",
+            "get_lengths",
+            "lengths",
+            "list_of_lengths",
+            "lengths_of_words",
+        ),
         params=("words: list[str]",),
         returns="list[int]",
         docs=(
@@ -115,7 +165,14 @@ return result
     ),
     Family(
         name="median",
-        names=("median", "find_median", "get_median", "calculate_median", "compute_median", "list_median"),
+        names=(
+            "median",
+            "find_median",
+            "get_median",
+            "calculate_median",
+            "compute_median",
+            "list_median",
+        ),
         params=("numbers: list[int]",),
         returns="float",
         docs=(
@@ -136,7 +193,14 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="max_difference",
-        names=("max_difference", "list_range", "max_diff", "spread", "range_of_list", "max_minus_min"),
+        names=(
+            "max_difference",
+            "list_range",
+            "max_diff",
+            "spread",
+            "range_of_list",
+            "max_minus_min",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -151,7 +215,14 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="min_max",
-        names=("min_max", "find_min_max", "get_min_max", "min_and_max", "minmax", "smallest_and_largest"),
+        names=(
+            "min_max",
+            "find_min_max",
+            "get_min_max",
+            "min_and_max",
+            "minmax",
+            "smallest_and_largest",
+        ),
         params=("numbers: list[int]",),
         returns="tuple[int, int]",
         docs=(
@@ -166,7 +237,14 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="index_of_max",
-        names=("index_of_max", "argmax", "max_index", "find_max_index", "index_of_largest", "position_of_max"),
+        names=(
+            "index_of_max",
+            "argmax",
+            "max_index",
+            "find_max_index",
+            "index_of_largest",
+            "position_of_max",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -181,7 +259,14 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="index_of_min",
-        names=("index_of_min", "argmin", "min_index", "find_min_index", "index_of_smallest", "position_of_min"),
+        names=(
+            "index_of_min",
+            "argmin",
+            "min_index",
+            "find_min_index",
+            "index_of_smallest",
+            "position_of_min",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -196,7 +281,14 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="is_sorted",
-        names=("is_sorted", "check_sorted", "is_list_sorted", "is_ascending", "is_sorted_list", "is_increasing"),
+        names=(
+            "is_sorted",
+            "check_sorted",
+            "is_list_sorted",
+            "is_ascending",
+            "is_sorted_list",
+            "is_increasing",
+        ),
         params=("numbers: list[int]",),
         returns="bool",
         docs=(
@@ -211,7 +303,13 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="has_duplicates",
-        names=("has_duplicates", "contains_duplicate", "contains_duplicates", "has_duplicate", "check_duplicates"),
+        names=(
+            "has_duplicates",
+            "contains_duplicate",
+            "contains_duplicates",
+            "has_duplicate",
+            "check_duplicates",
+        ),
         params=("items: list",),
         returns="bool",
         docs=(
@@ -241,7 +339,13 @@ return (result[mid - 1] + result[mid]) / 2
     ),
     Family(
         name="find_duplicates",
-        names=("find_duplicates", "get_duplicates", "list_duplicates", "duplicates", "find_repeated"),
+        names=(
+            "find_duplicates",
+            "get_duplicates",
+            "list_duplicates",
+            "duplicates",
+            "find_repeated",
+        ),
         params=("items: list",),
         returns="list",
         docs=(
@@ -282,7 +386,14 @@ return result + [0] * (len($nums) - len(result))
         name="range_list",
         names=("range_list", "make_range", "list_from_range", "numbers_between", "inclusive_range"),
         params=("start: int", "end: int"),
-        alternatives=(("a", "b"), ("start", "stop"), ("low", "high"), ("first", "last"), ("lo", "hi"), ("m", "n")),
+        alternatives=(
+            ("a", "b"),
+            ("start", "stop"),
+            ("low", "high"),
+            ("first", "last"),
+            ("lo", "hi"),
+            ("m", "n"),
+        ),
         returns="list[int]",
         docs=(
             "Return the list of integers from $start to $end inclusive.",
@@ -296,7 +407,13 @@ return result + [0] * (len($nums) - len(result))
     ),
     Family(
         name="every_other",
-        names=("every_other", "every_second", "take_every_other", "skip_every_other", "even_positions"),
+        names=(
+            "every_other",
+            "every_second",
+            "take_every_other",
+            "skip_every_other",
+            "even_positions",
+        ),
         params=("items: list",),
         returns="list",
         docs=(
@@ -311,7 +428,13 @@ return result + [0] * (len($nums) - len(result))
     ),
     Family(
         name="swap_first_last",
-        names=("swap_first_last", "swap_ends", "swap_first_and_last", "exchange_ends", "swap_list_ends"),
+        names=(
+            "swap_first_last",
+            "swap_ends",
+            "swap_first_and_last",
+            "exchange_ends",
+            "swap_list_ends",
+        ),
         params=("items: list",),
         returns="list",
         docs=(

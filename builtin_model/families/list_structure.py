@@ -58,9 +58,23 @@ def _two_sum(nums: list[int], target: int) -> list[int]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="flatten",
-        names=("flatten", "flatten_list", "flatten_lists", "flat_list", "concat_lists", "flatten_nested"),
+        names=(
+            "flatten",
+            "flatten_list",
+            "flatten_lists",
+            "flat_list",
+            "concat_lists",
+            "flatten_nested",
+        ),
         params=("nested: list[list]",),
-        alternatives=(("lists",), ("items",), ("nested_list",), ("lst",), ("groups",), ("list_of_lists",)),
+        alternatives=(
+            ("lists",),
+            ("items",),
+            ("nested_list",),
+            ("lst",),
+            ("groups",),
+            ("list_of_lists",),
+        ),
         returns="list",
         docs=(
             "Flatten a list of lists into one list.",
@@ -76,7 +90,14 @@ FAMILIES: tuple[Family, ...] = (
         name="sum_nested",
         names=("sum_nested", "nested_sum", "sum_of_lists", "sum_nested_list", "sum_each"),
         params=("nested: list[list]",),
-        alternatives=(("lists",), ("items",), ("nested_list",), ("lst",), ("groups",), ("list_of_lists",)),
+        alternatives=(
+            ("lists",),
+            ("items",),
+            ("nested_list",),
+            ("lst",),
+            ("groups",),
+            ("list_of_lists",),
+        ),
         returns="list[int]",
         docs=(
             "Return a list with the sum of each inner list.",
@@ -92,7 +113,13 @@ FAMILIES: tuple[Family, ...] = (
         name="chunk",
         names=("chunk", "chunk_list", "split_into_chunks", "chunks", "split_list", "make_chunks"),
         params=("items: list", "size: int"),
-        alternatives=(("lst", "n"), ("items", "n"), ("data", "size"), ("arr", "k"), ("lst", "size")),
+        alternatives=(
+            ("lst", "n"),
+            ("items", "n"),
+            ("data", "size"),
+            ("arr", "k"),
+            ("lst", "size"),
+        ),
         returns="list[list]",
         docs=(
             "Split $items into chunks of length $size.",
@@ -103,14 +130,22 @@ FAMILIES: tuple[Family, ...] = (
         body="return [$items[i:i + $size] for i in range(0, len($items), $size)]",
         inputs=lambda rng: (draw_integers(rng, 0, 9), rng.randint(1, 4)),
         oracle=lambda items, size: [
-            [x for _, x in group] for _, group in itertools.groupby(enumerate(items), lambda pair: pair[0] // size)
+            [x for _, x in group]
+            for _, group in itertools.groupby(enumerate(items), lambda pair: pair[0] // size)
         ],
     ),
     Family(
         name="rotate_left",
         names=("rotate_left", "left_rotate", "rotate_list", "shift_left", "rotate_list_left"),
         params=("items: list", "k: int"),
-        alternatives=(("nums", "k"), ("lst", "n"), ("arr", "k"), ("items", "n"), ("data", "steps"), ("lst", "shift")),
+        alternatives=(
+            ("nums", "k"),
+            ("lst", "n"),
+            ("arr", "k"),
+            ("items", "n"),
+            ("data", "steps"),
+            ("lst", "shift"),
+        ),
         returns="list",
         docs=(
             "Rotate $items to the left by $k positions.",
@@ -129,7 +164,14 @@ return $items[i:] + $items[:i]
         name="rotate_right",
         names=("rotate_right", "right_rotate", "rotate_array", "shift_right", "rotate_list_right"),
         params=("items: list", "k: int"),
-        alternatives=(("nums", "k"), ("lst", "n"), ("arr", "k"), ("items", "n"), ("data", "steps"), ("lst", "shift")),
+        alternatives=(
+            ("nums", "k"),
+            ("lst", "n"),
+            ("arr", "k"),
+            ("items", "n"),
+            ("data", "steps"),
+            ("lst", "shift"),
+        ),
         returns="list",
         docs=(
             "Rotate $items to the right by $k positions.",
@@ -146,7 +188,13 @@ return $items[-i:] + $items[:-i]
     ),
     Family(
         name="interleave",
-        names=("interleave", "interleave_lists", "alternate_lists", "weave_lists", "merge_alternating"),
+        names=(
+            "interleave",
+            "interleave_lists",
+            "alternate_lists",
+            "weave_lists",
+            "merge_alternating",
+        ),
         params=("a: list", "b: list"),
         alternatives=TWO_LISTS,
         returns="list",
@@ -184,7 +232,14 @@ return result
     ),
     Family(
         name="add_lists",
-        names=("add_lists", "add_vectors", "vector_add", "elementwise_sum", "sum_lists", "add_arrays"),
+        names=(
+            "add_lists",
+            "add_vectors",
+            "vector_add",
+            "elementwise_sum",
+            "sum_lists",
+            "add_arrays",
+        ),
         params=("a: list[int]", "b: list[int]"),
         alternatives=TWO_LISTS,
         returns="list[int]",
@@ -200,7 +255,14 @@ return result
     ),
     Family(
         name="dot_product",
-        names=("dot_product", "dot", "inner_product", "scalar_product", "vector_dot", "compute_dot_product"),
+        names=(
+            "dot_product",
+            "dot",
+            "inner_product",
+            "scalar_product",
+            "vector_dot",
+            "compute_dot_product",
+        ),
         params=("a: list[int]", "b: list[int]"),
         alternatives=(*TWO_LISTS, ("u", "v"), ("v1", "v2")),
         returns="int",
@@ -227,7 +289,10 @@ return result
             "This function returns the intersection of two lists.",
         ),
         body="return [x for x in $a if x in $b]",
-        inputs=lambda rng: (rng.sample(range(9), rng.randint(0, 6)), rng.sample(range(9), rng.randint(0, 6))),
+        inputs=lambda rng: (
+            rng.sample(range(9), rng.randint(0, 6)),
+            rng.sample(range(9), rng.randint(0, 6)),
+        ),
         oracle=lambda a, b: sorted(set(a) & set(b), key=a.index),
     ),
     Family(
@@ -248,7 +313,13 @@ return result
     ),
     Family(
         name="list_difference",
-        names=("list_difference", "list_diff", "difference_of_lists", "subtract_lists", "elements_not_in"),
+        names=(
+            "list_difference",
+            "list_diff",
+            "difference_of_lists",
+            "subtract_lists",
+            "elements_not_in",
+        ),
         params=("a: list", "b: list"),
         alternatives=TWO_LISTS,
         returns="list",

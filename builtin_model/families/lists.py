@@ -39,7 +39,15 @@ def _index(items: list, target: object) -> int:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="sum_list",
-        names=("sum_list", "list_sum", "sum_numbers", "sum_of_list", "sum_array", "total_sum", "sum_all"),
+        names=(
+            "sum_list",
+            "list_sum",
+            "sum_numbers",
+            "sum_of_list",
+            "sum_array",
+            "total_sum",
+            "sum_all",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -55,7 +63,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="product_list",
-        names=("product_list", "product", "list_product", "multiply_list", "product_of_list", "multiply_all"),
+        names=(
+            "product_list",
+            "product",
+            "list_product",
+            "multiply_list",
+            "product_of_list",
+            "multiply_all",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -76,7 +91,15 @@ return result
     ),
     Family(
         name="average",
-        names=("average", "mean", "calculate_average", "get_average", "find_average", "list_average", "avg"),
+        names=(
+            "average",
+            "mean",
+            "calculate_average",
+            "get_average",
+            "find_average",
+            "list_average",
+            "avg",
+        ),
         params=("numbers: list[int]",),
         returns="float",
         docs=(
@@ -92,7 +115,15 @@ return result
     ),
     Family(
         name="maximum",
-        names=("find_max", "maximum", "max_list", "get_max", "find_maximum", "find_largest", "largest"),
+        names=(
+            "find_max",
+            "maximum",
+            "max_list",
+            "get_max",
+            "find_maximum",
+            "find_largest",
+            "largest",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -114,7 +145,15 @@ return result
     ),
     Family(
         name="minimum",
-        names=("find_min", "minimum", "min_list", "get_min", "find_minimum", "find_smallest", "smallest"),
+        names=(
+            "find_min",
+            "minimum",
+            "min_list",
+            "get_min",
+            "find_minimum",
+            "find_smallest",
+            "smallest",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -136,7 +175,13 @@ return result
     ),
     Family(
         name="second_largest",
-        names=("second_largest", "find_second_largest", "second_max", "get_second_largest", "second_highest"),
+        names=(
+            "second_largest",
+            "find_second_largest",
+            "second_max",
+            "get_second_largest",
+            "second_highest",
+        ),
         params=("numbers: list[int]",),
         returns="int",
         docs=(
@@ -166,7 +211,15 @@ return result
     ),
     Family(
         name="remove_duplicates",
-        names=("remove_duplicates", "unique", "unique_elements", "remove_dups", "dedupe", "unique_list", "deduplicate"),
+        names=(
+            "remove_duplicates",
+            "unique",
+            "unique_elements",
+            "remove_dups",
+            "dedupe",
+            "unique_list",
+            "deduplicate",
+        ),
         params=("items: list",),
         returns="list",
         docs=(
@@ -188,7 +241,13 @@ return result
     ),
     Family(
         name="unique_sorted",
-        names=("unique_sorted", "sorted_unique", "sort_unique", "sorted_distinct", "unique_sorted_list"),
+        names=(
+            "unique_sorted",
+            "sorted_unique",
+            "sort_unique",
+            "sorted_distinct",
+            "unique_sorted_list",
+        ),
         params=("numbers: list[int]",),
         returns="list[int]",
         docs=(
@@ -214,7 +273,9 @@ return result
         ),
         body="return sorted($numbers)",
         inputs=draw_list,
-        oracle=lambda numbers: list(Counter({x: numbers.count(x) for x in sorted(numbers)}).elements()),
+        oracle=lambda numbers: list(
+            Counter({x: numbers.count(x) for x in sorted(numbers)}).elements()
+        ),
     ),
     Family(
         name="sort_descending",
@@ -233,7 +294,14 @@ return result
     ),
     Family(
         name="count_occurrences",
-        names=("count_occurrences", "count_item", "count_element", "occurrences", "count_in_list", "count_value"),
+        names=(
+            "count_occurrences",
+            "count_item",
+            "count_element",
+            "occurrences",
+            "count_in_list",
+            "count_value",
+        ),
         params=("items: list", "target: int"),
         alternatives=LIST_AND_TARGET,
         returns="int",
@@ -255,7 +323,14 @@ return result
     ),
     Family(
         name="find_index",
-        names=("linear_search", "find_index", "index_of", "search_list", "find_position", "sequential_search"),
+        names=(
+            "linear_search",
+            "find_index",
+            "index_of",
+            "search_list",
+            "find_position",
+            "sequential_search",
+        ),
         params=("items: list", "target: int"),
         alternatives=LIST_AND_TARGET,
         returns="int",
@@ -277,7 +352,14 @@ return -1
     ),
     Family(
         name="contains_item",
-        names=("contains", "list_contains", "is_in_list", "contains_element", "in_list", "contains_value"),
+        names=(
+            "contains",
+            "list_contains",
+            "is_in_list",
+            "contains_element",
+            "in_list",
+            "contains_value",
+        ),
         params=("items: list", "target: int"),
         alternatives=LIST_AND_TARGET,
         returns="bool",
@@ -293,7 +375,14 @@ return -1
     ),
     Family(
         name="remove_value",
-        names=("remove_value", "remove_all", "remove_element", "remove_item", "remove_occurrences", "delete_value"),
+        names=(
+            "remove_value",
+            "remove_all",
+            "remove_element",
+            "remove_item",
+            "remove_occurrences",
+            "delete_value",
+        ),
         params=("items: list", "target: int"),
         alternatives=LIST_AND_TARGET,
         returns="list",

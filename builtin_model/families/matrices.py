@@ -15,7 +15,9 @@ TWO_MATRICES = (
 )
 
 
-def _grid(rng: random.Random, rows: int, columns: int, low: int = -5, high: int = 9) -> list[list[int]]:
+def _grid(
+    rng: random.Random, rows: int, columns: int, low: int = -5, high: int = 9
+) -> list[list[int]]:
     return [[rng.randint(low, high) for _ in range(columns)] for _ in range(rows)]
 
 
@@ -31,7 +33,9 @@ def _square(rng: random.Random) -> tuple[list[list[int]]]:
 def _maybe_symmetric(rng: random.Random) -> tuple[list[list[int]]]:
     (grid,) = _square(rng)
     size = range(len(grid))
-    return ([[grid[min(i, j)][max(i, j)] for j in size] for i in size] if rng.random() < 0.5 else grid,)
+    return (
+        [[grid[min(i, j)][max(i, j)] for j in size] for i in size] if rng.random() < 0.5 else grid,
+    )
 
 
 def _same_shape(rng: random.Random) -> tuple[list[list[int]], list[list[int]]]:
@@ -52,13 +56,23 @@ def _identity(n: int) -> list[list[int]]:
 
 
 def _multiply(a: list[list[int]], b: list[list[int]]) -> list[list[int]]:
-    return [[sum(a[i][k] * b[k][j] for k in range(len(b))) for j in range(len(b[0]))] for i in range(len(a))]
+    return [
+        [sum(a[i][k] * b[k][j] for k in range(len(b))) for j in range(len(b[0]))]
+        for i in range(len(a))
+    ]
 
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="matrix_multiply",
-        names=("matrix_multiply", "matmul", "multiply_matrices", "matrix_multiplication", "mat_mul", "matrix_product"),
+        names=(
+            "matrix_multiply",
+            "matmul",
+            "multiply_matrices",
+            "matrix_multiplication",
+            "mat_mul",
+            "matrix_product",
+        ),
         params=("a: list[list[int]]", "b: list[list[int]]"),
         alternatives=TWO_MATRICES,
         returns="list[list[int]]",
@@ -74,7 +88,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="transpose",
-        names=("transpose", "transpose_matrix", "matrix_transpose", "get_transpose", "swap_rows_columns"),
+        names=(
+            "transpose",
+            "transpose_matrix",
+            "matrix_transpose",
+            "get_transpose",
+            "swap_rows_columns",
+        ),
         params=("matrix: list[list[int]]",),
         returns="list[list[int]]",
         docs=(
@@ -121,7 +141,14 @@ FAMILIES: tuple[Family, ...] = (
         name="zero_matrix",
         names=("zero_matrix", "zeros", "make_matrix", "create_matrix", "zeros_matrix", "make_grid"),
         params=("rows: int", "cols: int"),
-        alternatives=(("m", "n"), ("n", "m"), ("height", "width"), ("r", "c"), ("h", "w"), ("rows", "columns")),
+        alternatives=(
+            ("m", "n"),
+            ("n", "m"),
+            ("height", "width"),
+            ("r", "c"),
+            ("h", "w"),
+            ("rows", "columns"),
+        ),
         returns="list[list[int]]",
         docs=(
             "Return a matrix of zeros with $rows rows and $cols columns.",
@@ -151,7 +178,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="matrix_scale",
-        names=("matrix_scale", "scale_matrix", "scalar_multiply", "multiply_matrix_by_scalar", "scalar_matrix"),
+        names=(
+            "matrix_scale",
+            "scale_matrix",
+            "scalar_multiply",
+            "multiply_matrix_by_scalar",
+            "scalar_matrix",
+        ),
         params=("matrix: list[list[int]]", "k: int"),
         alternatives=(
             ("matrix", "scalar"),
@@ -185,7 +218,9 @@ FAMILIES: tuple[Family, ...] = (
         ),
         body="return sum($matrix[i][i] for i in range(len($matrix)))",
         inputs=_square,
-        oracle=lambda matrix: sum(x for i, row in enumerate(matrix) for j, x in enumerate(row) if i == j),
+        oracle=lambda matrix: sum(
+            x for i, row in enumerate(matrix) for j, x in enumerate(row) if i == j
+        ),
     ),
     Family(
         name="sum_matrix",
@@ -234,7 +269,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="matrix_max",
-        names=("matrix_max", "max_in_matrix", "find_max_in_matrix", "largest_in_matrix", "grid_max"),
+        names=(
+            "matrix_max",
+            "max_in_matrix",
+            "find_max_in_matrix",
+            "largest_in_matrix",
+            "grid_max",
+        ),
         params=("matrix: list[list[int]]",),
         returns="int",
         docs=(
@@ -249,7 +290,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="is_symmetric",
-        names=("is_symmetric", "is_symmetric_matrix", "check_symmetric", "matrix_is_symmetric", "symmetric_matrix"),
+        names=(
+            "is_symmetric",
+            "is_symmetric_matrix",
+            "check_symmetric",
+            "matrix_is_symmetric",
+            "symmetric_matrix",
+        ),
         params=("matrix: list[list[int]]",),
         returns="bool",
         docs=(

@@ -3,7 +3,13 @@
 import random
 
 PAIRS = (("x", "y"), ("num1", "num2"), ("n1", "n2"), ("first", "second"), ("m", "n"), ("p", "q"))
-TRIPLES = (("x", "y", "z"), ("num1", "num2", "num3"), ("n1", "n2", "n3"), ("first", "second", "third"), ("p", "q", "r"))
+TRIPLES = (
+    ("x", "y", "z"),
+    ("num1", "num2", "num3"),
+    ("n1", "n2", "n3"),
+    ("first", "second", "third"),
+    ("p", "q", "r"),
+)
 
 
 def draw_small(rng: random.Random) -> tuple[int]:

@@ -7,7 +7,11 @@ from builtin_model.tasks import Family
 
 
 def _digits(rng: random.Random) -> tuple[int]:
-    return (rng.choice((0, 7, 10, 100, rng.randint(10, 99), rng.randint(100, 999), rng.randint(1000, 99999))),)
+    return (
+        rng.choice(
+            (0, 7, 10, 100, rng.randint(10, 99), rng.randint(100, 999), rng.randint(1000, 99999))
+        ),
+    )
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -45,7 +49,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sum_digits",
-        names=("sum_digits", "sum_of_digits", "digit_sum", "add_digits", "get_digit_sum", "digits_sum"),
+        names=(
+            "sum_digits",
+            "sum_of_digits",
+            "digit_sum",
+            "add_digits",
+            "get_digit_sum",
+            "digits_sum",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -61,7 +72,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_digits",
-        names=("count_digits", "number_of_digits", "digit_count", "num_digits", "get_digit_count", "how_many_digits"),
+        names=(
+            "count_digits",
+            "number_of_digits",
+            "digit_count",
+            "num_digits",
+            "get_digit_count",
+            "how_many_digits",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -76,7 +94,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="reverse_number",
-        names=("reverse_number", "reverse_int", "reverse_integer", "reverse_digits", "get_reversed_number"),
+        names=(
+            "reverse_number",
+            "reverse_int",
+            "reverse_integer",
+            "reverse_digits",
+            "get_reversed_number",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -91,7 +115,15 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="get_digits",
-        names=("get_digits", "digits", "digits_list", "list_digits", "to_digits", "split_digits", "number_to_digits"),
+        names=(
+            "get_digits",
+            "digits",
+            "digits_list",
+            "list_digits",
+            "to_digits",
+            "split_digits",
+            "number_to_digits",
+        ),
         params=("n: int",),
         returns="list[int]",
         docs=(
@@ -122,12 +154,20 @@ FAMILIES: tuple[Family, ...] = (
             "This function tests if a number is a palindrome.",
         ),
         body="return str($n) == str($n)[::-1]",
-        inputs=lambda rng: (rng.choice((0, 7, 10, 11, 121, 1221, 12321, 123, 1231, rng.randint(10, 999))),),
+        inputs=lambda rng: (
+            rng.choice((0, 7, 10, 11, 121, 1221, 12321, 123, 1231, rng.randint(10, 999))),
+        ),
         oracle=lambda n: list(str(n)) == list(reversed(str(n))),
     ),
     Family(
         name="is_armstrong",
-        names=("is_armstrong", "is_armstrong_number", "check_armstrong", "armstrong_number", "is_narcissistic"),
+        names=(
+            "is_armstrong",
+            "is_armstrong_number",
+            "check_armstrong",
+            "armstrong_number",
+            "is_narcissistic",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -140,12 +180,20 @@ FAMILIES: tuple[Family, ...] = (
 digits = str($n)
 return $n == sum(int(d) ** len(digits) for d in digits)
 """,
-        inputs=lambda rng: (rng.choice((0, 1, 9, 10, 153, 370, 371, 407, 1634, 100, 123, rng.randint(10, 999))),),
+        inputs=lambda rng: (
+            rng.choice((0, 1, 9, 10, 153, 370, 371, 407, 1634, 100, 123, rng.randint(10, 999))),
+        ),
         oracle=lambda n: n in (*range(10), 153, 370, 371, 407, 1634),
     ),
     Family(
         name="is_perfect_number",
-        names=("is_perfect_number", "is_perfect", "check_perfect_number", "perfect_number", "is_number_perfect"),
+        names=(
+            "is_perfect_number",
+            "is_perfect",
+            "check_perfect_number",
+            "perfect_number",
+            "is_number_perfect",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -160,7 +208,13 @@ return $n == sum(int(d) ** len(digits) for d in digits)
     ),
     Family(
         name="is_perfect_square",
-        names=("is_perfect_square", "is_square", "check_perfect_square", "perfect_square", "is_square_number"),
+        names=(
+            "is_perfect_square",
+            "is_square",
+            "check_perfect_square",
+            "perfect_square",
+            "is_square_number",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -170,12 +224,22 @@ return $n == sum(int(d) ** len(digits) for d in digits)
             "This function tests if $n is a square number.",
         ),
         body="return int($n ** 0.5) ** 2 == $n",
-        inputs=lambda rng: (rng.choice((0, 1, 2, 3, 8, 15, rng.randint(2, 20) ** 2, rng.randint(2, 100))),),
+        inputs=lambda rng: (
+            rng.choice((0, 1, 2, 3, 8, 15, rng.randint(2, 20) ** 2, rng.randint(2, 100))),
+        ),
         oracle=lambda n: any(i * i == n for i in range(n + 1)),
     ),
     Family(
         name="divisors",
-        names=("divisors", "get_divisors", "find_divisors", "list_divisors", "factors", "get_factors", "find_factors"),
+        names=(
+            "divisors",
+            "get_divisors",
+            "find_divisors",
+            "list_divisors",
+            "factors",
+            "get_factors",
+            "find_factors",
+        ),
         params=("n: int",),
         returns="list[int]",
         docs=(
@@ -186,6 +250,8 @@ return $n == sum(int(d) ** len(digits) for d in digits)
         ),
         body="return [i for i in range(1, $n + 1) if $n % i == 0]",
         inputs=draw_positive,
-        oracle=lambda n: sorted({d for i in range(1, n + 1) for d in range(1, n + 1) if d * i == n}),
+        oracle=lambda n: sorted(
+            {d for i in range(1, n + 1) for d in range(1, n + 1) if d * i == n}
+        ),
     ),
 )

@@ -17,7 +17,13 @@ def _fizzbuzz(n: int) -> str:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="collatz_steps",
-        names=("collatz_steps", "collatz", "count_collatz_steps", "collatz_length", "collatz_count"),
+        names=(
+            "collatz_steps",
+            "collatz",
+            "count_collatz_steps",
+            "collatz_length",
+            "collatz_count",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -41,7 +47,14 @@ return result
     ),
     Family(
         name="fizzbuzz",
-        names=("fizzbuzz", "fizz_buzz", "fizzbuzz_list", "get_fizzbuzz_list", "play_fizzbuzz", "FizzBuzz"),
+        names=(
+            "fizzbuzz",
+            "fizz_buzz",
+            "fizzbuzz_list",
+            "get_fizzbuzz_list",
+            "play_fizzbuzz",
+            "FizzBuzz",
+        ),
         params=("n: int",),
         returns="list[str]",
         docs=(
@@ -68,7 +81,13 @@ return result
     ),
     Family(
         name="fizzbuzz_value",
-        names=("fizzbuzz_value", "fizzbuzz_number", "fizz_buzz_value", "get_fizzbuzz", "fizzbuzz_single"),
+        names=(
+            "fizzbuzz_value",
+            "fizzbuzz_number",
+            "fizz_buzz_value",
+            "get_fizzbuzz",
+            "fizzbuzz_single",
+        ),
         params=("n: int",),
         returns="str",
         docs=(
@@ -86,7 +105,9 @@ if $n % 5 == 0:
     return "Buzz"
 return str($n)
 """,
-        inputs=lambda rng: (rng.choice((3, 5, 15, 30, 1, 7, rng.randint(1, 100), 3 * rng.randint(1, 30))),),
+        inputs=lambda rng: (
+            rng.choice((3, 5, 15, 30, 1, 7, rng.randint(1, 100), 3 * rng.randint(1, 30))),
+        ),
         oracle=_fizzbuzz,
     ),
     Family(
@@ -117,7 +138,15 @@ return str($n)
             "celsius2fahrenheit",
         ),
         params=("celsius: float",),
-        alternatives=(("c",), ("temp",), ("temperature",), ("degrees",), ("value",), ("x",), ("temp_c",)),
+        alternatives=(
+            ("c",),
+            ("temp",),
+            ("temperature",),
+            ("degrees",),
+            ("value",),
+            ("x",),
+            ("temp_c",),
+        ),
         returns="float",
         docs=(
             "Convert $celsius degrees Celsius to Fahrenheit.",
@@ -140,7 +169,15 @@ return str($n)
             "fahrenheit2celsius",
         ),
         params=("fahrenheit: float",),
-        alternatives=(("f",), ("temp",), ("temperature",), ("degrees",), ("value",), ("x",), ("temp_f",)),
+        alternatives=(
+            ("f",),
+            ("temp",),
+            ("temperature",),
+            ("degrees",),
+            ("value",),
+            ("x",),
+            ("temp_f",),
+        ),
         returns="float",
         docs=(
             "Convert $fahrenheit degrees Fahrenheit to Celsius.",
@@ -154,7 +191,13 @@ return str($n)
     ),
     Family(
         name="decimal_to_binary",
-        names=("decimal_to_binary", "to_binary", "int_to_binary", "convert_to_binary", "dec_to_bin"),
+        names=(
+            "decimal_to_binary",
+            "to_binary",
+            "int_to_binary",
+            "convert_to_binary",
+            "dec_to_bin",
+        ),
         params=("n: int",),
         returns="str",
         docs=(
@@ -164,14 +207,30 @@ return str($n)
             "This function converts $n from decimal to binary.",
         ),
         body="return bin($n)[2:]",
-        inputs=lambda rng: (rng.choice((0, 1, 2, 8, 255, rng.randint(3, 64), rng.randint(3, 500))),),
+        inputs=lambda rng: (
+            rng.choice((0, 1, 2, 8, 255, rng.randint(3, 64), rng.randint(3, 500))),
+        ),
         oracle=lambda n: format(n, "b"),
     ),
     Family(
         name="binary_to_decimal",
-        names=("binary_to_decimal", "from_binary", "binary_to_int", "convert_binary_to_decimal", "bin_to_dec"),
+        names=(
+            "binary_to_decimal",
+            "from_binary",
+            "binary_to_int",
+            "convert_binary_to_decimal",
+            "bin_to_dec",
+        ),
         params=("binary: str",),
-        alternatives=(("s",), ("binary_string",), ("bits",), ("b",), ("text",), ("string",), ("binary_str",)),
+        alternatives=(
+            ("s",),
+            ("binary_string",),
+            ("bits",),
+            ("b",),
+            ("text",),
+            ("string",),
+            ("binary_str",),
+        ),
         returns="int",
         docs=(
             "Return the integer value of the binary string $binary.",
@@ -180,12 +239,20 @@ return str($n)
             "This function converts $binary from binary to decimal.",
         ),
         body="return int($binary, 2)",
-        inputs=lambda rng: (rng.choice(("0", "1", "10", "0011", format(rng.randint(2, 200), "b"))),),
+        inputs=lambda rng: (
+            rng.choice(("0", "1", "10", "0011", format(rng.randint(2, 200), "b"))),
+        ),
         oracle=lambda bits: sum(2**i for i, bit in enumerate(reversed(bits)) if bit == "1"),
     ),
     Family(
         name="is_power_of_two",
-        names=("is_power_of_two", "is_power_of_2", "power_of_two", "check_power_of_two", "isPowerOfTwo"),
+        names=(
+            "is_power_of_two",
+            "is_power_of_2",
+            "power_of_two",
+            "check_power_of_two",
+            "isPowerOfTwo",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -195,7 +262,9 @@ return str($n)
             "This function tests if $n is a power of two.",
         ),
         body="return $n > 0 and $n & ($n - 1) == 0",
-        inputs=lambda rng: (rng.choice((0, 1, 2, -4, 6, 12, 2 ** rng.randint(2, 10), rng.randint(1, 100))),),
+        inputs=lambda rng: (
+            rng.choice((0, 1, 2, -4, 6, 12, 2 ** rng.randint(2, 10), rng.randint(1, 100))),
+        ),
         oracle=lambda n: n in [2**i for i in range(12)],
     ),
     Family(
@@ -242,7 +311,12 @@ return str($n)
         ),
         body="return $low <= $value <= $high",
         inputs=lambda rng: rng.choice(
-            ((3, 3, 7), (7, 3, 7), (rng.randint(-9, 9), -3, 4), (rng.randint(-9, 9), 0, rng.randint(1, 9)))
+            (
+                (3, 3, 7),
+                (7, 3, 7),
+                (rng.randint(-9, 9), -3, 4),
+                (rng.randint(-9, 9), 0, rng.randint(1, 9)),
+            )
         ),
         oracle=lambda value, low, high: value in range(low, high + 1),
     ),
@@ -269,7 +343,13 @@ return 0
     ),
     Family(
         name="is_positive",
-        names=("is_positive", "ispositive", "check_positive", "is_positive_number", "is_greater_than_zero"),
+        names=(
+            "is_positive",
+            "ispositive",
+            "check_positive",
+            "is_positive_number",
+            "is_greater_than_zero",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -284,7 +364,13 @@ return 0
     ),
     Family(
         name="is_negative",
-        names=("is_negative", "isnegative", "check_negative", "is_negative_number", "is_less_than_zero"),
+        names=(
+            "is_negative",
+            "isnegative",
+            "check_negative",
+            "is_negative_number",
+            "is_less_than_zero",
+        ),
         params=("n: int",),
         returns="bool",
         docs=(
@@ -299,7 +385,13 @@ return 0
     ),
     Family(
         name="multiplication_table",
-        names=("multiplication_table", "times_table", "get_multiplication_table", "mult_table", "print_times_table"),
+        names=(
+            "multiplication_table",
+            "times_table",
+            "get_multiplication_table",
+            "mult_table",
+            "print_times_table",
+        ),
         params=("n: int",),
         returns="list[int]",
         docs=(

@@ -33,7 +33,14 @@ def _prime_factors(n: int) -> list[int]:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="factorial",
-        names=("factorial", "fact", "compute_factorial", "get_factorial", "calculate_factorial", "factorial_of"),
+        names=(
+            "factorial",
+            "fact",
+            "compute_factorial",
+            "get_factorial",
+            "calculate_factorial",
+            "factorial_of",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -54,7 +61,13 @@ return result
     ),
     Family(
         name="factorial_recursive",
-        names=("factorial_recursive", "recursive_factorial", "fact_recursive", "factorial_rec", "fact_rec"),
+        names=(
+            "factorial_recursive",
+            "recursive_factorial",
+            "fact_recursive",
+            "factorial_rec",
+            "fact_rec",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -73,7 +86,14 @@ return $n * $f($n - 1)
     ),
     Family(
         name="fibonacci",
-        names=("fibonacci", "fib", "nth_fibonacci", "fibonacci_number", "get_fibonacci", "compute_fibonacci"),
+        names=(
+            "fibonacci",
+            "fib",
+            "nth_fibonacci",
+            "fibonacci_number",
+            "get_fibonacci",
+            "compute_fibonacci",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -94,7 +114,13 @@ return a
     ),
     Family(
         name="fibonacci_recursive",
-        names=("fibonacci_recursive", "recursive_fibonacci", "fib_recursive", "fib_rec", "recursive_fib"),
+        names=(
+            "fibonacci_recursive",
+            "recursive_fibonacci",
+            "fib_recursive",
+            "fib_rec",
+            "recursive_fib",
+        ),
         params=("n: int",),
         returns="int",
         docs=(
@@ -201,7 +227,13 @@ return result
     ),
     Family(
         name="prime_factors",
-        names=("prime_factors", "get_prime_factors", "find_prime_factors", "prime_factorization", "factorize"),
+        names=(
+            "prime_factors",
+            "get_prime_factors",
+            "find_prime_factors",
+            "prime_factorization",
+            "factorize",
+        ),
         params=("n: int",),
         returns="list[int]",
         docs=(
@@ -246,7 +278,14 @@ return $a
     ),
     Family(
         name="lcm",
-        names=("lcm", "least_common_multiple", "find_lcm", "compute_lcm", "calculate_lcm", "lowest_common_multiple"),
+        names=(
+            "lcm",
+            "least_common_multiple",
+            "find_lcm",
+            "compute_lcm",
+            "calculate_lcm",
+            "lowest_common_multiple",
+        ),
         params=("a: int", "b: int"),
         alternatives=PAIRS,
         returns="int",

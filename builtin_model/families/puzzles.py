@@ -12,12 +12,18 @@ ROMAN = {1: "I", 2: "II", 3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII
 
 def _knapsack_case(rng: random.Random) -> tuple[list[int], list[int], int]:
     size = rng.randint(0, 4)
-    return [rng.randint(1, 6) for _ in range(size)], [rng.randint(1, 9) for _ in range(size)], rng.randint(0, 11)
+    return (
+        [rng.randint(1, 6) for _ in range(size)],
+        [rng.randint(1, 9) for _ in range(size)],
+        rng.randint(0, 11),
+    )
 
 
 def _knapsack(weights: list[int], values: list[int], capacity: int) -> int:
     chosen = itertools.product((0, 1), repeat=len(weights))
-    pairs = [(sum(itertools.compress(weights, c)), sum(itertools.compress(values, c))) for c in chosen]
+    pairs = [
+        (sum(itertools.compress(weights, c)), sum(itertools.compress(values, c))) for c in chosen
+    ]
     return max(value for weight, value in pairs if weight <= capacity)
 
 
@@ -47,7 +53,13 @@ def _roman(number: int) -> str:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="knapsack",
-        names=("knapsack", "knapsack_01", "solve_knapsack", "max_knapsack_value", "zero_one_knapsack"),
+        names=(
+            "knapsack",
+            "knapsack_01",
+            "solve_knapsack",
+            "max_knapsack_value",
+            "zero_one_knapsack",
+        ),
         params=("weights: list[int]", "values: list[int]", "capacity: int"),
         alternatives=(
             ("w", "v", "capacity"),
@@ -76,7 +88,13 @@ return best[-1]
     ),
     Family(
         name="generate_parentheses",
-        names=("generate_parentheses", "generate_parenthesis", "all_parentheses", "gen_parens", "make_parentheses"),
+        names=(
+            "generate_parentheses",
+            "generate_parenthesis",
+            "all_parentheses",
+            "gen_parens",
+            "make_parentheses",
+        ),
         params=("n: int",),
         returns="list[str]",
         docs=(
@@ -100,7 +118,13 @@ return result
     ),
     Family(
         name="roman_to_int",
-        names=("roman_to_int", "roman_to_integer", "roman_to_decimal", "from_roman", "roman_to_number"),
+        names=(
+            "roman_to_int",
+            "roman_to_integer",
+            "roman_to_decimal",
+            "from_roman",
+            "roman_to_number",
+        ),
         params=("s: str",),
         alternatives=(("roman",), ("text",), ("numeral",), ("string",), ("roman_numeral",), ("r",)),
         returns="int",
@@ -125,7 +149,14 @@ return total
     ),
     Family(
         name="int_to_roman",
-        names=("int_to_roman", "to_roman", "integer_to_roman", "decimal_to_roman", "number_to_roman", "roman_numeral"),
+        names=(
+            "int_to_roman",
+            "to_roman",
+            "integer_to_roman",
+            "decimal_to_roman",
+            "number_to_roman",
+            "roman_numeral",
+        ),
         params=("n: int",),
         returns="str",
         docs=(

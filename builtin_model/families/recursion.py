@@ -27,7 +27,13 @@ return 2 * $f($n - 1) + 1
     ),
     Family(
         name="pascal_triangle",
-        names=("pascal_triangle", "pascals_triangle", "generate_pascal", "pascal", "make_pascal_triangle"),
+        names=(
+            "pascal_triangle",
+            "pascals_triangle",
+            "generate_pascal",
+            "pascal",
+            "make_pascal_triangle",
+        ),
         params=("n: int",),
         returns="list[list[int]]",
         docs=(
@@ -49,7 +55,13 @@ return result
     ),
     Family(
         name="permutations",
-        names=("permutations", "permute", "all_permutations", "get_permutations", "generate_permutations"),
+        names=(
+            "permutations",
+            "permute",
+            "all_permutations",
+            "get_permutations",
+            "generate_permutations",
+        ),
         params=("items: list",),
         alternatives=(("nums",), ("lst",), ("arr",), ("elements",), ("xs",), ("values",)),
         returns="list[list]",
@@ -73,9 +85,22 @@ return result
     ),
     Family(
         name="combinations",
-        names=("combinations", "combine", "all_combinations", "get_combinations", "generate_combinations"),
+        names=(
+            "combinations",
+            "combine",
+            "all_combinations",
+            "get_combinations",
+            "generate_combinations",
+        ),
         params=("items: list", "k: int"),
-        alternatives=(("nums", "k"), ("lst", "n"), ("arr", "r"), ("items", "r"), ("values", "size"), ("xs", "k")),
+        alternatives=(
+            ("nums", "k"),
+            ("lst", "n"),
+            ("arr", "r"),
+            ("items", "r"),
+            ("values", "size"),
+            ("xs", "k"),
+        ),
         returns="list[list]",
         docs=(
             "Return all combinations of $k elements of $items.",
@@ -97,7 +122,14 @@ return result
     ),
     Family(
         name="power_set",
-        names=("power_set", "subsets", "powerset", "all_subsets", "get_subsets", "generate_subsets"),
+        names=(
+            "power_set",
+            "subsets",
+            "powerset",
+            "all_subsets",
+            "get_subsets",
+            "generate_subsets",
+        ),
         params=("items: list",),
         alternatives=(("nums",), ("lst",), ("arr",), ("elements",), ("xs",), ("s",)),
         returns="list[list]",
@@ -114,6 +146,8 @@ for x in $items:
 return result
 """,
         inputs=lambda rng: (rng.sample(range(1, 8), rng.choice((0, 1, 2, 3, 3))),),
-        oracle=lambda items: [[x for i, x in enumerate(items) if mask >> i & 1] for mask in range(2 ** len(items))],
+        oracle=lambda items: [
+            [x for i, x in enumerate(items) if mask >> i & 1] for mask in range(2 ** len(items))
+        ],
     ),
 )

@@ -15,7 +15,9 @@ def _brackets(rng: random.Random) -> tuple[str]:
         text = rng.choice((left + text + right, text + left + right))
     if rng.random() < 0.5:
         position = rng.randint(0, len(text))
-        text = rng.choice((text[:position] + rng.choice("()[]{}") + text[position:], text[::-1], text[:position]))
+        text = rng.choice(
+            (text[:position] + rng.choice("()[]{}") + text[position:], text[::-1], text[:position])
+        )
     return (text,)
 
 
@@ -49,14 +51,24 @@ def _best_profit(prices: list[int]) -> int:
 
 
 def _robbed(nums: list[int]) -> int:
-    chosen = (c for c in itertools.product((0, 1), repeat=len(nums)) if (1, 1) not in itertools.pairwise(c))
+    chosen = (
+        c
+        for c in itertools.product((0, 1), repeat=len(nums))
+        if (1, 1) not in itertools.pairwise(c)
+    )
     return max(sum(itertools.compress(nums, c)) for c in chosen)
 
 
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="max_subarray",
-        names=("max_subarray", "max_subarray_sum", "kadane", "maximum_subarray", "largest_subarray_sum"),
+        names=(
+            "max_subarray",
+            "max_subarray_sum",
+            "kadane",
+            "maximum_subarray",
+            "largest_subarray_sum",
+        ),
         params=("nums: list[int]",),
         returns="int",
         docs=(
@@ -122,7 +134,13 @@ return b
     ),
     Family(
         name="missing_number",
-        names=("missing_number", "find_missing", "find_missing_number", "missing_integer", "get_missing_number"),
+        names=(
+            "missing_number",
+            "find_missing",
+            "find_missing_number",
+            "missing_integer",
+            "get_missing_number",
+        ),
         params=("nums: list[int]",),
         returns="int",
         docs=(
@@ -140,7 +158,13 @@ return n * (n + 1) // 2 - sum($nums)
     ),
     Family(
         name="single_number",
-        names=("single_number", "find_single", "find_unique_number", "lonely_integer", "find_single_number"),
+        names=(
+            "single_number",
+            "find_single",
+            "find_unique_number",
+            "lonely_integer",
+            "find_single_number",
+        ),
         params=("nums: list[int]",),
         returns="int",
         docs=(

@@ -4,10 +4,24 @@ import collections
 import re
 import string
 
-from builtin_model.families.text_inputs import WORDS, draw_letters, draw_mixed, draw_phrase, draw_text, draw_word
+from builtin_model.families.text_inputs import (
+    WORDS,
+    draw_letters,
+    draw_mixed,
+    draw_phrase,
+    draw_text,
+    draw_word,
+)
 from builtin_model.tasks import Family
 
-CHARACTERS = (("s", "c"), ("s", "char"), ("text", "ch"), ("string", "char"), ("word", "letter"), ("s", "ch"))
+CHARACTERS = (
+    ("s", "c"),
+    ("s", "char"),
+    ("text", "ch"),
+    ("string", "char"),
+    ("word", "letter"),
+    ("s", "ch"),
+)
 LETTERS = (("c",), ("ch",), ("letter",), ("character",), ("x",), ("s",))
 
 
@@ -19,7 +33,13 @@ def count_each(items) -> dict:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="hello_world",
-        names=("hello_world", "helloworld", "get_hello_world", "say_hello_world", "return_hello_world"),
+        names=(
+            "hello_world",
+            "helloworld",
+            "get_hello_world",
+            "say_hello_world",
+            "return_hello_world",
+        ),
         returns="str",
         docs=(
             "Return the string Hello, World! as a greeting.",
@@ -33,7 +53,15 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="greet",
-        names=("greet", "hello", "say_hello", "greeting", "greet_user", "get_greeting", "greet_person"),
+        names=(
+            "greet",
+            "hello",
+            "say_hello",
+            "greeting",
+            "greet_user",
+            "get_greeting",
+            "greet_person",
+        ),
         params=("name: str",),
         alternatives=(("person",), ("user",), ("username",), ("who",), ("n",), ("first_name",)),
         returns="str",
@@ -49,7 +77,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="reverse_string",
-        names=("reverse_string", "reverse_str", "reverse_text", "string_reverse", "get_reversed_string"),
+        names=(
+            "reverse_string",
+            "reverse_str",
+            "reverse_text",
+            "string_reverse",
+            "get_reversed_string",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -65,7 +99,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="is_palindrome",
-        names=("is_palindrome", "ispalindrome", "palindrome", "check_palindrome", "is_palindrome_string"),
+        names=(
+            "is_palindrome",
+            "ispalindrome",
+            "palindrome",
+            "check_palindrome",
+            "is_palindrome_string",
+        ),
         params=("text: str",),
         returns="bool",
         docs=(
@@ -76,12 +116,21 @@ FAMILIES: tuple[Family, ...] = (
             "Check if $text is a palindrome.",
         ),
         body="return $text == $text[::-1]",
-        inputs=lambda rng: (rng.choice(("", "a", "noon", "level", "abca", "ab", "racecar", rng.choice(WORDS))),),
+        inputs=lambda rng: (
+            rng.choice(("", "a", "noon", "level", "abca", "ab", "racecar", rng.choice(WORDS))),
+        ),
         oracle=lambda text: all(text[i] == text[-1 - i] for i in range(len(text))),
     ),
     Family(
         name="count_vowels",
-        names=("count_vowels", "vowel_count", "number_of_vowels", "countvowels", "num_vowels", "get_vowel_count"),
+        names=(
+            "count_vowels",
+            "vowel_count",
+            "number_of_vowels",
+            "countvowels",
+            "num_vowels",
+            "get_vowel_count",
+        ),
         params=("text: str",),
         returns="int",
         docs=(
@@ -97,7 +146,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_consonants",
-        names=("count_consonants", "consonant_count", "number_of_consonants", "num_consonants", "get_consonant_count"),
+        names=(
+            "count_consonants",
+            "consonant_count",
+            "number_of_consonants",
+            "num_consonants",
+            "get_consonant_count",
+        ),
         params=("text: str",),
         returns="int",
         docs=(
@@ -112,7 +167,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="remove_vowels",
-        names=("remove_vowels", "strip_vowels", "delete_vowels", "without_vowels", "drop_vowels", "disemvowel"),
+        names=(
+            "remove_vowels",
+            "strip_vowels",
+            "delete_vowels",
+            "without_vowels",
+            "drop_vowels",
+            "disemvowel",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -143,7 +205,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="starts_with_vowel",
-        names=("starts_with_vowel", "begins_with_vowel", "first_letter_is_vowel", "check_starts_with_vowel"),
+        names=(
+            "starts_with_vowel",
+            "begins_with_vowel",
+            "first_letter_is_vowel",
+            "check_starts_with_vowel",
+        ),
         params=("text: str",),
         returns="bool",
         docs=(
@@ -158,7 +225,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_words",
-        names=("count_words", "number_of_words", "word_counter", "num_words", "countwords", "get_word_count"),
+        names=(
+            "count_words",
+            "number_of_words",
+            "word_counter",
+            "num_words",
+            "countwords",
+            "get_word_count",
+        ),
         params=("text: str",),
         returns="int",
         docs=(
@@ -168,7 +242,9 @@ FAMILIES: tuple[Family, ...] = (
             "This function counts the words of $text.",
         ),
         body="return len($text.split())",
-        inputs=lambda rng: (rng.choice(("", "one", " two  words ", draw_phrase(rng), draw_phrase(rng))),),
+        inputs=lambda rng: (
+            rng.choice(("", "one", " two  words ", draw_phrase(rng), draw_phrase(rng))),
+        ),
         oracle=lambda text: len(re.findall(r"\S+", text)),
     ),
     Family(
@@ -183,7 +259,9 @@ FAMILIES: tuple[Family, ...] = (
             "This function counts the lines in a string.",
         ),
         body="return len($text.splitlines())",
-        inputs=lambda rng: (rng.choice(("", "one", "\n".join(WORDS[: rng.randint(2, 5)]), "a\n\nb", "a b\nc")),),
+        inputs=lambda rng: (
+            rng.choice(("", "one", "\n".join(WORDS[: rng.randint(2, 5)]), "a\n\nb", "a b\nc")),
+        ),
         oracle=lambda text: text.count("\n") + 1 if text else 0,
     ),
     Family(
@@ -212,7 +290,14 @@ for word in $text.split():
 return result
 """,
         inputs=lambda rng: (
-            rng.choice(("", "a b a", " ".join(rng.choices(("to", "be", "or", "not"), k=5)), draw_phrase(rng))),
+            rng.choice(
+                (
+                    "",
+                    "a b a",
+                    " ".join(rng.choices(("to", "be", "or", "not"), k=5)),
+                    draw_phrase(rng),
+                )
+            ),
         ),
         oracle=lambda text: count_each(text.split()),
     ),
@@ -246,7 +331,13 @@ return result
     ),
     Family(
         name="count_char",
-        names=("count_char", "count_character", "count_letter", "count_char_in_string", "letter_count"),
+        names=(
+            "count_char",
+            "count_character",
+            "count_letter",
+            "count_char_in_string",
+            "letter_count",
+        ),
         params=("text: str", "char: str"),
         alternatives=CHARACTERS,
         returns="int",
@@ -257,12 +348,21 @@ return result
             "This function counts the character $char in $text.",
         ),
         body="return $text.count($char)",
-        inputs=lambda rng: (rng.choice(("", "banana", "mississippi", draw_phrase(rng))), rng.choice("aabeisn")),
+        inputs=lambda rng: (
+            rng.choice(("", "banana", "mississippi", draw_phrase(rng))),
+            rng.choice("aabeisn"),
+        ),
         oracle=lambda text, char: sum(c == char for c in text),
     ),
     Family(
         name="count_upper",
-        names=("count_upper", "count_uppercase", "uppercase_count", "count_capital_letters", "count_uppercase_letters"),
+        names=(
+            "count_upper",
+            "count_uppercase",
+            "uppercase_count",
+            "count_capital_letters",
+            "count_uppercase_letters",
+        ),
         params=("text: str",),
         returns="int",
         docs=(
@@ -272,12 +372,19 @@ return result
             "This function counts the uppercase letters of $text.",
         ),
         body="return sum(1 for c in $text if c.isupper())",
-        inputs=lambda rng: (rng.choice(("", "ABC", "Hello World", "a1B2 c3", draw_letters(rng), draw_phrase(rng))),),
+        inputs=lambda rng: (
+            rng.choice(("", "ABC", "Hello World", "a1B2 c3", draw_letters(rng), draw_phrase(rng))),
+        ),
         oracle=lambda text: len(re.findall("[A-Z]", text)),
     ),
     Family(
         name="count_digits_in_text",
-        names=("count_digits_in_string", "count_numeric_chars", "digits_in_string", "count_string_digits"),
+        names=(
+            "count_digits_in_string",
+            "count_numeric_chars",
+            "digits_in_string",
+            "count_string_digits",
+        ),
         params=("text: str",),
         returns="int",
         docs=(
@@ -288,13 +395,21 @@ return result
         ),
         body="return sum(1 for c in $text if c.isdigit())",
         inputs=lambda rng: (
-            rng.choice(("", "123", "a1B2 c3", "no digits", f"{rng.choice(WORDS)}{rng.randint(0, 999)}")),
+            rng.choice(
+                ("", "123", "a1B2 c3", "no digits", f"{rng.choice(WORDS)}{rng.randint(0, 999)}")
+            ),
         ),
         oracle=lambda text: len(re.findall("[0-9]", text)),
     ),
     Family(
         name="capitalize_words",
-        names=("capitalize_words", "capitalize_each_word", "capitalize_all_words", "capitalize_sentence", "title_case"),
+        names=(
+            "capitalize_words",
+            "capitalize_each_word",
+            "capitalize_all_words",
+            "capitalize_sentence",
+            "title_case",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -310,7 +425,14 @@ return result
     ),
     Family(
         name="to_uppercase",
-        names=("to_uppercase", "to_upper", "uppercase", "make_uppercase", "convert_to_uppercase", "upper_case"),
+        names=(
+            "to_uppercase",
+            "to_upper",
+            "uppercase",
+            "make_uppercase",
+            "convert_to_uppercase",
+            "upper_case",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -325,7 +447,14 @@ return result
     ),
     Family(
         name="to_lowercase",
-        names=("to_lowercase", "to_lower", "lowercase", "make_lowercase", "convert_to_lowercase", "lower_case"),
+        names=(
+            "to_lowercase",
+            "to_lower",
+            "lowercase",
+            "make_lowercase",
+            "convert_to_lowercase",
+            "lower_case",
+        ),
         params=("text: str",),
         returns="str",
         docs=(

@@ -7,12 +7,23 @@ WORDS = (
     "a", "I", "is", "the", "Over", "mississippi", "book", "Umbrella", "rhythm", "zoo", "egg",
 )  # fmt: skip
 
-PAIRS = (("s", "t"), ("s1", "s2"), ("str1", "str2"), ("word1", "word2"), ("text1", "text2"), ("first", "second"))
+PAIRS = (
+    ("s", "t"),
+    ("s1", "s2"),
+    ("str1", "str2"),
+    ("word1", "word2"),
+    ("text1", "text2"),
+    ("first", "second"),
+)
 
 
 def draw_word(rng: random.Random) -> tuple[str]:
     """Draw a word, perhaps empty or of random letters."""
-    return (rng.choice(("", "a", "Hello", "banana", rng.choice(WORDS), rng.choice(WORDS), draw_letters(rng))),)
+    return (
+        rng.choice(
+            ("", "a", "Hello", "banana", rng.choice(WORDS), rng.choice(WORDS), draw_letters(rng))
+        ),
+    )
 
 
 def draw_letters(rng: random.Random) -> str:
@@ -27,10 +38,29 @@ def draw_phrase(rng: random.Random) -> str:
 
 def draw_text(rng: random.Random) -> tuple[str]:
     """Draw a text, perhaps empty."""
-    return (rng.choice(("", draw_phrase(rng), draw_phrase(rng), "Hello World", rng.choice(WORDS), draw_phrase(rng))),)
+    return (
+        rng.choice(
+            (
+                "",
+                draw_phrase(rng),
+                draw_phrase(rng),
+                "Hello World",
+                rng.choice(WORDS),
+                draw_phrase(rng),
+            )
+        ),
+    )
 
 
 def draw_mixed(rng: random.Random) -> tuple[str]:
     """Draw a text, perhaps with digits and punctuation."""
-    choices = ("", "Hello, World!", "a1B2 c3", "Wait... what?", "A-B", draw_phrase(rng) + "!", "1, " + draw_phrase(rng))
+    choices = (
+        "",
+        "Hello, World!",
+        "a1B2 c3",
+        "Wait... what?",
+        "A-B",
+        draw_phrase(rng) + "!",
+        "1, " + draw_phrase(rng),
+    )
     return (rng.choice(choices),)

@@ -6,7 +6,15 @@ import re
 import string
 
 from builtin_model.families.text import count_each
-from builtin_model.families.text_inputs import PAIRS, WORDS, draw_letters, draw_mixed, draw_phrase, draw_text, draw_word
+from builtin_model.families.text_inputs import (
+    PAIRS,
+    WORDS,
+    draw_letters,
+    draw_mixed,
+    draw_phrase,
+    draw_text,
+    draw_word,
+)
 from builtin_model.tasks import Family
 
 
@@ -39,7 +47,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="shortest_word",
-        names=("shortest_word", "find_shortest_word", "get_shortest_word", "shortest_word_in_sentence"),
+        names=(
+            "shortest_word",
+            "find_shortest_word",
+            "get_shortest_word",
+            "shortest_word_in_sentence",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -54,7 +67,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="reverse_words",
-        names=("reverse_words", "reverse_word_order", "reverse_words_in_string", "reverse_sentence", "flip_words"),
+        names=(
+            "reverse_words",
+            "reverse_word_order",
+            "reverse_words_in_string",
+            "reverse_sentence",
+            "flip_words",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -69,7 +88,15 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="acronym",
-        names=("acronym", "initials", "get_initials", "make_acronym", "get_acronym", "create_acronym", "abbreviate"),
+        names=(
+            "acronym",
+            "initials",
+            "get_initials",
+            "make_acronym",
+            "get_acronym",
+            "create_acronym",
+            "abbreviate",
+        ),
         params=("text: str",),
         alternatives=(("phrase",), ("name",), ("s",), ("sentence",), ("full_name",), ("string",)),
         returns="str",
@@ -81,13 +108,22 @@ FAMILIES: tuple[Family, ...] = (
         ),
         body='return "".join(word[0].upper() for word in $text.split())',
         inputs=lambda rng: (
-            rng.choice(("", "Ada Lovelace", "as soon as possible", draw_phrase(rng), draw_phrase(rng))),
+            rng.choice(
+                ("", "Ada Lovelace", "as soon as possible", draw_phrase(rng), draw_phrase(rng))
+            ),
         ),
         oracle=lambda text: "".join(re.findall(r"\b\w", text)).upper(),
     ),
     Family(
         name="is_anagram",
-        names=("is_anagram", "are_anagrams", "isanagram", "check_anagram", "check_anagrams", "isAnagram"),
+        names=(
+            "is_anagram",
+            "are_anagrams",
+            "isanagram",
+            "check_anagram",
+            "check_anagrams",
+            "isAnagram",
+        ),
         params=("a: str", "b: str"),
         alternatives=PAIRS,
         returns="bool",
@@ -130,7 +166,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="remove_spaces",
-        names=("remove_spaces", "strip_spaces", "delete_spaces", "remove_all_spaces", "without_spaces"),
+        names=(
+            "remove_spaces",
+            "strip_spaces",
+            "delete_spaces",
+            "remove_all_spaces",
+            "without_spaces",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -198,12 +240,20 @@ FAMILIES: tuple[Family, ...] = (
             "This function makes a url slug from $text.",
         ),
         body='return "-".join($text.lower().split())',
-        inputs=lambda rng: (rng.choice(("", "Hello World", " My  Title ", draw_phrase(rng), draw_phrase(rng))),),
+        inputs=lambda rng: (
+            rng.choice(("", "Hello World", " My  Title ", draw_phrase(rng), draw_phrase(rng))),
+        ),
         oracle=lambda text: re.sub(" +", "-", text.strip()).lower(),
     ),
     Family(
         name="remove_punctuation",
-        names=("remove_punctuation", "strip_punctuation", "delete_punctuation", "clean_text", "without_punctuation"),
+        names=(
+            "remove_punctuation",
+            "strip_punctuation",
+            "delete_punctuation",
+            "clean_text",
+            "without_punctuation",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -268,8 +318,12 @@ for c in $text:
         return c
 return None
 """,
-        inputs=lambda rng: (rng.choice(("", "aabb", "aabcb", "swiss", draw_letters(rng), rng.choice(WORDS))),),
-        oracle=lambda text: next((c for c, times in collections.Counter(text).items() if times < 2), None),
+        inputs=lambda rng: (
+            rng.choice(("", "aabb", "aabcb", "swiss", draw_letters(rng), rng.choice(WORDS))),
+        ),
+        oracle=lambda text: next(
+            (c for c, times in collections.Counter(text).items() if times < 2), None
+        ),
     ),
     Family(
         name="has_unique_chars",
@@ -283,12 +337,22 @@ return None
             "This function tests if $text contains no duplicate characters.",
         ),
         body="return len(set($text)) == len($text)",
-        inputs=lambda rng: (rng.choice(("", "a", "abc", "aa", "abca", "world", draw_letters(rng), rng.choice(WORDS))),),
+        inputs=lambda rng: (
+            rng.choice(
+                ("", "a", "abc", "aa", "abca", "world", draw_letters(rng), rng.choice(WORDS))
+            ),
+        ),
         oracle=lambda text: all(text.count(c) == 1 for c in text),
     ),
     Family(
         name="most_common_char",
-        names=("most_common_char", "most_frequent_char", "most_common_character", "most_common_letter", "max_char"),
+        names=(
+            "most_common_char",
+            "most_frequent_char",
+            "most_common_character",
+            "most_common_letter",
+            "max_char",
+        ),
         params=("text: str",),
         returns="str",
         docs=(
@@ -298,7 +362,9 @@ return None
             "This function returns the character of $text with the highest count.",
         ),
         body="return max($text, key=$text.count)",
-        inputs=lambda rng: (rng.choice(("a", "banana", "abb", "mississippi", draw_letters(rng), rng.choice(WORDS))),),
+        inputs=lambda rng: (
+            rng.choice(("a", "banana", "abb", "mississippi", draw_letters(rng), rng.choice(WORDS))),
+        ),
         oracle=lambda text: collections.Counter(text).most_common(1)[0][0],
     ),
 )

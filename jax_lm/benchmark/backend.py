@@ -32,7 +32,9 @@ def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOpti
 
     With a preset that commits by probability, the number of steps depends on the model.
     """
-    return GenerationOptions(max_new_tokens=new_tokens, temperature=0.2, decoding=Decoding(preset=preset))
+    return GenerationOptions(
+        max_new_tokens=new_tokens, temperature=0.2, decoding=Decoding(preset=preset)
+    )
 
 
 def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
@@ -43,7 +45,9 @@ def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
     return replace(model_card_options(new_tokens, preset), temperature=0.0, top_p=None)
 
 
-def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None) -> DreamForCausalLM:
+def random_model(
+    config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None
+) -> DreamForCausalLM:
     """Make a model with random weights on the device or a mesh.
 
     Tensors are made one by one, so that 7B fit wherever their weights do.
@@ -68,10 +72,18 @@ def random_model(config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: 
     return model
 
 
-def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Int[np.ndarray, "b t"]:
+def random_prompts(
+    config: DreamConfig, batch: int, length: int, *, seed: int
+) -> Int[np.ndarray, "b t"]:
     """Draw random token ids; none is MASK."""
-    ids = np.random.default_rng(seed).integers(0, config.vocab_size - 1, (batch, length), dtype=np.int32)
-    return ids if config.mask_token_id is None else ids + (ids >= config.mask_token_id).astype(np.int32)
+    ids = np.random.default_rng(seed).integers(
+        0, config.vocab_size - 1, (batch, length), dtype=np.int32
+    )
+    return (
+        ids
+        if config.mask_token_id is None
+        else ids + (ids >= config.mask_token_id).astype(np.int32)
+    )
 
 
 def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
@@ -80,7 +92,9 @@ def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
     It is padded on the left to the width to which `inference` pads requests.
     """
     padding = ((0, 0), (-(prompts.shape[1] + new_tokens) % WIDTH_BUCKET, 0))
-    return Canvas.after(np.pad(prompts, padding), np.pad(np.ones_like(prompts), padding), new_tokens)
+    return Canvas.after(
+        np.pad(prompts, padding), np.pad(np.ones_like(prompts), padding), new_tokens
+    )
 
 
 def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
@@ -90,10 +104,17 @@ def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
         ValueError: they do not fit the context.
     """
     cell.require_room(config.max_position_embeddings)
-    return pad_canvas(random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens)
+    return pad_canvas(
+        random_prompts(config, cell.batch, cell.prompt_tokens, seed=seed), cell.new_tokens
+    )
 
 
-LAYER_OUTPUTS = ("input_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"), "post_attention_layernorm", "mlp")
+LAYER_OUTPUTS = (
+    "input_layernorm",
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    "post_attention_layernorm",
+    "mlp",
+)
 
 
 class Answers(NamedTuple):
@@ -141,7 +162,9 @@ class JaxBackend:
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "JaxBackend":
         """Load a checkpoint; `dtype` may be int8."""
-        model = DreamForCausalLM.from_pretrained(folder, dtype=None if dtype == "int8" else dtype, int8=dtype == "int8")
+        model = DreamForCausalLM.from_pretrained(
+            folder, dtype=None if dtype == "int8" else dtype, int8=dtype == "int8"
+        )
         sampler = Sampler(model)
         jax.block_until_ready(sampler.params)
         return cls(sampler)
@@ -158,7 +181,9 @@ class JaxBackend:
         state = self.sampler.generate(pad_canvas(prompts, options.max_new_tokens), options, seed=0)
         return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, Float[np.ndarray, "b t _"]]:
+    def module_outputs(
+        self, ids: np.ndarray, names: Sequence[str]
+    ) -> dict[str, Float[np.ndarray, "b t _"]]:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit
@@ -173,9 +198,15 @@ class JaxBackend:
                     owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
                 vars(owner)[last] = Tap(getattr(owner, last), name, outputs)
             logits = model(ids)
-            return {name: value.astype(jnp.float32) for name, value in (outputs | {"logits": logits}).items()}
+            return {
+                name: value.astype(jnp.float32)
+                for name, value in (outputs | {"logits": logits}).items()
+            }
 
-        return {name: np.asarray(value) for name, value in compute(self.sampler.params, jnp.asarray(ids)).items()}
+        return {
+            name: np.asarray(value)
+            for name, value in compute(self.sampler.params, jnp.asarray(ids)).items()
+        }
 
     def device_peak(self) -> int | None:
         """Return the peak memory of the device in bytes; None on a CPU."""
@@ -185,5 +216,9 @@ class JaxBackend:
 
 def output_names(config: DreamConfig) -> list[str]:
     """List the modules whose outputs are compared, by their names in the checkpoint."""
-    layers = [f"model.layers.{i}.{name}" for i in range(config.num_hidden_layers) for name in LAYER_OUTPUTS]
+    layers = [
+        f"model.layers.{i}.{name}"
+        for i in range(config.num_hidden_layers)
+        for name in LAYER_OUTPUTS
+    ]
     return ["model.embed_tokens", *layers, "model.norm"]

@@ -20,19 +20,19 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.tables import Row, row_chart, table_section
 
+# Largest relative difference of a module's output.
+#
+# Measured on the built-in model: 1.1e-6 and 0.013.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
-"""Largest relative difference of a module's output.
-
-Measured on the built-in model: 1.1e-6 and 0.013.
-"""
 
 EXTRA = "pip install 'jax-diffucoder[parity]'"
+# Environment of PyTorch's process: JAX must not take the accelerator there.
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
-"""Environment of PyTorch's process: JAX must not take the accelerator there."""
 
+# Rows and tokens for which outputs are compared.
 COMPARED_SHAPE = (2, 24)
-"""Rows and tokens for which outputs are compared."""
 
+# Names of outputs in a report, by the last part of the module's name.
 KINDS = {
     "embed_tokens": "embedding",
     "input_layernorm": "input norm",
@@ -42,7 +42,6 @@ KINDS = {
     "norm": "final norm",
     "logits": "logits",
 }
-"""Names of outputs in a report, by the last part of the module's name."""
 
 DIGITS = 8.0
 LATENCY = {
@@ -60,7 +59,11 @@ THROUGHPUT = {
     "PyTorch, tokens/s": "{pytorch[tokens_per_second]:,.1f}",
     "times as fast": "{times:.2f}",
 }
-OUTPUT_DIFFERENCE = {"output": "{kind}", "relative": "{relative:.1e}", "largest absolute": "{largest:.1e}"}
+OUTPUT_DIFFERENCE = {
+    "output": "{kind}",
+    "relative": "{relative:.1e}",
+    "largest absolute": "{largest:.1e}",
+}
 
 
 def missing_packages() -> list[str]:
@@ -79,7 +82,9 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
         ValueError: the two have different outputs, or outputs of different shapes.
     """
     if ours.keys() != theirs.keys():
-        raise ValueError(f"outputs of one backend alone: {', '.join(sorted(ours.keys() ^ theirs.keys()))}")
+        raise ValueError(
+            f"outputs of one backend alone: {', '.join(sorted(ours.keys() ^ theirs.keys()))}"
+        )
     rows: list[Row] = []
     for name, output in ours.items():
         a, b = output.astype(np.float64), theirs[name].astype(np.float64)
@@ -128,14 +133,21 @@ def compare(
     for cell in cells:
         cell.require_room(config.max_position_embeddings)
     request = WorkerRequest(
-        backend="jax", folder=str(folder), dtype=dtype, cells=cells, repeats=repeats, compared_shape=COMPARED_SHAPE
+        backend="jax",
+        folder=str(folder),
+        dtype=dtype,
+        cells=cells,
+        repeats=repeats,
+        compared_shape=COMPARED_SHAPE,
     )
     report = on_progress or (lambda done, total, note: None)
     report(0, 2, "JAX")
     ours, our_outputs = run_worker(request)
     report(1, 2, "PyTorch")
     device = "cuda" if ours["about"]["platform"] == "gpu" else "cpu"
-    theirs, their_outputs = run_worker(replace(request, backend="pytorch", device=device), environment=ON_CPU)
+    theirs, their_outputs = run_worker(
+        replace(request, backend="pytorch", device=device), environment=ON_CPU
+    )
     report(2, 2, "")
     return {
         "jax": ours,
@@ -149,7 +161,9 @@ def compare(
 
 def worst(differences: Sequence[Row]) -> Row:
     """Return the difference that is largest relative to its output."""
-    return max(differences, key=lambda row: math.inf if math.isnan(row["relative"]) else row["relative"])
+    return max(
+        differences, key=lambda row: math.inf if math.isnan(row["relative"]) else row["relative"]
+    )
 
 
 def differences_within(differences: Sequence[Row], tolerance: float) -> tuple[int, str]:
@@ -185,8 +199,12 @@ def comparison_verdicts(result: Row) -> list[Verdict]:
     return [
         numbers_verdict(result["differences"], result["tolerance"]),
         Verdict("greedy tokens as in PyTorch", "all, in float32", f"{share:.1%}", is_same),
-        Verdict("generation at least as fast", "every batch and length", range_text, min(times) >= 1),
-        Verdict("loading at least as fast", "at most PyTorch's time", f"{load:.2f} of it", load <= 1),
+        Verdict(
+            "generation at least as fast", "every batch and length", range_text, min(times) >= 1
+        ),
+        Verdict(
+            "loading at least as fast", "at most PyTorch's time", f"{load:.2f} of it", load <= 1
+        ),
     ]
 
 
@@ -195,7 +213,9 @@ def comparison_report(result: Row, name: str) -> Document:
     ours, theirs, workload = result["jax"], result["pytorch"], result["workload"]
     packages = ", ".join(f"{key} {value}" for key, value in theirs["packages"].items())
     # The command is that of the worker.
-    machine = {key: value for key, value in machine_lines(ours["about"]).items() if key != "command"}
+    machine = {
+        key: value for key, value in machine_lines(ours["about"]).items() if key != "command"
+    }
     memory = (
         "On a CPU memory includes pages of the checkpoint that are mapped into it, and JAX with its compiler; the "
         "weights of a small model may hide in what the imports had freed."
@@ -211,7 +231,9 @@ def comparison_report(result: Row, name: str) -> Document:
         },
         verdicts=comparison_verdicts(result),
         sections=[
-            table_section("Loading and memory", (ours, theirs), leave_out=("dtype", "device"), text=memory),
+            table_section(
+                "Loading and memory", (ours, theirs), leave_out=("dtype", "device"), text=memory
+            ),
             *speed_sections(result),
             *number_sections(result["differences"]),
         ],
@@ -226,7 +248,11 @@ def speed_sections(result: Row) -> list[Section]:
     shortest, sizes = result["workload"]["prompt_tokens"][0], result["workload"]["batch_sizes"]
     pairs = cell_pairs(result)
     lengths = [pair for pair in pairs if pair["jax"]["batch"] == 1]
-    batches = [pair for pair in pairs if pair["jax"]["prompt_tokens"] == shortest and pair["jax"]["batch"] in sizes]
+    batches = [
+        pair
+        for pair in pairs
+        if pair["jax"]["prompt_tokens"] == shortest and pair["jax"]["batch"] in sizes
+    ]
     batches.sort(key=lambda pair: pair["jax"]["batch"])
 
     def draw(title: str, chosen: Sequence[Row], x: str, y: str) -> str:

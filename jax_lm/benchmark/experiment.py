@@ -28,7 +28,13 @@ from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.options import GenerationOptions
-from jax_lm.planning.memory import OutOfMemoryError, PlannedStep, device_bytes, explained, forward_cost
+from jax_lm.planning.memory import (
+    OutOfMemoryError,
+    PlannedStep,
+    device_bytes,
+    explained,
+    forward_cost,
+)
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
@@ -39,13 +45,18 @@ from untrusted import Local
 from untrusted.runner import choose_tier
 from untrusted.tiers import SandboxUnavailableError
 
-PROMPTS = ("def fibonacci(n):", "def is_prime(n):", "def reverse_string(text):", "def largest(values):")
+PROMPTS = (
+    "def fibonacci(n):",
+    "def is_prime(n):",
+    "def reverse_string(text):",
+    "def largest(values):",
+)
 PUBLISHED_TEMPERATURE = 0.2
 FORWARD_TOKENS = 128
 STRESS_TOKENS, TASK_TOKENS, TASK_BATCH = 32, 144, 10
 ATTEMPT_VALUES = ("name", "outcome", "program", "detail")
+# What is also timed on the CPU. It is short because a large model is slow there.
 CPU_CELL = Cell(batch=1, prompt_tokens=32, new_tokens=8)
-"""What is also timed on the CPU. It is short because a large model is slow there."""
 
 
 def measure_environment(dtype: str) -> Row:
@@ -65,7 +76,9 @@ def read_limits(done: Rows) -> MachineLimits | None:
 
 
 @contextmanager
-def note_out_of_memory(row: Row, config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
+def note_out_of_memory(
+    row: Row, config: DreamConfig, planned: PlannedStep, mesh: MeshShape
+) -> Iterator[None]:
     """Write why the planned step does not fit to `out_of_memory` of the row, if it does not."""
     try:
         with explained(config, planned, mesh):
@@ -90,7 +103,10 @@ class ExperimentSteps:
             Step("single", "One prompt, first and later calls", self.single),
             Step("forward", "Forward passes by batch", self.forward),
             Step("batch", "Four prompts together", self.batch),
-            *(Step(f"stress {size}", f"Stress: batch {size}", partial(self.stress, size)) for size in sizes),
+            *(
+                Step(f"stress {size}", f"Stress: batch {size}", partial(self.stress, size))
+                for size in sizes
+            ),
             Step("cpu", "The same on the CPU", self.cpu),
             Step("recorded", "Parity with recorded outputs", self.recorded),
             Step("pytorch", "Parity with PyTorch", self.pytorch),
@@ -107,19 +123,29 @@ class ExperimentSteps:
         """The dtype in which the weights are kept."""
         return INT8 if self.engine.is_int8 else self.engine.dtype
 
-    def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what: Any) -> tuple[Row, dict[str, np.ndarray]]:
+    def run_on_cpu(
+        self, backend: Literal["jax", "pytorch"], **what: Any
+    ) -> tuple[Row, dict[str, np.ndarray]]:
         """Measure a backend in a process that sees no accelerator."""
-        request = WorkerRequest(backend=backend, folder=str(self.folder), dtype=self.dtype, repeats=1, **what)
+        request = WorkerRequest(
+            backend=backend, folder=str(self.folder), dtype=self.dtype, repeats=1, **what
+        )
         return run_worker(request, environment=comparison.ON_CPU, limit=self.settings.timeout)
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that every batch is the same work."""
-        options = GenerationOptions(max_new_tokens=tokens, temperature=temperature, early_stop=False)
-        return self.engine.decode([Template.completion(prompt, tokens) for prompt in prompts], options)
+        options = GenerationOptions(
+            max_new_tokens=tokens, temperature=temperature, early_stop=False
+        )
+        return self.engine.decode(
+            [Template.completion(prompt, tokens) for prompt in prompts], options
+        )
 
     def environment(self, done: Rows) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
-        return measure_environment("bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32")
+        return measure_environment(
+            "bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32"
+        )
 
     def checkpoint(self, done: Rows) -> Row:
         """Verify the checkpoint as `diffucoder verify` does."""
@@ -135,7 +161,9 @@ class ExperimentSteps:
             "parameters": engine.parameter_count,
             "dtype": self.dtype,
             "mesh": str(engine.mesh_shape),
-            "weights_bytes": device_bytes(engine.config, engine.job(batch=1, canvas=1), engine.mesh_shape),
+            "weights_bytes": device_bytes(
+                engine.config, engine.job(batch=1, canvas=1), engine.mesh_shape
+            ),
             "peak_bytes": PeakMemory().read(),
         }
 
@@ -167,7 +195,9 @@ class ExperimentSteps:
     def note_out_of_memory(self, row: Row, batch: int, width: int) -> AbstractContextManager[None]:
         """Write to the row why a batch of that width does not fit, if it does not."""
         engine = self.engine
-        return note_out_of_memory(row, engine.config, engine.job(batch=batch, canvas=width), engine.mesh_shape)
+        return note_out_of_memory(
+            row, engine.config, engine.job(batch=batch, canvas=width), engine.mesh_shape
+        )
 
     def forward(self, done: Rows) -> Row:
         """Time forward passes with the logits of every position.
@@ -180,13 +210,22 @@ class ExperimentSteps:
             row: Row = {"batch": batch}
             rows.append(row)
             with self.note_out_of_memory(row, batch, width):
-                [figures] = engine.benchmark_inference((batch,), width, 3 * self.settings.repeats).values()
+                [figures] = engine.benchmark_inference(
+                    (batch,), width, 3 * self.settings.repeats
+                ).values()
                 row["seconds"] = figures["avg_time_seconds"]
                 row["tokens_per_second"] = batch * width / row["seconds"]
             if "out_of_memory" in row:
                 break
             if limits := read_limits(done):
-                cost = forward_cost(engine.config, self.dtype, batch=batch, rows=width, canvas=width, head_rows=width)
+                cost = forward_cost(
+                    engine.config,
+                    self.dtype,
+                    batch=batch,
+                    rows=width,
+                    canvas=width,
+                    head_rows=width,
+                )
                 row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
                 row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
@@ -201,7 +240,10 @@ class ExperimentSteps:
             "seconds": together.seconds,
             "tokens_per_second": len(PROMPTS) * tokens / together.seconds,
             "alone_seconds": sum(timing.seconds for timing in alone),
-            "equal": sum(timing.result.rows[0].text == text for timing, text in zip(alone, texts, strict=True)),
+            "equal": sum(
+                timing.result.rows[0].text == text
+                for timing, text in zip(alone, texts, strict=True)
+            ),
             "texts": dict(zip(PROMPTS, texts, strict=True)),
         }
 
@@ -237,14 +279,20 @@ class ExperimentSteps:
         """Check recorded outputs on this device."""
         if self.settings.recorded is None:
             raise LeftOut("no folder with recorded outputs was given (--recorded)")
-        return {"findings": [asdict(each) for each in check_parity(self.settings.recorded, tolerance=TOLERANCE)]}
+        return {
+            "findings": [
+                asdict(each) for each in check_parity(self.settings.recorded, tolerance=TOLERANCE)
+            ]
+        }
 
     def pytorch(self, done: Rows) -> Row:
         """Compare every module's output and greedy tokens with those of PyTorch on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
         if self.engine.is_int8:
-            raise LeftOut("int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them")
+            raise LeftOut(
+                "int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them"
+            )
         shape = comparison.COMPARED_SHAPE
         theirs, outputs = self.run_on_cpu("pytorch", compared_shape=shape)
         ours, greedy = outputs_to_compare(JaxBackend(self.engine.sampler), shape)
@@ -264,11 +312,15 @@ class ExperimentSteps:
         options = GenerationOptions(max_new_tokens=TASK_TOKENS, temperature=0.0)
         problems = held_out_problems(self.settings.tasks)
         size = min(TASK_BATCH, len(problems))
-        evaluator = Evaluator(engine=self.engine, executor=Local(tier), options=options, batch_size=size)
+        evaluator = Evaluator(
+            engine=self.engine, executor=Local(tier), options=options, batch_size=size
+        )
         attempts = list(evaluator.attempts(problems))
         return {
             "tasks": len(attempts),
             "passed": sum(attempt.passed for attempt in attempts),
             "tier": tier,
-            "attempts": [{name: attempt.record()[name] for name in ATTEMPT_VALUES} for attempt in attempts],
+            "attempts": [
+                {name: attempt.record()[name] for name in ATTEMPT_VALUES} for attempt in attempts
+            ],
         }

@@ -13,17 +13,16 @@ from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 
+# Programs of the quality check that the report quotes.
 SHOWN_PROGRAMS = 4
-"""Programs of the quality check that the report quotes."""
 
+# Share of the roofline that counts as near.
+#
+# It is 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3.
 NEAR = 0.75
-"""Share of the roofline that counts as near.
 
-It is 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3.
-"""
-
+# Values that the tables leave out: the time of the first call is shown.
 COMPILATIONS = ("compilations", "compile_seconds")
-"""Values that the tables leave out: the time of the first call is shown."""
 
 DEFECT = "A defect: report it with steps.jsonl."
 
@@ -64,7 +63,9 @@ def judge_at_least(value: str, bound: float | int, text: str) -> Callable[[Row],
     return lambda row: (text.format_map(row), row[value] >= bound)
 
 
-def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%") -> tuple[str, bool]:
+def judge_share(
+    passed: int, total: int, bound: float = 0.95, digits: str = ".1%"
+) -> tuple[str, bool]:
     """Ask for a share of at least `bound`."""
     return f"{passed} of {total}: {passed / total:{digits}}", passed >= bound * total
 
@@ -72,7 +73,9 @@ def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%
 def judge_checks(row: Row) -> tuple[str, bool]:
     """Ask that every check of the checkpoint passed."""
     checks = row["checks"]
-    return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row["passed"]
+    return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row[
+        "passed"
+    ]
 
 
 def judge_batch_gain(row: Row) -> tuple[str, bool]:
@@ -81,8 +84,14 @@ def judge_batch_gain(row: Row) -> tuple[str, bool]:
     if len(timed) < 2:
         return f"{len(timed)} batch size fits", False
     first, last = timed[0], timed[-1]
-    gain, factor = (last["tokens_per_second"] / first["tokens_per_second"], last["batch"] / first["batch"])
-    return (f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}", gain >= 0.25 * factor)
+    gain, factor = (
+        last["tokens_per_second"] / first["tokens_per_second"],
+        last["batch"] / first["batch"],
+    )
+    return (
+        f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}",
+        gain >= 0.25 * factor,
+    )
 
 
 def judge_roofline(row: Row) -> tuple[str, bool]:
@@ -122,7 +131,9 @@ def judge_torch(row: Row) -> tuple[str, bool]:
     """Compare each preset with its reference in PyTorch."""
     compared = [each for each in row["rows"] if each.get("times") is not None]
     measured = ", ".join("{preset} {times:.2f} times".format_map(each) for each in compared)
-    return measured or "nothing to compare with", bool(compared) and min(each["times"] for each in compared) >= 1
+    return measured or "nothing to compare with", bool(compared) and min(
+        each["times"] for each in compared
+    ) >= 1
 
 
 ON_ACCELERATOR = Criterion(
@@ -197,7 +208,9 @@ def forward_section(rows: list[Row]) -> Section:
     [row] = rows
     picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
     text = f"{row['width']} positions per row, logits of every position."
-    return table_section("Forward passes by batch", row["rows"], text=text, picture=picture, name="forward")
+    return table_section(
+        "Forward passes by batch", row["rows"], text=text, picture=picture, name="forward"
+    )
 
 
 def listing(texts: Mapping[str, str]) -> dict[str, str]:
@@ -220,9 +233,14 @@ def pytorch_section(rows: list[Row]) -> Section:
 def quality_section(rows: list[Row]) -> Section:
     """Return how every task ended, and the first programs."""
     [row] = rows
-    texts = {"{name}: {outcome}".format_map(each): each["program"] for each in row["attempts"][:SHOWN_PROGRAMS]}
+    texts = {
+        "{name}: {outcome}".format_map(each): each["program"]
+        for each in row["attempts"][:SHOWN_PROGRAMS]
+    }
     text = "{passed} of {tasks} programs pass their tests (sandbox: {tier}).".format_map(row)
-    return table_section("Quality", row["attempts"], leave_out=("program",), text=text, listing=texts)
+    return table_section(
+        "Quality", row["attempts"], leave_out=("program",), text=text, listing=texts
+    )
 
 
 def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
@@ -234,6 +252,7 @@ def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) ->
     return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
 
 
+# Sections of the report by the first word of the steps whose rows they show.
 SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     "single": lambda rows: table_section(
         "One prompt",
@@ -242,12 +261,18 @@ SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
         listing=listing({rows[0]["prompt"]: rows[0]["text"]}),
     ),
     "forward": forward_section,
-    "batch": lambda rows: table_section("Four prompts together", rows, listing=listing(rows[0]["texts"])),
+    "batch": lambda rows: table_section(
+        "Four prompts together", rows, listing=listing(rows[0]["texts"])
+    ),
     "cpu": lambda rows: table_section(
-        "Comparison with the CPU", [rows[0]["here"], rows[0]["cpu"]], text="First here, then on the CPU."
+        "Comparison with the CPU",
+        [rows[0]["here"], rows[0]["cpu"]],
+        text="First here, then on the CPU.",
     ),
     "quality": quality_section,
-    "recorded": lambda rows: table_section("Parity with recorded outputs of PyTorch", rows[0]["findings"]),
+    "recorded": lambda rows: table_section(
+        "Parity with recorded outputs of PyTorch", rows[0]["findings"]
+    ),
     "pytorch": pytorch_section,
     "stress": partial(chart_section, "Stress", "size", "Tokens per second under stress", ""),
     "passes": lambda rows: table_section(
@@ -262,11 +287,13 @@ SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     ),
     "training": partial(table_section, "Training"),
 }
-"""Sections of the report by the first word of the steps whose rows they show."""
 
 
 def experiment_report(
-    outcomes: Mapping[str, Outcome], steps: Sequence[Step], name: str, criteria: Sequence[Criterion] = CRITERIA
+    outcomes: Mapping[str, Outcome],
+    steps: Sequence[Step],
+    name: str,
+    criteria: Sequence[Criterion] = CRITERIA,
 ) -> Document:
     """Return the report of the steps so far; `name` is the model's.
 
@@ -281,7 +308,9 @@ def experiment_report(
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
     endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
-    rows = [[title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings]
+    rows = [
+        [title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings
+    ]
     return Document(
         title="Accelerator experiment",
         metadata=metadata,
@@ -322,9 +351,13 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
 def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
     """List steps that failed or were left out, and criteria that were missed."""
     ended = [(state, name, each) for state in (FAILED, LEFT_OUT) for name, each in outcomes.items()]
-    points = [f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state]
+    points = [
+        f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state
+    ]
     missed = [each for each in verdicts if each.met is False]
-    return points + [f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed]
+    return points + [
+        f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed
+    ]
 
 
 def next_steps(verdicts: Sequence[Verdict]) -> list[str]:

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from jax_lm.benchmark.backend import Answers
-from jax_lm.benchmark.torch_reference import EPSILON, TorchBackend, commit_tokens, draw_tokens, shift_logits
+from jax_lm.benchmark.torch_reference import (
+    EPSILON,
+    TorchBackend,
+    commit_tokens,
+    draw_tokens,
+    shift_logits,
+)
 from jax_lm.options import GenerationOptions
 
 
@@ -42,7 +48,9 @@ class DualCache:
 
 
 class TorchLoops(TorchBackend):
-    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM if the options have a cache."""
+    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM if the options have a
+    cache.
+    """
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
         """Answer prompts [b, t] from seed 0; blocks must divide the answers."""
@@ -72,7 +80,9 @@ def block_generate(
             logits = evaluate_rows(backend, x[:, block], start, cache)
             masked = x[:, block] == backend.mask_id
             share = 1 - times[step + 1] / times[step] if step < length - 1 else 1
-            x[:, block] = commit_tokens(backend, x[:, block], shift_logits(logits)[masked], masked, share, options)
+            x[:, block] = commit_tokens(
+                backend, x[:, block], shift_logits(logits)[masked], masked, share, options
+            )
             passes += 1
         passes += 1
     return x, passes

@@ -9,7 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jax_lm.benchmark.settings import FrontierSetting, QualitySettings
-from jax_lm.evaluation.attempts import TOO_LONG, UNJUDGED, Evaluator, Journal, journal_settings, problem_executor
+from jax_lm.evaluation.attempts import (
+    TOO_LONG,
+    UNJUDGED,
+    Evaluator,
+    Journal,
+    journal_settings,
+    problem_executor,
+)
 from jax_lm.evaluation.pass_at_k import wilson
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import choose_prompting
@@ -24,11 +31,16 @@ COLUMNS = {
     "95 % interval": "{low:.1%} to {high:.1%}",
     "tokens per forward": "{tokens_per_forward:.2f}",
 }
-ALL_COLUMNS = COLUMNS | {"forwards per answer": "{forwards_per_answer:.1f}", "canvases per forward": "{canvases}"}
+ALL_COLUMNS = COLUMNS | {
+    "forwards per answer": "{forwards_per_answer:.1f}",
+    "canvases per forward": "{canvases}",
+}
 TIMED_COLUMNS = ALL_COLUMNS | {"tokens/s": "{tokens_per_second:.0f}"}
 
 
-def frontier_point(name: str, setting: FrontierSetting, records: Collection[Record], *, timed: bool) -> Row:
+def frontier_point(
+    name: str, setting: FrontierSetting, records: Collection[Record], *, timed: bool
+) -> Row:
     """Sum up the attempts of a setting in a row.
 
     Attempts that the sandbox could not run do not count. Problems that are too long for the model
@@ -45,7 +57,9 @@ def frontier_point(name: str, setting: FrontierSetting, records: Collection[Reco
         raise ValueError(f"{name}: the sandbox could run no program")
     passed = sum(record["outcome"] == "passed" for record in counted)
     answers = sum(record["outcome"] != TOO_LONG for record in counted)
-    tokens, forwards, seconds = (sum(record[key] for record in counted) for key in ("tokens", "forwards", "seconds"))
+    tokens, forwards, seconds = (
+        sum(record[key] for record in counted) for key in ("tokens", "forwards", "seconds")
+    )
     low, high = wilson(passed / len(counted), len(counted))
     row = {
         "setting": name,
@@ -62,7 +76,11 @@ def frontier_point(name: str, setting: FrontierSetting, records: Collection[Reco
         "forwards_per_answer": forwards / max(answers, 1),
         "canvases": 1 + setting.draft + setting.lookahead,
     }
-    return row | {"seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)} if timed else row
+    return (
+        row | {"seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
+        if timed
+        else row
+    )
 
 
 def measure_frontier(
@@ -108,7 +126,9 @@ def measure_frontier(
 
 def slug(name: str) -> str:
     """Return a folder name for a setting, as `exact-draft-4` for "exact, draft 4"."""
-    return "-".join("".join(letter if letter.isalnum() or letter == "." else " " for letter in name).split())
+    return "-".join(
+        "".join(letter if letter.isalnum() or letter == "." else " " for letter in name).split()
+    )
 
 
 def undominated(points: Iterable[Row]) -> list[Row]:
@@ -118,7 +138,9 @@ def undominated(points: Iterable[Row]) -> list[Row]:
     """
     best: list[Row] = []
     alone = [point for point in points if point["canvases"] == 1]
-    for point in sorted(alone, key=lambda point: (-point["tokens_per_forward"], -point["pass_rate"])):
+    for point in sorted(
+        alone, key=lambda point: (-point["tokens_per_forward"], -point["pass_rate"])
+    ):
         if not best or point["pass_rate"] > best[-1]["pass_rate"]:
             best.append(point)
     return best[::-1]
@@ -130,7 +152,9 @@ def frontier_report(points: Sequence[Row], metadata: Mapping[str, str]) -> Docum
     It has a table and a chart of all settings, and the settings that no other one beats.
     """
     x, y = "tokens_per_forward", "pass@1, %"
-    drawn = sorted((point | {y: 100 * point["pass_rate"]} for point in points), key=lambda point: point[x])
+    drawn = sorted(
+        (point | {y: 100 * point["pass_rate"]} for point in points), key=lambda point: point[x]
+    )
     rates = [point[y] for point in drawn]
     # The axis begins and ends at multiples of ten, and not at 0: settings differ by a few tasks.
     bottom = 10 * math.floor(min(rates) / 10)
@@ -148,7 +172,15 @@ def frontier_report(points: Sequence[Row], metadata: Mapping[str, str]) -> Docum
                 points,
                 TIMED_COLUMNS if "seconds" in points[0] else ALL_COLUMNS,
                 text=text,
-                picture=row_chart("pass@1 and tokens per forward", drawn, x, y, by="family", bottom=bottom, top=top),
+                picture=row_chart(
+                    "pass@1 and tokens per forward",
+                    drawn,
+                    x,
+                    y,
+                    by="family",
+                    bottom=bottom,
+                    top=top,
+                ),
                 name="frontier",
             ),
             table_section(

@@ -21,21 +21,21 @@ from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
 
+# Size of the array for which the bandwidth is measured.
+#
+# It is larger than the shared cache of a large server.
 COPY_BYTES = 2**30
-"""Size of the array for which the bandwidth is measured.
-
-It is larger than the shared cache of a large server.
-"""
 
 LIMIT_REPEATS = 10
+# Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size.
 RESET_PEAK = "5"
-"""Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size.
-"""
 
 
 def largest_resident_bytes() -> int:
     """Return the peak resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def resident_bytes() -> int:
@@ -79,7 +79,9 @@ class PeakMemory:
         """Describe in words where the number comes from."""
         if self.on_device:
             return "device, peak_bytes_in_use since the start of the process"
-        return f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
+        return (
+            f"process, peak resident memory {'per row' if self.resettable else 'since its start'}"
+        )
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -136,7 +138,10 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         return min(time_call(call, LIMIT_REPEATS).all_seconds)
 
     size = 2048 if jax.default_backend() == "cpu" else 8192
-    a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype) for i in range(2))
+    a, b = (
+        jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype)
+        for i in range(2)
+    )
     multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
     matmul = fastest(lambda: multiply(a, b))
     # In place, because a new result would measure how fast the system provides pages.

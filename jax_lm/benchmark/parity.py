@@ -29,24 +29,28 @@ from jax_lm.models.dream import DreamForCausalLM, flatten
 from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import PolicyLoss
-from jax_lm.training.policy_loss import Copies, completion_scores, noisy_rows, policy_loss, selective_log_softmax
+from jax_lm.training.policy_loss import (
+    Copies,
+    completion_scores,
+    noisy_rows,
+    policy_loss,
+    selective_log_softmax,
+)
 from jax_lm.training.rollouts import advantages
 from jax_lm.training.update import Mean
 
+# Default for the largest absolute difference of float32 hidden states and logits.
 TOLERANCE = 2e-5
-"""Default for the largest absolute difference of float32 hidden states and logits."""
 
+# Bounds for bfloat16.
+#
+# PyTorch rounds after every operation, this implementation accumulates in float32.
 BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
-"""Bounds for bfloat16.
 
-PyTorch rounds after every operation, this implementation accumulates in float32.
-"""
-
+# Bounds for int8 kernels.
+#
+# In every layer they round by half a step of 1/127 of the largest weight of a row.
 INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
-"""Bounds for int8 kernels.
-
-In every layer they round by half a step of 1/127 of the largest weight of a row.
-"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class ParityFinding:
     passed: bool
 
 
-def check_parity(folder: Path, *, tolerance: float, tokenizer: Path | None = None) -> Iterator[ParityFinding]:
+def check_parity(
+    folder: Path, *, tolerance: float, tokenizer: Path | None = None
+) -> Iterator[ParityFinding]:
     """Compare everything that a folder holds.
 
     Args:
@@ -112,12 +118,16 @@ def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, d
         if not (folder / name).exists():
             raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
     try:
-        return Golden(load_file(folder / tensors)), json.loads((folder / settings).read_text(encoding="utf-8"))
+        return Golden(load_file(folder / tensors)), json.loads(
+            (folder / settings).read_text(encoding="utf-8")
+        )
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
 
 
-def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e") -> ParityFinding:
+def at_most(
+    name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e"
+) -> ParityFinding:
     """Judge a value by an upper bound; `digits` and `bound_digits` format both."""
     return ParityFinding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
 
@@ -125,7 +135,9 @@ def at_most(name: str, value: float, bound: float, digits: str = ".2e", bound_di
 def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> ParityFinding:
     """Judge how often two sets of logits have the same most likely token."""
     share = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-    return ParityFinding(f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least)
+    return ParityFinding(
+        f"{name} top-1 agreement", f"{share:.1%}", f">= {least:.0%}", share >= least
+    )
 
 
 def largest_difference(
@@ -133,7 +145,9 @@ def largest_difference(
 ) -> ParityFinding:
     """Judge the largest absolute difference, of all rows or of the given ones."""
     difference = np.abs(np.asarray(ours) - theirs)
-    return at_most(name, float(difference.max() if rows is None else difference[rows].max()), tolerance)
+    return at_most(
+        name, float(difference.max() if rows is None else difference[rows].max()), tolerance
+    )
 
 
 def check_forward(
@@ -191,7 +205,9 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[P
     yield top1_agreement("int8", ours, exact, INT8_TOP1)
     change = perplexity(ours, ids) / perplexity(exact, ids) - 1
     allowed = f"within {INT8_PERPLEXITY:.0%}"
-    yield ParityFinding("int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY)
+    yield ParityFinding(
+        "int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY
+    )
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
@@ -214,7 +230,9 @@ def case_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndar
     return Canvas.after(prompts, mask, case["max_new_tokens"])
 
 
-def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
+def check_generation(
+    sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]
+) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
     If several positions have exactly the same confidence, their order is unspecified: it depends on
@@ -238,7 +256,9 @@ def check_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[
     return ParityFinding(title, measured, "sequences and history equal", ties is not None)
 
 
-def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> ParityFinding:
+def check_fast_generation(
+    sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]
+) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
     With a cache: blocks whose first token is forced, without a limit of steps. Without: the whole
@@ -252,13 +272,21 @@ def check_fast_generation(sampler: Sampler, case: Mapping[str, Any], golden: Map
         cache=case["cache"],
         first_token="force" if is_cached else "rule",
     )
-    settings = {**case, "alg": "maskgit_plus", "alg_temp": 0.0, "steps": None if is_cached else case["steps"]}
+    settings = {
+        **case,
+        "alg": "maskgit_plus",
+        "alg_temp": 0.0,
+        "steps": None if is_cached else case["steps"],
+    }
     options = replace(case_options(settings), decoding=decoding)
     state = sampler.generate(case_canvas(name, case, golden), options, strict_reference=True)
     differing = int((np.asarray(state.tokens) != golden[f"{name}.sequences"]).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
     return ParityFinding(
-        title, f"{differing} tokens differ" if differing else "equal", "sequences equal", not differing
+        title,
+        f"{differing} tokens differ" if differing else "equal",
+        "sequences equal",
+        not differing,
     )
 
 
@@ -268,7 +296,9 @@ def first_divergence(ours: np.ndarray, theirs: np.ndarray) -> str:
     return f"first at step {steps[0]}" if len(steps) else "with equal histories"
 
 
-def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, history: np.ndarray) -> int | None:
+def ties_only(
+    sampler: Sampler, canvas: Canvas, options: GenerationOptions, history: np.ndarray
+) -> int | None:
     """Replay a recorded history step by step from its own canvases.
 
     Returns:
@@ -284,7 +314,10 @@ def ties_only(sampler: Sampler, canvas: Canvas, options: GenerationOptions, hist
         if (theirs.sum(axis=1) != ours.sum(axis=1)).any() or (after[both] != taken[both]).any():
             return None
         for row in range(len(after)):
-            only_theirs, only_ours = (scores[row, theirs[row] & ~both[row]], scores[row, ours[row] & ~both[row]])
+            only_theirs, only_ours = (
+                scores[row, theirs[row] & ~both[row]],
+                scores[row, ours[row] & ~both[row]],
+            )
             if not np.array_equal(np.sort(only_theirs), np.sort(only_ours)):
                 return None
             ties += len(only_ours)
@@ -299,17 +332,17 @@ def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
     cases = json.loads(path.read_text(encoding="utf-8"))
     equal = sum(
-        tokenizer.encode(case["text"]) == case["ids"] and tokenizer.decode(case["ids"]) == case["decoded"]
+        tokenizer.encode(case["text"]) == case["ids"]
+        and tokenizer.decode(case["ids"]) == case["decoded"]
         for case in cases
     )
     return ParityFinding("tokenizer", f"{equal} of {len(cases)} equal", "all", equal == len(cases))
 
 
+# Absolute tolerances of scores and loss, relative tolerance of gradients.
+#
+# Scores are of size 24: two weighted log-probabilities.
 SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
-"""Absolute tolerances of scores and loss, relative tolerance of gradients.
-
-Scores are of size 24: two weighted log-probabilities.
-"""
 
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
@@ -321,30 +354,45 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         CheckpointError: the folder is not complete.
     """
     golden, settings = read_recording(folder, *FILES)
-    selective = (jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask"))
+    selective = (
+        jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")
+    )
     ours = selective_log_softmax(*selective)
-    yield largest_difference("selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE)
+    yield largest_difference(
+        "selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE
+    )
     made = advantages(golden["rewards"], settings["num_generations"])
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
-    graph, state = nnx.split(DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32))
+    graph, state = nnx.split(
+        DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
+    )
     params, size = nnx.to_pure_dict(state), settings["num_generations"]
     low, high = settings["epsilon_low"], settings["epsilon_high"]
     form = PolicyLoss(epsilon=low, epsilon_high=high, beta=settings["beta"], kl_clamp=math.inf)
     for iteration, ratio in enumerate(settings["mask_ratios"]):
-        batch, copies = iteration_batch(golden, iteration, ratio, settings["config"]["mask_token_id"])
-        (loss, (scores, kl)), gradients = loss_and_gradients(graph, params, batch, copies, form=form, chunk=size)
+        batch, copies = iteration_batch(
+            golden, iteration, ratio, settings["config"]["mask_token_id"]
+        )
+        (loss, (scores, kl)), gradients = loss_and_gradients(
+            graph, params, batch, copies, form=form, chunk=size
+        )
         name = f"iteration {iteration}"
         theirs = golden["per_token_logps"][:, iteration]
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
-        norm, expected = (float(optax.tree.norm(gradients)), float(golden[f"grad_norm.{iteration}"][0]))
+        norm, expected = (
+            float(optax.tree.norm(gradients)),
+            float(golden[f"grad_norm.{iteration}"][0]),
+        )
         yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
         by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
             ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
             error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-            yield at_most(f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE)
+            yield at_most(
+                f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE
+            )
 
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
@@ -358,7 +406,12 @@ def loss_and_gradients(
         model = nnx.merge(graph, params)
         scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies, chunk)
         total, weight, metrics = policy_loss(
-            scores, batch["old"], batch["reference"], batch["advantages"], batch["completion_mask"].astype(bool), form
+            scores,
+            batch["old"],
+            batch["reference"],
+            batch["advantages"],
+            batch["completion_mask"].astype(bool),
+            form,
         )
         divergence = metrics["kl"]
         assert isinstance(divergence, Mean)
@@ -371,10 +424,16 @@ def iteration_batch(
     golden: Mapping[str, np.ndarray], iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
     """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""
-    batch = {name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")}
+    batch = {
+        name: jnp.asarray(golden[name]) for name in ("input_ids", "advantages", "completion_mask")
+    }
     batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
     batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
     first = golden["mask"][iteration].astype(bool)
     masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
-    weights = jnp.broadcast_to(jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3))
-    return batch, Copies(noisy_rows(batch["input_ids"], masked, mask_id), masked, weights, jnp.full(len(first), 2.0))
+    weights = jnp.broadcast_to(
+        jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3)
+    )
+    return batch, Copies(
+        noisy_rows(batch["input_ids"], masked, mask_id), masked, weights, jnp.full(len(first), 2.0)
+    )

@@ -58,11 +58,16 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
-        golden, cases = reference_outputs(TorchBackend(folder, config, attention="eager"), config, shape)
-        save_tensors(
-            partial / "golden.safetensors", {name: np.ascontiguousarray(value) for name, value in golden.items()}
+        golden, cases = reference_outputs(
+            TorchBackend(folder, config, attention="eager"), config, shape
         )
-        (partial / "cases.json").write_text(json.dumps({"generate": cases}, indent=1) + "\n", encoding="utf-8")
+        save_tensors(
+            partial / "golden.safetensors",
+            {name: np.ascontiguousarray(value) for name, value in golden.items()},
+        )
+        (partial / "cases.json").write_text(
+            json.dumps({"generate": cases}, indent=1) + "\n", encoding="utf-8"
+        )
         partial.rename(out)
 
 
@@ -75,12 +80,17 @@ def reference_outputs(
     """
     generator = torch.Generator().manual_seed(shape.seed)
     length = shape.prompt_tokens + shape.max_new_tokens
-    ids = torch.randint(0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator)
+    ids = torch.randint(
+        0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator
+    )
     present = torch.ones_like(ids)
     for row in range(shape.batch_size):
         present[row, : row * (shape.prompt_tokens // 3)] = 0
     exact = backend.evaluate(ids, output_hidden_states=True)
-    golden = {f"forward.hidden_states.{layer}": state.numpy() for layer, state in enumerate(exact.hidden_states)}
+    golden = {
+        f"forward.hidden_states.{layer}": state.numpy()
+        for layer, state in enumerate(exact.hidden_states)
+    }
     golden |= {"forward.input_ids": ids.numpy(), "forward.logits": exact.logits.numpy()}
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
     golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()

@@ -39,6 +39,7 @@ from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 
 LORA_RANK = 16
+# Training updates: of all weights, of adapters, and of adapters over int8 kernels.
 UPDATES: dict[str, dict[str, Any]] = {
     "sft": {"kind": "sft"},
     "sft-lora": {"kind": "sft", "lora_rank": LORA_RANK},
@@ -46,10 +47,9 @@ UPDATES: dict[str, dict[str, Any]] = {
     "grpo": {"kind": "grpo"},
     "grpo-lora": {"kind": "grpo", "lora_rank": LORA_RANK},
 }
-"""Training updates: of all weights, of adapters, and of adapters over int8 kernels."""
 
+# Requests of each client, one after the other.
 EACH_CLIENT = 2
-"""Requests of each client, one after the other."""
 
 
 class ScaleSteps:
@@ -79,13 +79,21 @@ class ScaleSteps:
 
     def planned(self, **others: Any) -> PlannedStep:
         """Return a step of this size, to plan with."""
-        sizes: dict[str, Any] = {"canvas": self.scale.canvas, "new_tokens": self.settings.new_tokens}
+        sizes: dict[str, Any] = {
+            "canvas": self.scale.canvas,
+            "new_tokens": self.settings.new_tokens,
+        }
         return PlannedStep(**{"precision": self.dtype, "batch": 1} | sizes | others)
 
     def cell(self, preset: str, batch: int) -> Cell:
         """Return a generation of this size."""
         new_tokens = self.settings.new_tokens
-        return Cell(preset=preset, batch=batch, prompt_tokens=self.scale.canvas - new_tokens, new_tokens=new_tokens)
+        return Cell(
+            preset=preset,
+            batch=batch,
+            prompt_tokens=self.scale.canvas - new_tokens,
+            new_tokens=new_tokens,
+        )
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -134,7 +142,9 @@ class ScaleSteps:
         """Decode with the published settings of a preset."""
         row: Row = {"preset": preset, "batch": batch}
         with self.note_out_of_memory(row, batch):
-            row |= time_and_memory(JaxBackend(self.sampler), self.cell(preset, batch), self.settings.repeats)
+            row |= time_and_memory(
+                JaxBackend(self.sampler), self.cell(preset, batch), self.settings.repeats
+            )
             row["seconds_per_forward"] = row["seconds"] / row["forwards"]
         return row
 
@@ -146,7 +156,9 @@ class ScaleSteps:
         row: Row = {"clients": clients}
         width, numbers = self.scale.canvas + BLOCK_LENGTH, itertools.count()
         with self.note_out_of_memory(row, clients):
-            slots = Slots(self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=())
+            slots = Slots(
+                self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=()
+            )
             self.answer(slots, numbers, 1)
             start = time.perf_counter()
             seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
@@ -179,7 +191,9 @@ class ScaleSteps:
         return Sequence(
             tokens=np.concatenate([prompt, np.zeros(new_tokens, np.int32)]),
             hole=Block(canvas - new_tokens, canvas),
-            options=GenerationOptions(max_new_tokens=new_tokens, decoding=Decoding(preset="fast"), early_stop=False),
+            options=GenerationOptions(
+                max_new_tokens=new_tokens, decoding=Decoding(preset="fast"), early_stop=False
+            ),
             stop_ids=(),
             key=np.asarray(jax.random.key_data(jax.random.key(number))),
         )
@@ -211,7 +225,9 @@ class ScaleSteps:
         for theirs in result["cells"]:
             row = {"preset": theirs["preset"], "torch_seconds": theirs["seconds"]}
             ours = done.get(f"decoding {theirs['preset']} 1", {}).get("seconds")
-            rows.append(row if ours is None else row | {"seconds": ours, "times": theirs["seconds"] / ours})
+            rows.append(
+                row if ours is None else row | {"seconds": ours, "times": theirs["seconds"] / ours}
+            )
         return {"torch": result["packages"]["torch"], "device": result["device"], "rows": rows}
 
     def training(self, name: str, done: Rows) -> Row:
@@ -224,10 +240,16 @@ class ScaleSteps:
         memory = PeakMemory()
         memory.start()
         with note_out_of_memory(row, self.config, planned, mesh):
-            [program] = step_programs(self.config, planned, mesh.mesh(), GenerationOptions()).values()
+            [program] = step_programs(
+                self.config, planned, mesh.mesh(), GenerationOptions()
+            ).values()
             timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
             rate = planned.batch * planned.canvas / timing.seconds
-            row |= {"first_seconds": timing.first_seconds, "seconds": timing.seconds, "tokens_per_second": rate}
+            row |= {
+                "first_seconds": timing.first_seconds,
+                "seconds": timing.seconds,
+                "tokens_per_second": rate,
+            }
             row["peak_bytes"] = memory.read()
         return row
 

@@ -118,7 +118,9 @@ class ExperimentSettings:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout")
+        require_at_least_one(
+            self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,21 +201,31 @@ def frontier_settings() -> dict[str, FrontierSetting]:
 
     settings = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
     for count in (2, 3, 4):
-        settings[f"exact, {count} per step"] = FrontierSetting("steps, whole canvas", Decoding(), tokens_per_step=count)
+        settings[f"exact, {count} per step"] = FrontierSetting(
+            "steps, whole canvas", Decoding(), tokens_per_step=count
+        )
     for count in (1, 2, 3, 4):
         name = "fast" if count == 1 else f"fast, {count} per step"
         settings[name] = FrontierSetting("steps, window", in_window(), tokens_per_step=count)
     for draft in (2, 4, 8):
-        settings[f"exact, draft {draft}"] = FrontierSetting("draft, whole canvas", Decoding(), draft=draft)
+        settings[f"exact, draft {draft}"] = FrontierSetting(
+            "draft, whole canvas", Decoding(), draft=draft
+        )
     for draft in (2, 4, 8):
-        settings[f"fast, draft {draft}"] = FrontierSetting("draft, window", in_window(), draft=draft)
+        settings[f"fast, draft {draft}"] = FrontierSetting(
+            "draft, window", in_window(), draft=draft
+        )
     for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
         decoding = in_window(commit="threshold", threshold=threshold)
         settings[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
-    settings["threshold 0.9, draft 4"] = FrontierSetting("threshold, draft", Decoding(preset="turbo"), draft=4)
+    settings["threshold 0.9, draft 4"] = FrontierSetting(
+        "threshold, draft", Decoding(preset="turbo"), draft=4
+    )
     for branches in (2, 4, 8):
         decoding = in_window(commit="threshold", threshold=0.95)
-        settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting("lookahead", decoding, lookahead=branches)
+        settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting(
+            "lookahead", decoding, lookahead=branches
+        )
     for factor in (0.1, 0.3, 1.0):
         decoding = in_window(commit="factor", factor=factor)
         settings[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
@@ -247,7 +259,9 @@ class QualitySettings:
         timed: also measure tokens per second, which is meaningful only on an idle machine.
     """
 
-    suite: Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"] = "builtin"
+    suite: Literal[
+        "builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"
+    ] = "builtin"
     data: Path | None = None
     limit: int | None = None
     only: tuple[str, ...] = ()
@@ -259,7 +273,9 @@ class QualitySettings:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.only if name not in FRONTIER]:
-            raise ValueError(f"only={unknown[0]!r}: must be one of {', '.join(map(repr, FRONTIER))}")
+            raise ValueError(
+                f"only={unknown[0]!r}: must be one of {', '.join(map(repr, FRONTIER))}"
+            )
 
     @property
     def settings(self) -> dict[str, FrontierSetting]:

@@ -15,7 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jax_lm.benchmark.backend import Answers, Backend, JaxBackend, model_card_options, random_canvas, random_prompts
+from jax_lm.benchmark.backend import (
+    Answers,
+    Backend,
+    JaxBackend,
+    model_card_options,
+    random_canvas,
+    random_prompts,
+)
 from jax_lm.benchmark.machine import PeakMemory, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
@@ -30,8 +37,8 @@ from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
 from jax_lm.reports.tables import Row, table_section
 
+# Values of a generation that the report of `diffucoder bench` leaves out; bench.json has them.
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
-"""Values of a generation that the report of `diffucoder bench` leaves out; bench.json has them."""
 
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
@@ -60,11 +67,15 @@ def run_block_logits(
 
     empty = jnp.zeros((len(tokens), config.length, model.config.hidden_size), model.dtype)
     start = (jnp.zeros_like(inputs.window.forwards), empty, cache)
-    _, hidden, cache = jax.lax.while_loop(lambda carry: carry[0] < inputs.window.forwards, advance, start)
+    _, hidden, cache = jax.lax.while_loop(
+        lambda carry: carry[0] < inputs.window.forwards, advance, start
+    )
     return model.logits(hidden), cache
 
 
-def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, repeats: int) -> list[Row]:
+def time_forwards(
+    sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, repeats: int
+) -> list[Row]:
     """Time a forward pass, and the denoising step around it, on the masked first block of a canvas.
 
     Returns:
@@ -80,12 +91,16 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
     times, cache = [], KVCache()
 
-    def time(compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig) -> float:
+    def time(
+        compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig
+    ) -> float:
         """Time a compiled function that takes the cache and returns a new one."""
 
         def call() -> Any:
             nonlocal cache
-            result, cache, *_ = compute(sampler.graph, sampler.params, before, cache, inputs, config)
+            result, cache, *_ = compute(
+                sampler.graph, sampler.params, before, cache, inputs, config
+            )
             return result
 
         return time_call(call, repeats).seconds
@@ -96,10 +111,14 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
         params = SamplingParams.of(options, block.length, canvas.region.length)
-        passes = block_passes(canvas, block, [], options.decoding, sampler.canvas_config(canvas, options))
+        passes = block_passes(
+            canvas, block, [], options.decoding, sampler.canvas_config(canvas, options)
+        )
         for name, (config, first_row) in zip(names, passes, strict=True):
             until = step_limit(params, block.length)
-            window = Window.of(block=block.start, rows=first_row, first_step=0, until=until, forwards=1)
+            window = Window.of(
+                block=block.start, rows=first_row, first_step=0, until=until, forwards=1
+            )
             inputs = BatchInputs(arrays, window, params)
             seconds = time(run_block_logits, state.tokens, inputs, config)
             step_seconds = time(run, state, inputs, config)
@@ -121,7 +140,9 @@ def time_forwards(sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, re
     return times
 
 
-def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward: bool = False) -> Row:
+def time_generation(
+    backend: Backend, cell: Cell, repeats: int, *, with_forward: bool = False
+) -> Row:
     """Compile on one prompt, then time another one of the same bucket.
 
     Returns:
@@ -131,10 +152,13 @@ def time_generation(backend: Backend, cell: Cell, repeats: int, *, with_forward:
         tokens, with the logits of every position.
     """
     options, length = model_card_options(cell.new_tokens, cell.preset), cell.prompt_tokens
-    # One token shorter if that falls into the same bucket: then the padding differs, and the shape does not.
+    # One token shorter if that falls into the same bucket: then the padding differs, and the shape
+    # does not.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
     first, other = (
-        partial(backend.generate, random_prompts(backend.config, cell.batch, size, seed=seed), options)
+        partial(
+            backend.generate, random_prompts(backend.config, cell.batch, size, seed=seed), options
+        )
         for seed, size in enumerate((shorter, length))
     )
     row = generation_row(cell, time_call(other, repeats, warm_up=first))
@@ -182,8 +206,13 @@ def measure_speed(
     backend, cells = JaxBackend(sampler), workload.cells(presets)
     for cell in cells:
         cell.require_room(sampler.config.max_position_embeddings)
-    report, total = (on_progress or (lambda done, total: None), len(cells) + len(workload.batch_sizes))
-    longest = Cell(batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens))
+    report, total = (
+        on_progress or (lambda done, total: None),
+        len(cells) + len(workload.batch_sizes),
+    )
+    longest = Cell(
+        batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens)
+    )
     generations: list[Row] = []
     forwards: list[Row] = []
     with without_stored_compilations():
@@ -218,7 +247,13 @@ def speed_report(speed: Row) -> Document:
             "peak memory": speed["peak_memory"],
         },
         sections=(
-            table_section("Generation", speed["generations"], leave_out=NOT_SHOWN, picture=picture, name="bench"),
+            table_section(
+                "Generation",
+                speed["generations"],
+                leave_out=NOT_SHOWN,
+                picture=picture,
+                name="bench",
+            ),
             table_section("One forward pass", speed["forwards"], text=text),
         ),
     )

@@ -94,7 +94,10 @@ class Timing(Generic[Result]):
 
 
 def time_in_turns(
-    calls: Sequence[Callable[[], Result]], repeats: int, *, warm_ups: Sequence[Callable[[], Any]] | None = None
+    calls: Sequence[Callable[[], Result]],
+    repeats: int,
+    *,
+    warm_ups: Sequence[Callable[[], Any]] | None = None,
 ) -> list[Timing[Result]]:
     """Call every function once to warm up, then let them take turns for `repeats` timed rounds.
 
@@ -120,10 +123,14 @@ def time_in_turns(
             recompilations=sum(compiled_later),
             result=result,
         )
-        for (first, *later), (compiled_first, *compiled_later), result in zip(seconds, compiled, results, strict=True)
+        for (first, *later), (compiled_first, *compiled_later), result in zip(
+            seconds, compiled, results, strict=True
+        )
     ]
 
 
-def time_call(call: Callable[[], Result], repeats: int, *, warm_up: Callable[[], Any] | None = None) -> Timing[Result]:
+def time_call(
+    call: Callable[[], Result], repeats: int, *, warm_up: Callable[[], Any] | None = None
+) -> Timing[Result]:
     """Time a function after a first call, which `warm_up` may replace."""
     return time_in_turns([call], repeats, warm_ups=[warm_up or call])[0]

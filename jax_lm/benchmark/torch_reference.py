@@ -23,10 +23,16 @@ from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
 EPSILON = 1e-3
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+)
 HEADS = ("num_attention_heads", "num_key_value_heads")
+# Fields of the configuration that have the same names in Dream and Qwen2.
 FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
-"""Fields of the configuration that have the same names in Dream and Qwen2."""
 
 
 def load_qwen2(
@@ -61,8 +67,15 @@ class TorchBackend:
         attention: Literal["eager", "sdpa"] = "sdpa",
     ) -> None:
         assert config.mask_token_id is not None
-        self.config, self.device, self.mask_id, self.attention = (config, device, config.mask_token_id, attention)
-        self.model: Any = load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
+        self.config, self.device, self.mask_id, self.attention = (
+            config,
+            device,
+            config.mask_token_id,
+            attention,
+        )
+        self.model: Any = (
+            load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
+        )
 
     @staticmethod
     def warm_up(device: str) -> None:
@@ -70,21 +83,29 @@ class TorchBackend:
         torch.zeros(1, device=device)
 
     @torch.no_grad()
-    def evaluate(self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any) -> Any:
+    def evaluate(
+        self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any
+    ) -> Any:
         """Return the output of one bidirectional forward pass over ids [b, t].
 
         Where `present` is 0, there is padding: its keys are masked, and positions do not count it.
         `options` are passed to transformers.
         """
         if self.attention == "sdpa" and present is None:
-            return self.model(ids, attention_mask={"full_attention": None}, use_cache=False, **options)
+            return self.model(
+                ids, attention_mask={"full_attention": None}, use_cache=False, **options
+            )
         batch, length = ids.shape
         mask = torch.zeros(batch, 1, length, length, dtype=self.model.dtype, device=self.device)
         positions = torch.arange(length, device=self.device).expand(batch, length)
         if present is not None:
-            mask = mask.masked_fill(present[:, None, None, :] == 0, torch.finfo(self.model.dtype).min)
+            mask = mask.masked_fill(
+                present[:, None, None, :] == 0, torch.finfo(self.model.dtype).min
+            )
             positions = (present.cumsum(-1) - 1).clamp(min=0)
-        return self.model(ids, attention_mask=mask, position_ids=positions, use_cache=False, **options)
+        return self.model(
+            ids, attention_mask=mask, position_ids=positions, use_cache=False, **options
+        )
 
     def forward(self, ids: np.ndarray) -> None:
         """Run one forward pass over ids [b, t], and wait for it."""
@@ -123,7 +144,10 @@ class TorchBackend:
 
 @torch.no_grad()
 def diffusion_generate(
-    backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions, present: torch.Tensor | None = None
+    backend: TorchBackend,
+    prompts: torch.Tensor,
+    options: GenerationOptions,
+    present: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Run Dream's loop at alg_temp 0, and return the canvas [b, t] after each step.
 
@@ -172,7 +196,9 @@ def commit_tokens(
     return x.scatter(1, chosen, proposal.gather(1, chosen))
 
 
-def draw_tokens(logits: torch.Tensor, options: GenerationOptions) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_tokens(
+    logits: torch.Tensor, options: GenerationOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return confidence and token of each masked position [m, v], in the dtype of the logits.
 
     The order is the published one: temperature, top_p, top_k, then the confidence of `alg`.

@@ -26,7 +26,13 @@ import numpy as np
 from jaxtyping import Int
 from safetensors.numpy import load_file, save_file
 
-from jax_lm.benchmark.backend import Backend, JaxBackend, greedy_options, output_names, random_prompts
+from jax_lm.benchmark.backend import (
+    Backend,
+    JaxBackend,
+    greedy_options,
+    output_names,
+    random_prompts,
+)
 from jax_lm.benchmark.machine import about, largest_resident_bytes, resident_bytes
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import time_generation
@@ -35,12 +41,12 @@ from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.reports.tables import Row
 
 REQUEST, RESULT, OUTPUTS = "request.json", "result.json", "outputs.safetensors"
+# The greedy generation that is compared.
 GREEDY = Cell(batch=2, prompt_tokens=16, new_tokens=32)
-"""The greedy generation that is compared."""
 
 TORCH_PACKAGES = ("torch", "transformers")
+# Characters of a worker's error that are reported.
 ERROR_WIDTH = 300
-"""Characters of a worker's error that are reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,9 @@ def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarra
     return random_prompts(config, *shape, seed=1)
 
 
-def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[dict[str, np.ndarray], list[list[int]]]:
+def outputs_to_compare(
+    backend: Backend, shape: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], list[list[int]]]:
     """Return the outputs of every module by name, and greedy tokens [b, n].
 
     The generation is `GREEDY`, shortened if the context is shorter.
@@ -100,7 +108,10 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
 
     load_bytes, machine = peak(), about()
     with without_stored_compilations():
-        cells = [time_generation(backend, cell, request.repeats, with_forward=True) for cell in request.cells]
+        cells = [
+            time_generation(backend, cell, request.repeats, with_forward=True)
+            for cell in request.cells
+        ]
     row = {
         "backend": request.backend,
         "about": machine,
@@ -108,7 +119,9 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
         "device": request.device if is_torch else machine["device"],
         "packages": {name: version(name) for name in TORCH_PACKAGES} if is_torch else {},
         "load_seconds": load_seconds,
-        "memory": "process, above what it had before loading" if backend.device_peak() is None else "device",
+        "memory": "process, above what it had before loading"
+        if backend.device_peak() is None
+        else "device",
         "load_bytes": load_bytes,
         "peak_bytes": peak(),
         "cells": cells,
@@ -133,7 +146,10 @@ def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
 
 
 def run_worker(
-    request: WorkerRequest, *, environment: Mapping[str, str] | None = None, limit: float | None = None
+    request: WorkerRequest,
+    *,
+    environment: Mapping[str, str] | None = None,
+    limit: float | None = None,
 ) -> tuple[Row, dict[str, np.ndarray]]:
     """Measure a backend in its own process; returns its row, and outputs by module.
 
@@ -147,12 +163,20 @@ def run_worker(
         command = [sys.executable, "-m", "jax_lm.benchmark.worker", temporary]
         variables = os.environ | (environment or {})
         try:
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit, check=False)
+            done = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=limit, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"the {request.backend} backend took more than {limit:g} s") from error
         if done.returncode:
-            killed = f" by signal {-done.returncode}, perhaps for its memory" if done.returncode < 0 else ""
-            raise ValueError(f"the {request.backend} backend ended{killed}: {last_error(done.stderr)}")
+            killed = (
+                f" by signal {-done.returncode}, perhaps for its memory"
+                if done.returncode < 0
+                else ""
+            )
+            raise ValueError(
+                f"the {request.backend} backend ended{killed}: {last_error(done.stderr)}"
+            )
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         return result, load_file(folder / OUTPUTS) if request.compared_shape else {}
 

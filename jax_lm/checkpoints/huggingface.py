@@ -19,7 +19,13 @@ from huggingface_hub import snapshot_download
 from jaxtyping import Array
 from safetensors import SafetensorError, safe_open
 
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, first_line, group_by_size, save_tensors
+from jax_lm.checkpoints.stored import (
+    CheckpointError,
+    ViewedTensor,
+    first_line,
+    group_by_size,
+    save_tensors,
+)
 from jax_lm.host.files import atomic_write, output_folder
 
 WEIGHTS = "model.safetensors"

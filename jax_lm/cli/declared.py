@@ -22,10 +22,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+# Type of a field that may be given without its name.
 Positional = Annotated[T, "positional"]
-"""Type of a field that may be given without its name."""
 
 SHORT = {"-m": "--model", "-o": "--out", "-p": "--prompt"}
+# Names of these options in Hugging Face and TRL, accepted wherever the option exists.
 SYNONYMS = {
     "--output": "--out",
     "--output-dir": "--out",
@@ -38,14 +39,13 @@ SYNONYMS = {
     "--per-device-train-batch-size": "--batch-size",
     "--packing": "--packed",
 }
-"""Names of these options in Hugging Face and TRL, accepted wherever the option exists."""
 
+# A dataclass, or a function.
 Program = Any
-"""A dataclass, or a function."""
 
 WORD = re.compile(r"(?P<name>--[A-Za-z][\w-]*|-[A-Za-z]\w*)(?:=(?P<value>.*))?", re.DOTALL)
+# A name, or several, and its text in a docstring of Google's style; further lines are indented.
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""A name, or several, and its text in a docstring of Google's style; further lines are indented."""
 
 SWITCHES = {"true": True, "false": False}
 NOTHING = ("none", "null")
@@ -162,7 +162,9 @@ def signature_of(kind: Program, base: Any = MISSING) -> dict[str, tuple[Any, Any
         defaults = {field.name: getattr(base, field.name) for field in fields(kind)}
     else:
         defaults = {
-            field.name: field.default if field.default_factory is MISSING else field.default_factory()
+            field.name: field.default
+            if field.default_factory is MISSING
+            else field.default_factory()
             for field in fields(kind)
         }
     hints = get_type_hints(kind, include_extras=True)
@@ -177,7 +179,9 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
     """Yield the options of a dataclass or function, those of nested dataclasses last."""
     nested = []
     texts = {
-        name: " ".join(text.split()) for names, text in ATTRIBUTE.findall(docstring(kind)) for name in names.split(", ")
+        name: " ".join(text.split())
+        for names, text in ATTRIBUTE.findall(docstring(kind))
+        for name in names.split(", ")
     }
     for name, (hint, default) in signature_of(kind, base).items():
         if is_settings(hint):
@@ -187,12 +191,18 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
         every = alternatives(get_args(hint)[0] if is_positional else hint)
         kinds = tuple(each for each in every if each is not NoneType)
         takes_many = get_origin(kinds[0]) is tuple
-        choices = f" One of {', '.join(kinds[0])}." if is_positional and isinstance(kinds[0], tuple) else ""
+        choices = (
+            f" One of {', '.join(kinds[0])}."
+            if is_positional and isinstance(kinds[0], tuple)
+            else ""
+        )
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         yield Option(
             field=name,
             kinds=alternatives(get_args(kinds[0])[0]) if takes_many else kinds,
-            default="" if default is MISSING else {"True": "on", "False": "", "None": ""}.get(shown, shown),
+            default=""
+            if default is MISSING
+            else {"True": "on", "False": "", "None": ""}.get(shown, shown),
             help=texts.get(name, "") + choices,
             group=("arguments", "") if is_positional else group,
             takes_many=takes_many,
@@ -228,7 +238,9 @@ def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
     options = declared_options(kind)
     names = {option.long: (option, False) for option in options}
     names |= {f"--no-{option.long[2:]}": (option, True) for option in options if option.is_flag}
-    return names | {other: names[name] for other, name in (SHORT | SYNONYMS).items() if name in names}
+    return names | {
+        other: names[name] for other, name in (SHORT | SYNONYMS).items() if name in names
+    }
 
 
 def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
@@ -257,18 +269,26 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
         option, is_negated = find_option(kind, match["name"], prog)
         texts = [] if match["value"] is None else [match["value"]]
         limit = len(rest) if option.takes_many else 1
-        while match["value"] is None and rest and len(texts) < limit and not WORD.fullmatch(rest[0]):
+        while (
+            match["value"] is None and rest and len(texts) < limit and not WORD.fullmatch(rest[0])
+        ):
             if option.is_flag and rest[0].lower() not in SWITCHES:
                 break
             texts.append(rest.pop(0))
         given[option.field] = option.value(texts, is_negated=is_negated)
     places += words[end + 1 :]
-    free = [option for option in declared_options(kind) if option.is_positional and option.field not in given]
+    free = [
+        option
+        for option in declared_options(kind)
+        if option.is_positional and option.field not in given
+    ]
     if len(places) > len(free):
         command = prog.removeprefix("diffucoder ")
         rule = "takes no further argument; put a text with spaces in quotes"
         raise ValueError(f"{places[len(free)]!r}: {command} {rule}")
-    return given | {option.field: option.value([text]) for option, text in zip(free, places, strict=False)}
+    return given | {
+        option.field: option.value([text]) for option, text in zip(free, places, strict=False)
+    }
 
 
 def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING) -> dict[str, Any]:
@@ -337,7 +357,13 @@ def help_text(kind: Program, prog: str) -> str:
     }
     groups[OTHERS].add_argument("-h", "--help", action="store_true", help="show this help and exit")
     for option in options:
-        note = f" (default: {option.default})" if option.default else " (required)" if option.is_required else ""
+        note = (
+            f" (default: {option.default})"
+            if option.default
+            else " (required)"
+            if option.is_required
+            else ""
+        )
         text = f"{option.help}{note}".replace("%", "%%")
         if option.is_positional:
             groups[option.group].add_argument(option.field, metavar=option.name, help=text)
@@ -345,6 +371,8 @@ def help_text(kind: Program, prog: str) -> str:
         names = [*(short for short, name in SHORT.items() if name == option.long), option.long]
         if option.is_flag and option.default:
             names.append(f"--no-{option.long[2:]}")
-        arguments: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
+        arguments: dict[str, Any] = (
+            {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
+        )
         groups[option.group].add_argument(*names, help=text, **arguments)
     return parser.format_help()

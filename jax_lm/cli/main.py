@@ -1,7 +1,8 @@
-"""The `diffucoder` command: finds a command's module, parses its arguments, prints errors as one line.
+"""The `diffucoder` command: finds a command's module, parses its arguments, prints errors as one
+line.
 
-The arguments of a command are declared in `jax_lm.cli.arguments`, without JAX, so that help is fast.
-Its code is a module of `jax_lm.cli.commands`, imported when it runs.
+The arguments of a command are declared in `jax_lm.cli.arguments`, without JAX, so that help is
+fast. Its code is a module of `jax_lm.cli.commands`, imported when it runs.
 """
 
 import difflib
@@ -88,7 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
     if debug := "--debug" in words[: words.index("--") if "--" in words else None]:
         words.remove("--debug")
     # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
+    )
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     return terminal.run_guarded(lambda: run(words), debug=debug)

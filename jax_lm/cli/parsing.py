@@ -1,4 +1,5 @@
-"""The arguments of a command, from its command line and the recipe that it names; mistakes are one line.
+"""The arguments of a command, from its command line and the recipe that it names; mistakes are one
+line.
 
     diffucoder grpo --config recipes/grpo_paper.yaml --learning-rate 2e-6
 
@@ -29,7 +30,9 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
     prog, recipe = f"diffucoder {command}", {}
     given = typed = read_words(kind, words, prog)
     if path := typed.get("config"):
-        exclusive = [group for group in getattr(kind, "EXCLUSIVE", ()) if not typed.keys().isdisjoint(group)]
+        exclusive = [
+            group for group in getattr(kind, "EXCLUSIVE", ()) if not typed.keys().isdisjoint(group)
+        ]
         try:
             recipe = read_recipe(kind, path, prog)
         except ValueError as error:
@@ -60,7 +63,9 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
         recipe = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read ({error})") from error
-    if not isinstance(recipe, yaml.MappingNode) or not all(str(key.value).isidentifier() for key, _ in recipe.value):
+    if not isinstance(recipe, yaml.MappingNode) or not all(
+        str(key.value).isidentifier() for key, _ in recipe.value
+    ):
         raise ValueError("must be a mapping of options to values")
     given = {}
     for key, node in recipe.value:
@@ -78,4 +83,6 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
 
 def as_keys(message: str) -> str:
     """Write the options in a message as they stand in a recipe."""
-    return re.sub(r"--(?!help\b)([A-Za-z][\w-]*)", lambda option: option[1].replace("-", "_"), message)
+    return re.sub(
+        r"--(?!help\b)([A-Za-z][\w-]*)", lambda option: option[1].replace("-", "_"), message
+    )

@@ -38,12 +38,16 @@ def model_repositories() -> list[CachedRepoInfo]:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         return []
-    return sorted((each for each in repositories if each.repo_type == "model"), key=lambda each: each.repo_id)
+    return sorted(
+        (each for each in repositories if each.repo_type == "model"), key=lambda each: each.repo_id
+    )
 
 
 def models_of(repository: CachedRepoInfo) -> Iterator[CachedModel]:
     """Yield the revisions of a repository, the main branch first."""
-    for revision in sorted(repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)):
+    for revision in sorted(
+        repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)
+    ):
         name = min(revision.refs, key=lambda ref: ref != "main", default=revision.commit_hash[:12])
         model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
         what, folder = describe_folder(revision.snapshot_path), str(revision.snapshot_path)
@@ -56,7 +60,11 @@ def describe_folder(folder: Path) -> str:
         config = DreamForCausalLM.read_config(folder)
     except ValueError as error:
         return f"not usable here: {error}"
-    kind = "masked diffusion" if config.mask_token_id is not None else "autoregressive; diffucoder adapt takes it"
+    kind = (
+        "masked diffusion"
+        if config.mask_token_id is not None
+        else "autoregressive; diffucoder adapt takes it"
+    )
     weights = "" if any(folder.glob("*.safetensors")) else ", without its weights"
     return f"{config.model_type}, {parameter_count(config) / 1e9:,.1f}B parameters, {kind}{weights}"
 
@@ -73,7 +81,9 @@ def plan_deletion(repositories: list[CachedRepoInfo], model: str) -> DeleteCache
         for repository in repositories
         for revision in repository.revisions
         if asked and asked["repo"] == repository.repo_id
-        if not (name := asked["revision"]) or name in revision.refs or revision.commit_hash.startswith(name)
+        if not (name := asked["revision"])
+        or name in revision.refs
+        or revision.commit_hash.startswith(name)
     ]
     if not commits:
         names = ", ".join(repository.repo_id for repository in repositories) or "nothing"

@@ -1,7 +1,8 @@
-"""Block pipeline: steps over several blocks at once, each of which attends to itself and to those before it.
+"""Block pipeline: steps over several blocks at once, each of which attends to itself and to those
+before it.
 
-A block begins while the one before it is still being filled, by tokens that are confident enough; it
-must decide a token at each step once that one is nearly full (D2F, arXiv 2508.09192). A finished
+A block begins while the one before it is still being filled, by tokens that are confident enough;
+it must decide a token at each step once that one is nearly full (D2F, arXiv 2508.09192). A finished
 block is computed once more with its final tokens; then its keys and values stay in the cache, as
 nothing after a block changes it. Each row advances on its own, as a batch of one.
 """
@@ -19,16 +20,32 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.candidates import disturbed
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Proposal, SamplerState, Window
-from jax_lm.diffusion.step import ROWS, Pass, StepConfig, Variant, block_columns, evaluate, noise, write
+from jax_lm.diffusion.state import (
+    BatchInputs,
+    CanvasArrays,
+    KVCache,
+    Proposal,
+    SamplerState,
+    Window,
+)
+from jax_lm.diffusion.step import (
+    ROWS,
+    Pass,
+    StepConfig,
+    Variant,
+    block_columns,
+    evaluate,
+    noise,
+    write,
+)
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
+# What a step changes of a row.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
-"""What a step changes of a row."""
 
+# Tolerance of a block's share, in tokens: in float32, 0.95 * 20 is not exactly 19.
 ROUNDING = 1e-4
-"""Tolerance of a block's share, in tokens: in float32, 0.95 * 20 is not exactly 19."""
 
 
 class Pipeline(NamedTuple):
@@ -60,13 +77,17 @@ class BlockPipeline(Variant):
     active: int
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "BlockPipeline | None":
+    def of(
+        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
+    ) -> "BlockPipeline | None":
         decoding = options.decoding.settings
         if decoding.cache != "causal":
             return None
         region, width = canvas.region, canvas.tokens.shape[1]
         if region.end != width or not canvas.holes[:, region.start :].all():
-            raise ValueError("cache='causal': only completes prompts; texts with holes need another cache")
+            raise ValueError(
+                "cache='causal': only completes prompts; texts with holes need another cache"
+            )
         length = options.decoding.block_columns(region.length)
         return cls(region.start, region.end, length, decoding.active_blocks)
 
@@ -79,7 +100,9 @@ class BlockPipeline(Variant):
 
     def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
         if (np.asarray(state.masked) != canvas.holes).any():
-            raise ValueError("state: must be None with cache='causal', whose keys begin with the canvas")
+            raise ValueError(
+                "state: must be None with cache='causal', whose keys begin with the canvas"
+            )
         none = jnp.zeros(len(state.tokens), jnp.int32)
         return state._replace(extra=Pipeline(none, none))
 
@@ -95,15 +118,26 @@ class BlockPipeline(Variant):
         return jnp.any(state.masked)
 
     def advance(
-        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+        self,
+        model: DreamForCausalLM,
+        state: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step of each row over the blocks that have begun."""
         params, pipeline = inputs.params, state.extra
         assert params.add_threshold is not None
         assert params.activate_threshold is not None
         masks = self.masks(state.masked)
-        is_stop = jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32)) & inputs.canvas.holes & ~state.masked
-        following = self.advance_pipeline(pipeline, masks, jnp.any(is_stop, axis=1), params.add_threshold)
+        is_stop = (
+            jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32))
+            & inputs.canvas.holes
+            & ~state.masked
+        )
+        following = self.advance_pipeline(
+            pipeline, masks, jnp.any(is_stop, axis=1), params.add_threshold
+        )
         is_begun = self.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
         # Blocks that finished with the last step are computed by this one with their final tokens.
         starts = jnp.minimum(self.start + self.length * pipeline.stored, self.end - config.length)
@@ -117,17 +151,23 @@ class BlockPipeline(Variant):
             canvas: CanvasArrays,
         ) -> tuple[dict[str, Array], KVCache]:
             rows = config.rows or 0
-            window = inputs.window._replace(block=start, rows=jnp.maximum(start + config.length - rows, 0))
+            window = inputs.window._replace(
+                block=start, rows=jnp.maximum(start + config.length - rows, 0)
+            )
             attention_mask = self.admitted(canvas.attention_mask, window.rows + jnp.arange(rows))
             of_row = BatchInputs(canvas._replace(attention_mask=attention_mask), window, params)
             visible = row._replace(masked=seen)
-            evaluation, cache = evaluate(model, visible, cache, of_row, replace(config, axes=(ROWS,)))
+            evaluation, cache = evaluate(
+                model, visible, cache, of_row, replace(config, axes=(ROWS,))
+            )
             chosen = self.choose(evaluation.proposal, visible, is_forced, of_row, config)
             row = write(row, evaluation, chosen, of_row, config)
             return {name: getattr(row, name) for name in DECIDED}, cache
 
         given = is_begun & state.masked, self.is_forced(masks, params.activate_threshold)
-        seen, is_forced, cache, canvas = jax.tree.map(lambda part: part[:, None], (*given, cache, inputs.canvas))
+        seen, is_forced, cache, canvas = jax.tree.map(
+            lambda part: part[:, None], (*given, cache, inputs.canvas)
+        )
         mapped = jax.vmap(take, axis_name=ROWS)
         decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
         decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
@@ -147,7 +187,9 @@ class BlockPipeline(Variant):
         token has ended the row, and fewer than `active` blocks are unfinished.
         """
         finished = jnp.sum(jnp.cumprod(masks == 0, axis=1), axis=1, dtype=jnp.int32)
-        is_filled = jnp.pad(self.is_filled(masks, add_threshold), ((0, 0), (1, 0)), constant_values=True)
+        is_filled = jnp.pad(
+            self.is_filled(masks, add_threshold), ((0, 0), (1, 0)), constant_values=True
+        )
         is_ready = jnp.take_along_axis(is_filled, pipeline.begun[:, None], axis=1)[:, 0]
         has_room = (pipeline.begun < self.count) & (pipeline.begun - finished < self.active)
         return Pipeline(pipeline.begun + (is_ready & has_room & ~is_stopped), finished)
@@ -180,7 +222,9 @@ class BlockPipeline(Variant):
         lacks = is_forced & ~jnp.any(self.split(spread(sure, absent=False), absent=False), axis=-1)
         # The first column of the largest score in each block, counted over the whole canvas.
         best = self.start + self.length * jnp.arange(self.count) + jnp.argmax(ordered, axis=-1)
-        is_best = jnp.any((jnp.arange(state.tokens.shape[1]) == best[..., None]) & lacks[..., None], axis=1)
+        is_best = jnp.any(
+            (jnp.arange(state.tokens.shape[1]) == best[..., None]) & lacks[..., None], axis=1
+        )
         return sure | (masked & block_columns(is_best, window, config))
 
     @property
@@ -207,8 +251,12 @@ class BlockPipeline(Variant):
         # start == 2, length == 2: in [0, 1, 2, 3, 4, 5] out [-1, -1, 0, 0, 1, 1]
         return jnp.where(columns < self.start, -1, (columns - self.start) // self.length)
 
-    def admitted(self, present: Bool[Array, "b s"], queries: Int[Array, "r"]) -> Bool[Array, "b r s"]:
-        """Return which keys each query column attends to: present ones of its block or an earlier one."""
+    def admitted(
+        self, present: Bool[Array, "b s"], queries: Int[Array, "r"]
+    ) -> Bool[Array, "b r s"]:
+        """Return which keys each query column attends to: present ones of its block or an earlier
+        one.
+        """
         # start == 2, length == 2, columns 1 to 5 present: queries [1, 3, 4] attend to
         #   [0, 1, 0, 0, 0, 0]  the prompt
         #   [0, 1, 1, 1, 0, 0]  and block 0
@@ -221,7 +269,9 @@ class BlockPipeline(Variant):
         # start == 1, length == 2: in [[p, a, b, c]] out [[[a, b], [c, absent]]]
         answer = values[:, self.start : self.end]
         spare = self.count * self.length - answer.shape[1]
-        return jnp.pad(answer, ((0, 0), (0, spare)), constant_values=absent).reshape(len(values), -1, self.length)
+        return jnp.pad(answer, ((0, 0), (0, spare)), constant_values=absent).reshape(
+            len(values), -1, self.length
+        )
 
     def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
         """Count the masks of each block."""
@@ -233,7 +283,9 @@ class BlockPipeline(Variant):
         return sizes - masks + ROUNDING >= share * sizes
 
     def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
-        """Return which blocks must decide a token: the first, and those after one filled to that share."""
+        """Return which blocks must decide a token: the first, and those after one filled to that
+        share.
+        """
         # Filled [1, 0, 1] out [1, 1, 0].
         first = jnp.ones_like(masks[:, :1], bool)
         return jnp.concatenate([first, self.is_filled(masks, share)[:, :-1]], axis=1)

@@ -1,8 +1,9 @@
-"""Candidates of a masked position: filters, the drawn token, its confidence by the measure of the order.
+"""Candidates of a masked position: filters, the drawn token, its confidence by the measure of the
+order.
 
-Pure functions of logits; they know neither the model nor the loop. Everything is computed in float32:
-confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate` and its
-`sample_tokens`.
+Pure functions of logits; they know neither the model nor the loop. Everything is computed in
+float32: confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate`
+and its `sample_tokens`.
 """
 
 from typing import Any, NamedTuple, SupportsFloat
@@ -16,8 +17,9 @@ from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.options import ALGS, GenerationOptions
 
+# Candidates of the whole vocabulary that drafts are made from: a missing one costs a forward pass,
+# not the answer.
 GUESSED_CANDIDATES = 50
-"""Candidates of the whole vocabulary that drafts are made from: a missing one costs a forward pass, not the answer."""
 
 
 class SamplingParams(NamedTuple):
@@ -28,11 +30,14 @@ class SamplingParams(NamedTuple):
     Attributes:
         temperature: 0 takes the likeliest token.
         top_p: mass of the nucleus; None is off, and another program. Infinity is off too.
-        top_k: number of candidates, where it is less than the static one; None is off, and another program.
-        min_p: least share of the likeliest token's probability; None is off, and another program. 0 is off too.
+        top_k: number of candidates, where it is less than the static one; None is off, and another
+            program.
+        min_p: least share of the likeliest token's probability; None is off, and another program. 0
+            is off too.
         alg: index of the order in `ALGS`.
         alg_temp: 0 takes the most confident positions.
-        by_schedule: whether the noise schedule says how many tokens a step commits, or else their probability.
+        by_schedule: whether the noise schedule says how many tokens a step commits, or else their
+            probability.
         threshold: probability from which tokens are committed.
         decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
         factor: of the rule `factor`; 0 for the others.
@@ -40,9 +45,11 @@ class SamplingParams(NamedTuple):
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
-        add_threshold, activate_threshold: shares of a block from which the next one is begun, and must decide a token
-            at each step; None where one block is filled after another, and another program.
-        keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None is nobody.
+        add_threshold, activate_threshold: shares of a block from which the next one is begun, and
+            must decide a token at each step; None where one block is filled after another, and
+            another program.
+        keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None
+            is nobody.
     """
 
     temperature: Float[Array, "*b"]
@@ -64,11 +71,15 @@ class SamplingParams(NamedTuple):
     keeps_logprobs: Bool[Array, "*b"] | None = None
 
     @classmethod
-    def of(cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0) -> "SamplingParams":
-        """Settings for a block of `block` columns in a region of `region`, which share out the steps of the canvas.
+    def of(
+        cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0
+    ) -> "SamplingParams":
+        """Settings for a block of `block` columns in a region of `region`, which share out the
+        steps of the canvas.
 
         Args:
-            columns: least length of the schedule, so that blocks of different lengths share a compilation.
+            columns: least length of the schedule, so that blocks of different lengths share a
+                compilation.
         """
         decoding = options.decoding.settings
         steps = 0 if options.steps is None else max(1, -(-options.steps * block // region))
@@ -91,12 +102,17 @@ class SamplingParams(NamedTuple):
             "ratios": ratios,
         }
         if decoding.cache == "causal":
-            numbers |= {name: single(getattr(decoding, name)) for name in ("add_threshold", "activate_threshold")}
+            numbers |= {
+                name: single(getattr(decoding, name))
+                for name in ("add_threshold", "activate_threshold")
+            }
         return cls(**numbers)
 
     @property
     def is_by_chance(self) -> Bool[Array, "*b"]:
-        """Whether the order is `origin`: each position is decided by chance, not as one of a number."""
+        """Whether the order is `origin`: each position is decided by chance, not as one of a
+        number.
+        """
         return self.alg == ALGS.index("origin")
 
 
@@ -106,7 +122,8 @@ def single(number: SupportsFloat) -> np.float32:
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of positions when they were decided, before temperature and filters, without MASK.
+    """Log-probabilities of positions when they were decided, before temperature and filters,
+    without MASK.
 
     Attributes:
         chosen: log-probability of the token that was decided for.
@@ -120,11 +137,17 @@ class TokenLogProbs(NamedTuple):
     @classmethod
     def empty(cls, shape: tuple[int, ...], count: int) -> "TokenLogProbs":
         """Return zeros, with room for `count` tokens per position."""
-        return cls(jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32))
+        return cls(
+            jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32)
+        )
 
     @classmethod
     def of(
-        cls, logits: Float[Array, "b r v"], tokens: Int[Array, "b r"], count: int, excluded_id: int | None
+        cls,
+        logits: Float[Array, "b r v"],
+        tokens: Int[Array, "b r"],
+        count: int,
+        excluded_id: int | None,
     ) -> "TokenLogProbs":
         """Compute the log-probabilities of logits and of the tokens drawn from them."""
         if excluded_id is not None:
@@ -136,7 +159,9 @@ class TokenLogProbs(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Tokens that a position may become: normalised log-probabilities (-inf = filtered out) and ids."""
+    """Tokens that a position may become: normalised log-probabilities (-inf = filtered out) and
+    ids.
+    """
 
     log_probs: Float[Array, "b r c"]
     ids: Int[Array, "b r c"]
@@ -144,7 +169,8 @@ class Candidates(NamedTuple):
     def at(self, index: Int[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
         """Return the token at an index of each row, and its log-probability."""
         ids, log_probs = (
-            jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0] for part in (self.ids, self.log_probs)
+            jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0]
+            for part in (self.ids, self.log_probs)
         )
         return ids, log_probs
 
@@ -175,14 +201,16 @@ def filtered(
     excluded_id: int | None = None,
     needed: Bool[Array, "b r"] | None = None,
 ) -> Candidates | Rows:
-    """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what is left.
+    """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what
+    is left.
 
-    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits and the mass of the
-    vocabulary are needed. Ties with the k-th largest logit are cut at k, ties at the border of the nucleus where its
-    mass is full, both by id.
+    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits
+    and the mass of the vocabulary are needed. Ties with the k-th largest logit are cut at k, ties
+    at the border of the nucleus where its mass is full, both by id.
 
     Args:
-        top_k: candidates that there are at all; `params.top_k` takes less of them without another compilation.
+        top_k: candidates that there are at all; `params.top_k` takes less of them without another
+            compilation.
         excluded_id: a token that is no candidate.
         needed: positions that are read, which may save work on the others; None is all.
 
@@ -192,7 +220,8 @@ def filtered(
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
     if excluded_id is not None:
-        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of reading them.
+        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of
+        # reading them.
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
     if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
@@ -202,7 +231,9 @@ def filtered(
     # Relative to the largest, which is 0.
     values = (best - best[..., :1]) * scale
     if params.top_p is not None:
-        log_total = jnp.log(jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True))
+        log_total = jnp.log(
+            jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True)
+        )
         values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
     if params.top_k is not None:
         values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
@@ -213,7 +244,9 @@ def filtered(
 
 
 def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
-    """Return the candidates that drafts are made from: all, or the most likely of the whole vocabulary."""
+    """Return the candidates that drafts are made from: all, or the most likely of the whole
+    vocabulary.
+    """
     if isinstance(candidates, Candidates):
         return candidates
     values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
@@ -223,14 +256,20 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
 def in_nucleus(
     values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
 ) -> Bool[Array, "b r c"]:
-    """Return which logits, sorted descending, are in the nucleus: those with a mass of at most `top_p` before them."""
+    """Return which logits, sorted descending, are in the nucleus: those with a mass of at most
+    `top_p` before them.
+    """
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
 
 
-def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -> Float[Array, "b r"]:
-    """Entropy of what the model says of each position, in nats: before temperature and filters, without one token."""
+def row_entropy(
+    logits: Float[Array, "b r v"], excluded_id: int | None = None
+) -> Float[Array, "b r"]:
+    """Entropy of what the model says of each position, in nats: before temperature and filters,
+    without one token.
+    """
     logits = logits.astype(jnp.float32)
     if excluded_id is not None:
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
@@ -245,12 +284,15 @@ def row_entropy(logits: Float[Array, "b r v"], excluded_id: int | None = None) -
 def draw(
     uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """Draw a token for each position with `uniform` in [0, 1), or take the most likely at temperature 0.
+    """Draw a token for each position with `uniform` in [0, 1), or take the most likely at
+    temperature 0.
 
     Returns:
         The tokens and their probabilities.
     """
-    tokens, log_probs = jax.lax.cond(temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest)
+    tokens, log_probs = jax.lax.cond(
+        temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest
+    )
     return tokens, jnp.exp(log_probs)
 
 
@@ -261,7 +303,9 @@ def confidence(
     positions: Int[Array, "b r"],
     alg: Int[Array, ""],
 ) -> Float[Array, "b r"]:
-    """Compute the confidence of each position by the measure of the order `ALGS[alg]`; larger commits earlier."""
+    """Compute the confidence of each position by the measure of the order `ALGS[alg]`; larger
+    commits earlier.
+    """
     measures = {
         # `origin` decides each position by chance alone.
         "origin": lambda: probability,
@@ -277,6 +321,8 @@ def confidence(
 def disturbed(
     uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: Float[Array, ""]
 ) -> Float[Array, "b r"]:
-    """Scores whose order is distributed as draws from softmax(scores / alg_temp) without replacement (Gumbel noise)."""
+    """Scores whose order is distributed as draws from softmax(scores / alg_temp) without
+    replacement (Gumbel noise).
+    """
     gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
     return jnp.where(alg_temp > 0, scores / jnp.where(alg_temp > 0, alg_temp, 1.0) + gumbel, scores)

@@ -17,22 +17,26 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
 logger = logging.getLogger(__name__)
 
+# Widths are multiples of this, so that rows of similar length share a compilation.
 WIDTH_BUCKET = 32
-"""Widths are multiples of this, so that rows of similar length share a compilation."""
 
+# Prompt and answer that the published models were tuned on; longer works, with a warning.
 TRAINED_CONTEXT = 2048
-"""Prompt and answer that the published models were tuned on; longer works, with a warning."""
 
+# Ids of a row, and which of them are holes.
 Row = tuple[Sequence[int], Sequence[bool]]
-"""Ids of a row, and which of them are holes."""
 
 
 def require_context(tokens: int, context: int) -> None:
     """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on."""
     if tokens > context:
-        raise ValueError(f"prompt and new tokens take {tokens} tokens: the context holds {context} tokens")
+        raise ValueError(
+            f"prompt and new tokens take {tokens} tokens: the context holds {context} tokens"
+        )
     if tokens > TRAINED_CONTEXT:
-        logger.warning("prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT)
+        logger.warning(
+            "prompt and answer take %d tokens; DiffuCoder was tuned on %d", tokens, TRAINED_CONTEXT
+        )
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,27 @@ class Canvas:
     room: Int[np.ndarray, "b"] | None = None
 
     @classmethod
-    def after(cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int) -> "Canvas":
-        """Append `new_tokens` holes to a left-padded prompt [b, t]. Raises ValueError without row or hole."""
+    def after(
+        cls, input_ids: np.ndarray, attention_mask: np.ndarray | None, new_tokens: int
+    ) -> "Canvas":
+        """Append `new_tokens` holes to a left-padded prompt [b, t].
+
+        Raises ValueError without row or hole.
+        """
         if new_tokens < 1:
             raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
         if input_ids.ndim != 2 or not len(input_ids):
-            raise ValueError(f"input_ids has shape {input_ids.shape}: must be [batch, time] with at least one row")
-        present = np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
+            raise ValueError(
+                f"input_ids has shape {input_ids.shape}: must be [batch, time] with at least one row"
+            )
+        present = (
+            np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
+        )
         added = np.ones((len(input_ids), new_tokens), bool)
         return cls(
-            tokens=np.concatenate([input_ids, np.zeros_like(added, np.int32)], axis=1).astype(np.int32),
+            tokens=np.concatenate([input_ids, np.zeros_like(added, np.int32)], axis=1).astype(
+                np.int32
+            ),
             holes=np.concatenate([np.zeros_like(present), added], axis=1),
             attention_mask=np.concatenate([present, added], axis=1),
         )
@@ -112,10 +127,15 @@ class Canvas:
         return cls(ids, holes.astype(bool), mask.astype(bool))
 
     @classmethod
-    def with_room(cls, rows: Sequence[Row], room: Sequence[int], width: int, pad_id: int) -> "Canvas":
+    def with_room(
+        cls, rows: Sequence[Row], room: Sequence[int], width: int, pad_id: int
+    ) -> "Canvas":
         """Lay rows out from the first column on; holes may grow until a row takes `room` columns."""
         # Width 6, room [5]: ids [1, M, 2] with holes [0, 1, 0] are [1, M, 2, pad, pad, pad].
-        tokens, is_hole = np.full((len(rows), width), pad_id, np.int32), np.zeros((len(rows), width), bool)
+        tokens, is_hole = (
+            np.full((len(rows), width), pad_id, np.int32),
+            np.zeros((len(rows), width), bool),
+        )
         for place, (ids, holes) in enumerate(rows):
             tokens[place, : len(ids)], is_hole[place, : len(ids)] = ids, holes
         present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
@@ -136,7 +156,9 @@ class Canvas:
         return Block(int(columns[0]), int(columns[-1]) + 1)
 
     def blocks(self, length: int) -> Iterator[Block]:
-        """Cut the region into blocks of `length`, the last may be shorter; skip blocks without a hole."""
+        """Cut the region into blocks of `length`, the last may be shorter; skip blocks without a
+        hole.
+        """
         for block in block_bounds(self.region, length):
             if self.holes[:, block.start : block.end].any():
                 yield block
@@ -155,10 +177,14 @@ class Canvas:
 
     @property
     def hole_starts(self) -> Int[np.ndarray, "b t"]:
-        """Column where the hole at each position begins; outside of holes, that of the last hole before it."""
+        """Column where the hole at each position begins; outside of holes, that of the last hole
+        before it.
+        """
         # Holes [0, 1, 1, 0, 1] out [0, 1, 1, 1, 4].
         columns = np.arange(self.holes.shape[1], dtype=np.int32)
-        return np.maximum.accumulate(np.where(self.first_columns, columns, 0), axis=1).astype(np.int32)
+        return np.maximum.accumulate(np.where(self.first_columns, columns, 0), axis=1).astype(
+            np.int32
+        )
 
     @property
     def hole_counts(self) -> list[int]:

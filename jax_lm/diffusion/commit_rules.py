@@ -1,7 +1,8 @@
 """Commit rules: which masked positions of a block a step decides. Pure functions of arrays.
 
-Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills (`dynamic`) and
-EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. The order of unmasking and the draw of tokens are `unmasking`.
+Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills
+(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. The order of unmasking and
+the draw of tokens are `unmasking`.
 """
 
 import functools
@@ -11,17 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+# Where the noise schedule ends (`eps` of the reference).
 NOISE_FLOOR = 1e-3
-"""Where the noise schedule ends (`eps` of the reference)."""
 
 
 @functools.cache
 def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
-    """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid, then 1."""
+    """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid,
+    then 1.
+    """
     if steps == 1:
         return np.ones(1, np.float32)
-    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one rounding
-    # per point (a fused multiply-add, which float64 reproduces). The counts of a step hang on the last bit.
+    # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one
+    # rounding per point (a fused multiply-add, which float64 reproduces). The counts of a step hang
+    # on the last bit.
     start, end = np.float32(1), np.float32(eps)
     width = float((end - start) / np.float32(steps))
     index = np.arange(steps + 1)
@@ -38,7 +42,9 @@ def commit_counts(masked: Bool[Array, "b r"], ratio: Float[Array, ""]) -> Int[Ar
 
 
 def ranks(scores: Float[Array, "b r"], masked: Bool[Array, "b r"]) -> Int[Array, "b r"]:
-    """Place of each position in the order of its row, 0 for the most confident; ties go left to right."""
+    """Place of each position in the order of its row, 0 for the most confident; ties go left to
+    right.
+    """
     order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
     return jnp.argsort(order, axis=1)
 
@@ -51,10 +57,11 @@ def above_threshold(
     masked: Bool[Array, "b r"],
     holes: Int[Array, "b"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions whose token is at least as probable as the threshold, and the first in the order.
+    """Choose masked positions whose token is at least as probable as the threshold, and the first
+    in the order.
 
-    The threshold falls to threshold * (1 - decay) as a block of `holes` positions fills (rule `dynamic`; `threshold`
-    has decay 0).
+    The threshold falls to threshold * (1 - decay) as a block of `holes` positions fills (rule
+    `dynamic`; `threshold` has decay 0).
     """
     left = jnp.sum(masked, axis=1) / jnp.maximum(holes, 1)
     bound = threshold * (1 - decay * (1 - left))
@@ -62,25 +69,41 @@ def above_threshold(
 
 
 def longest_run(
-    factor: Float[Array, ""], rank: Int[Array, "b r"], probability: Float[Array, "b r"], masked: Bool[Array, "b r"]
+    factor: Float[Array, ""],
+    rank: Int[Array, "b r"],
+    probability: Float[Array, "b r"],
+    masked: Bool[Array, "b r"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1), i from 1."""
+    """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1), i
+    from 1.
+    """
     place = jnp.where(masked, rank, rank.shape[1])
-    ordered = jnp.zeros_like(probability).at[jnp.arange(len(rank))[:, None], place].set(probability, mode="drop")
+    ordered = (
+        jnp.zeros_like(probability)
+        .at[jnp.arange(len(rank))[:, None], place]
+        .set(probability, mode="drop")
+    )
     i = jnp.arange(1, rank.shape[1] + 1)
     passes = (ordered >= 1 - factor / (i + 1)) | (i == 1)
     return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
 
 
 def within_entropy(
-    bound: Float[Array, ""], rank: Int[Array, "b r"], entropy: Float[Array, "b r"], masked: Bool[Array, "b r"]
+    bound: Float[Array, ""],
+    rank: Int[Array, "b r"],
+    entropy: Float[Array, "b r"],
+    masked: Bool[Array, "b r"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions in order whose entropies sum to at most `bound` more than their largest.
+    """Choose masked positions in order whose entropies sum to at most `bound` more than their
+    largest.
 
-    That sum bounds what the tokens tell of each other, and never falls as more are taken; of one alone it is 0.
+    That sum bounds what the tokens tell of each other, and never falls as more are taken; of one
+    alone it is 0.
     """
     place = jnp.where(masked, rank, rank.shape[1])
-    ordered = jnp.zeros_like(entropy).at[jnp.arange(len(rank))[:, None], place].set(entropy, mode="drop")
+    ordered = (
+        jnp.zeros_like(entropy).at[jnp.arange(len(rank))[:, None], place].set(entropy, mode="drop")
+    )
     shared = jnp.cumsum(ordered, axis=1) - jax.lax.cummax(ordered, axis=1)
     passes = (shared <= bound) | (jnp.arange(rank.shape[1]) == 0)
     return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
@@ -89,9 +112,11 @@ def within_entropy(
 def budget(
     masked: Bool[Array, "b r"], holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
 ) -> Int[Array, "b"]:
-    """Count the positions that a rule by probability may commit in a block of `steps` steps; all without steps.
+    """Count the positions that a rule by probability may commit in a block of `steps` steps; all
+    without steps.
 
-    Fast-dLLM's uncached rule: holes // steps per step, what was not used is carried over; at the end, all.
+    Fast-dLLM's uncached rule: holes // steps per step, what was not used is carried over; at the
+    end, all.
     """
     left = jnp.sum(masked, axis=1)
     allowed = holes // jnp.maximum(steps, 1) * (step + 1) - (holes - left)

@@ -97,10 +97,14 @@ def constrained_states(
     seed: int | Key[Array, "b"] = 0,
     every: int | None = 1,
 ) -> Iterator[SamplerState]:
-    """Yield the states of `Sampler.stream`; with a grammar only the last, as any token may be decoded again."""
+    """Yield the states of `Sampler.stream`; with a grammar only the last, as any token may be
+    decoded again.
+    """
     stop_ids = tokenizer.stop_ids
     if constraints := constraints_of(canvas, options, tokenizer):
-        state = sampler.generate(canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids)
+        state = sampler.generate(
+            canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids
+        )
         yield meet(sampler, canvas, state, constraints, options, stop_ids)
     else:
         yield from sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)

@@ -1,4 +1,5 @@
-"""Draft and verify: the canvases of the next steps are drafted, and one forward pass verifies all of them.
+"""Draft and verify: the canvases of the next steps are drafted, and one forward pass verifies all
+of them.
 
 Drafts are steps taken with the candidates of the last forward pass, which are out of date from the
 second step on. Computed together with the canvas, each draft canvas yields the true step after it;
@@ -34,8 +35,8 @@ from jax_lm.diffusion.step import (
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
+# Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
 SHARED: Any = BatchInputs._make((0, None, None))
-"""Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them."""
 
 
 class DraftCanvases(NamedTuple):
@@ -48,7 +49,8 @@ class DraftCanvases(NamedTuple):
 
 @dataclass(frozen=True)
 class Drafts(Variant):
-    """Draft canvases. `SamplerState.extra` holds the rows (`SamplerState.rows`), and theirs the drafts.
+    """Draft canvases. `SamplerState.extra` holds the rows (`SamplerState.rows`), and theirs the
+    drafts.
 
     Attributes:
         count: draft canvases of a row.
@@ -87,7 +89,9 @@ class Drafts(Variant):
         """Verify no draft in a refresh, which starts a block or has all rows to compute."""
 
         def drafting(config: StepConfig) -> StepConfig:
-            return replace(config, variant=replace(self, verifies=False, forced=config.variant.forced))
+            return replace(
+                config, variant=replace(self, verifies=False, forced=config.variant.forced)
+            )
 
         return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
 
@@ -111,16 +115,28 @@ class Drafts(Variant):
         return jnp.any(rows_going(state, window, config))
 
     def advance(
-        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+        self,
+        model: DreamForCausalLM,
+        state: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Advance every row that is going; the rows are computed together, whether they go or not."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
-        after, cache = advance_rows(model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED)
+        after, cache = advance_rows(
+            model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
+        )
         return after._replace(forwards=state.forwards + 1), cache
 
     def advance_row(
-        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+        self,
+        model: DreamForCausalLM,
+        row: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Compute a canvas and its drafts, take every step that is certain, and draft anew.
 
@@ -129,7 +145,11 @@ class Drafts(Variant):
         drafts, row = row.extra, row._replace(extra=None)
         inputs, config = unbounded(inputs), replace(config, axes=(*config.axes, CANVASES))
         own = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
-        chain = jax.tree.map(lambda *parts: jnp.concatenate(parts), own, drafts) if self.verifies else own
+        chain = (
+            jax.tree.map(lambda *parts: jnp.concatenate(parts), own, drafts)
+            if self.verifies
+            else own
+        )
 
         def follow(canvas: DraftCanvases) -> tuple[SamplerState, Evaluation, KVCache]:
             at = row._replace(**canvas._asdict())
@@ -152,7 +172,9 @@ class Drafts(Variant):
         positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
 
         def follow(row: SamplerState, _: None) -> tuple[SamplerState, DraftCanvases]:
-            proposal = draw_proposal(candidates, evaluation.proposal.entropy, row, positions, inputs.params)
+            proposal = draw_proposal(
+                candidates, evaluation.proposal.entropy, row, positions, inputs.params
+            )
             row = commit(row, evaluation._replace(proposal=proposal, logprobs=None), inputs, config)
             return row, DraftCanvases(row.tokens, row.masked, row.step)
 
@@ -161,7 +183,9 @@ class Drafts(Variant):
     def leave(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
     ) -> tuple[SamplerState, KVCache]:
-        """Return the state of all rows before a step that each has reached, taking later tokens back."""
+        """Return the state of all rows before a step that each has reached, taking later tokens
+        back.
+        """
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
         left = jnp.min(jnp.where(rows_open(rows, inputs.window, config), rows.step, NEVER))
@@ -185,12 +209,18 @@ class Drafts(Variant):
 
 def rows_open(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
     """Return which rows have a mask left in the block."""
-    return jnp.any(jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2))
+    return jnp.any(
+        jax.vmap(partial(block_columns, window=window, config=config))(rows.masked), axis=(1, 2)
+    )
 
 
 def rows_going(rows: SamplerState, window: Window, config: StepConfig) -> Bool[Array, "b"]:
     """Return which rows take another step."""
-    return rows_open(rows, window, config) & (rows.step < window.until) & (rows.forwards < window.forwards)
+    return (
+        rows_open(rows, window, config)
+        & (rows.step < window.until)
+        & (rows.forwards < window.forwards)
+    )
 
 
 def advance_rows(
@@ -210,7 +240,9 @@ def advance_rows(
         axes: the axis of rows in the inputs, as `jax.vmap` takes it.
     """
 
-    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs) -> tuple[SamplerState, KVCache]:
+    def take(
+        row: SamplerState, cache: KVCache, inputs: BatchInputs
+    ) -> tuple[SamplerState, KVCache]:
         return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
@@ -244,7 +276,9 @@ def count_right(
     return jnp.sum(jnp.cumprod(is_right), dtype=jnp.int32)
 
 
-def take_steps(row: SamplerState, chain: DraftCanvases, following: SamplerState, right: Int[Array, ""]) -> SamplerState:
+def take_steps(
+    row: SamplerState, chain: DraftCanvases, following: SamplerState, right: Int[Array, ""]
+) -> SamplerState:
     """Return the row after the steps from its canvas and from the right drafts, as if taken alone."""
     is_taken = jnp.arange(len(chain.step)) <= right
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
@@ -269,4 +303,6 @@ def take_steps(row: SamplerState, chain: DraftCanvases, following: SamplerState,
 
 def unbounded(inputs: BatchInputs) -> BatchInputs:
     """Lift the limit of steps, so that idle ones are skipped as in one uninterrupted call."""
-    return inputs._replace(window=inputs.window._replace(until=jnp.full_like(inputs.window.until, NEVER)))
+    return inputs._replace(
+        window=inputs.window._replace(until=jnp.full_like(inputs.window.until, NEVER))
+    )

@@ -1,8 +1,8 @@
 """Monte-Carlo log-likelihood of a completion under a masked-diffusion model.
 
-The evidence bound by LLaDA's low-variance estimator: mask l of the completion's L tokens, l uniform on 1 … L, and
-average L / l times the summed log-probability of the masked ones. A lower bound of the log-likelihood in
-expectation; samples cover 1 … L evenly, so that few are needed.
+The evidence bound by LLaDA's low-variance estimator: mask l of the completion's L tokens, l uniform
+on 1 … L, and average L / l times the summed log-probability of the masked ones. A lower bound of
+the log-likelihood in expectation; samples cover 1 … L evenly, so that few are needed.
 """
 
 import math
@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.diffusion.masking import shift_right
 from jax_lm.diffusion.sampler import Sampler
 
+# Samples of one forward pass, and the multiple to which their rows are padded.
 SCORE_ROWS, SCORE_WIDTH = 8, 32
-"""Samples of one forward pass, and the multiple to which their rows are padded."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Score:
         return self.log_likelihood / self.tokens
 
 
-def log_likelihood(sampler: Sampler, prompt: list[int], completion: list[int], *, samples: int, seed: int) -> Score:
+def log_likelihood(
+    sampler: Sampler, prompt: list[int], completion: list[int], *, samples: int, seed: int
+) -> Score:
     """Estimate log p(completion | prompt), deterministic for a seed.
 
     Raises:
@@ -62,7 +64,9 @@ def log_likelihood(sampler: Sampler, prompt: list[int], completion: list[int], *
         masked = np.zeros((SCORE_ROWS, width + padding), bool)
         for row, level in enumerate(chosen):
             masked[row, width + padding - length + rng.choice(length, level, replace=False)] = True
-        sums = masked_log_probability(sampler.graph, sampler.params, tokens, present, masked, sampler.mask_id)
+        sums = masked_log_probability(
+            sampler.graph, sampler.params, tokens, present, masked, sampler.mask_id
+        )
         values += (np.asarray(sums)[: len(chosen)] * length / chosen).tolist()
     spread = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
     return Score(float(np.mean(values)), spread, length, samples)
@@ -82,5 +86,7 @@ def masked_log_probability(
     present = jnp.broadcast_to(present, masked.shape)
     hidden = shift_right(model.model(jnp.where(masked, mask_id, tokens), present))
     logits = model.logits(hidden).at[..., mask_id].set(-jnp.inf)
-    own = jnp.take_along_axis(logits, jnp.broadcast_to(tokens, masked.shape)[..., None], axis=-1)[..., 0]
+    own = jnp.take_along_axis(logits, jnp.broadcast_to(tokens, masked.shape)[..., None], axis=-1)[
+        ..., 0
+    ]
     return jnp.sum(jnp.where(masked, own - jax.nn.logsumexp(logits, axis=-1), 0.0), axis=1)

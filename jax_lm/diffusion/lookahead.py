@@ -1,8 +1,8 @@
 """Lookahead: decoding continues with the branch whose remaining masks are most confident.
 
 After each step, the most confident positions that the commit rule left each give a branch: the
-canvas with that token added. One forward pass over the canvas and its branches yields the confidence
-of their remaining masks and what the next step commits (LoPA, arXiv 2512.16229). Unlike
+canvas with that token added. One forward pass over the canvas and its branches yields the
+confidence of their remaining masks and what the next step commits (LoPA, arXiv 2512.16229). Unlike
 `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
@@ -30,7 +30,9 @@ class Lookahead(Drafts):
     keeps_candidates: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Lookahead | None":
+    def of(
+        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
+    ) -> "Lookahead | None":
         return cls(options.lookahead) if options.lookahead else None
 
     @property
@@ -42,7 +44,12 @@ class Lookahead(Drafts):
         return self.copies(rows)
 
     def advance_row(
-        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+        self,
+        model: DreamForCausalLM,
+        row: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
         config = replace(config, axes=(*config.axes, CANVASES))
@@ -58,12 +65,14 @@ class Lookahead(Drafts):
 
         means, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(tried)
         best = jnp.argmax(means)
-        chosen, evaluation, cache = jax.tree.map(lambda part: part[best], (tried, evaluations, caches))
+        chosen, evaluation, cache = jax.tree.map(
+            lambda part: part[best], (tried, evaluations, caches)
+        )
         row = commit(chosen._replace(forwards=row.forwards + 1), evaluation, inputs, config)
         branches = self.branch(row, evaluation, inputs, config)
         is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
-        # No branch is more confident than a full block, which needs no forward pass to be chosen: the
-        # only branch of the last mask.
+        # No branch is more confident than a full block, which needs no forward pass to be chosen:
+        # the only branch of the last mask.
         filled = jax.tree.map(lambda part: part[0], branches)._replace(step=row.step + 1)
         row = jax.tree.map(lambda full, left: jnp.where(is_full, full, left), filled, row)
         return row._replace(extra=branches), cache
@@ -71,7 +80,9 @@ class Lookahead(Drafts):
     def branch(
         self, row: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
     ) -> SamplerState:
-        """Copy a canvas, each copy with one token more, in score order; past the last mask unchanged."""
+        """Copy a canvas, each copy with one token more, in score order; past the last mask
+        unchanged.
+        """
         # count == 3, scores [.9, .2, .5] of masks [1, 1, 0]: [a, M, z], [M, b, z] and [M, M, z].
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)

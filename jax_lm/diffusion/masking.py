@@ -1,32 +1,38 @@
-"""Masks over token rows: the logit shift, samples side by side in a row, and the noising of masked diffusion.
+"""Masks over token rows: the logit shift, samples side by side in a row, and the noising of masked
+diffusion.
 
-Every random number of a sample follows from the key and the sample's number alone: so its masks do not depend on how
-a batch is padded, packed, split or sharded. Knows no models.
+Every random number of a sample follows from the key and the sample's number alone: so its masks do
+not depend on how a batch is padded, packed, split or sharded. Knows no models.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+# 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
-"""2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are."""
 
 
-def shift_right(rows: Float[Array, "b t x"], starts: Bool[Array, "b t"] | None = None) -> Float[Array, "b t x"]:
+def shift_right(
+    rows: Float[Array, "b t x"], starts: Bool[Array, "b t"] | None = None
+) -> Float[Array, "b t x"]:
     """Align logits, or the hidden states they come from, with the tokens they predict.
 
-    Dream was adapted from a causal model: row p predicts the token at p + 1. Position 0 keeps row 0, and so does
-    the first position of every sample where several stand in a row (`starts`). This is the only place where that
-    shift is made.
+    Dream was adapted from a causal model: row p predicts the token at p + 1. Position 0 keeps row
+    0, and so does the first position of every sample where several stand in a row (`starts`). This
+    is the only place where that shift is made.
     """
-    # in [[r0, r1, r2, r3]] out [[r0, r0, r1, r2]]; with samples that start at 0 and 2: [[r0, r0, r2, r2]]
+    # in [[r0, r1, r2, r3]] out [[r0, r0, r1, r2]]; with samples that start at 0 and 2: [[r0, r0,
+    # r2, r2]]
     shifted = jnp.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
     return shifted if starts is None else jnp.where(starts[..., None], rows, shifted)
 
 
 def sample_starts(samples: Int[Array, "b t"]) -> Bool[Array, "b t"]:
     """Mark where samples begin; `samples` numbers the sample of each token, -1 where there is none."""
-    return jnp.concatenate([jnp.ones_like(samples[:, :1], bool), samples[:, 1:] != samples[:, :-1]], axis=1)
+    return jnp.concatenate(
+        [jnp.ones_like(samples[:, :1], bool), samples[:, 1:] != samples[:, :-1]], axis=1
+    )
 
 
 def sample_positions(samples: Int[Array, "b t"]) -> Int[Array, "b t"]:
@@ -35,11 +41,15 @@ def sample_positions(samples: Int[Array, "b t"]) -> Int[Array, "b t"]:
     return columns - jax.lax.cummax(jnp.where(sample_starts(samples), columns, 0), axis=1)
 
 
-def over_samples(reduce: str, values: Float[Array, "b t"], samples: Int[Array, "b t"]) -> Float[Array, "b t"]:
+def over_samples(
+    reduce: str, values: Float[Array, "b t"], samples: Int[Array, "b t"]
+) -> Float[Array, "b t"]:
     """Reduce the values of each token's sample to their sum or minimum ("sum", "min")."""
     numbers = jnp.cumsum(sample_starts(samples), axis=1) - 1
     segments = {"sum": jax.ops.segment_sum, "min": jax.ops.segment_min}[reduce]
-    totals = jax.vmap(lambda v, n: segments(v, n, num_segments=samples.shape[1], indices_are_sorted=True))
+    totals = jax.vmap(
+        lambda v, n: segments(v, n, num_segments=samples.shape[1], indices_are_sorted=True)
+    )
     return jnp.take_along_axis(totals(values, numbers), numbers, axis=1)
 
 
@@ -48,17 +58,21 @@ def noise_levels(
 ) -> Float[Array, "b t"]:
     """Draw the level t ~ U(minimum, 1) of each token's sample.
 
-    independent: one draw per sample. antithetic: samples 2k and 2k + 1 have u and 1 - u. even: one draw for the
-    step, and each sample is a golden-ratio step further around the unit interval than the one before, so that any
-    number of samples covers it evenly. The distribution of a single sample's level is the same in all three.
+    independent: one draw per sample. antithetic: samples 2k and 2k + 1 have u and 1 - u. even: one
+    draw for the step, and each sample is a golden-ratio step further around the unit interval than
+    the one before, so that any number of samples covers it evenly. The distribution of a single
+    sample's level is the same in all three.
     """
     if draws == "even":
-        # In whole numbers, which wrap around exactly; a float product would lose the fraction of large sample numbers.
+        # In whole numbers, which wrap around exactly; a float product would lose the fraction of
+        # large sample numbers.
         turns = samples.astype(jnp.uint32) * jnp.uint32(GOLDEN_STEP)
         u = (jax.random.uniform(key) + turns.astype(jnp.float32) / 2.0**32) % 1.0
     else:
         numbers = samples // 2 if draws == "antithetic" else samples
-        u = jax.vmap(jax.vmap(lambda number: jax.random.uniform(jax.random.fold_in(key, number))))(numbers)
+        u = jax.vmap(jax.vmap(lambda number: jax.random.uniform(jax.random.fold_in(key, number))))(
+            numbers
+        )
         if draws == "antithetic":
             u = jnp.where(samples % 2 == 1, 1 - u, u)
     return minimum + (1 - minimum) * u
@@ -73,10 +87,12 @@ def mask_tokens(
     mask_id: int,
     ranks: Float[Array, "b t"] | None = None,
 ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
-    """Mask each canvas position with the probability of its level, and at least one of every sample's canvas.
+    """Mask each canvas position with the probability of its level, and at least one of every
+    sample's canvas.
 
     Args:
-        ranks: in [0, 1); a position is masked where its rank is below its level. NaN where that is drawn.
+        ranks: in [0, 1); a position is masked where its rank is below its level. NaN where that is
+            drawn.
 
     Returns:
         Noisy tokens, and which positions were masked.
@@ -88,16 +104,22 @@ def mask_tokens(
     draws = jax.vmap(jax.vmap(draw))(samples, sample_positions(samples))
     if ranks is not None:
         draws = jnp.where(jnp.isnan(ranks), draws, ranks)
-    # The position with the lowest draw is masked in any case: a sample without a mask would teach nothing.
+    # The position with the lowest draw is masked in any case: a sample without a mask would teach
+    # nothing.
     draws = jnp.where(canvas, draws, 2.0)
     masked = canvas & ((draws < levels) | (draws == over_samples("min", draws, samples)))
     return jnp.where(masked, mask_id, tokens), masked
 
 
 def begun(
-    key: PRNGKeyArray, canvas: Bool[Array, "b t"], samples: Int[Array, "b t"], levels: Float[Array, "b t"]
+    key: PRNGKeyArray,
+    canvas: Bool[Array, "b t"],
+    samples: Int[Array, "b t"],
+    levels: Float[Array, "b t"],
 ) -> Bool[Array, "b t"]:
-    """Choose how much of each canvas is written from its beginning on, up to all that its level leaves visible."""
+    """Choose how much of each canvas is written from its beginning on, up to all that its level
+    leaves visible.
+    """
 
     def draw(sample: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, sample))
@@ -115,11 +137,12 @@ def confident_ranks(
     samples: Int[Array, "b t"],
     share: float,
 ) -> Float[Array, "b t"]:
-    """Rank the canvas of a share of the samples from the least to the most likely token, in [0, 1); NaN for the others.
+    """Rank the canvas of a share of the samples from the least to the most likely token, in [0, 1);
+    NaN for the others.
 
-    Masking by rank leaves visible what decoding by confidence would have written first: in one step what progressive
-    unmasking (PUMA, arXiv 2602.10314) goes through in many. Log-probabilities that are equal but for rounding may
-    change places where rows are split or packed otherwise.
+    Masking by rank leaves visible what decoding by confidence would have written first: in one step
+    what progressive unmasking (PUMA, arXiv 2602.10314) goes through in many. Log-probabilities that
+    are equal but for rounding may change places where rows are split or packed otherwise.
     """
 
     def is_ranked(sample: Array) -> Array:
@@ -127,7 +150,9 @@ def confident_ranks(
 
     # Each sample in its place, its canvas from the least likely on, and then what is given.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
-    places = jnp.argsort(order, axis=-1) - (jnp.arange(samples.shape[1]) - sample_positions(samples))
+    places = jnp.argsort(order, axis=-1) - (
+        jnp.arange(samples.shape[1]) - sample_positions(samples)
+    )
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
     ranked = canvas & jax.vmap(jax.vmap(is_ranked))(samples)
     return jnp.where(ranked, places / jnp.maximum(sizes, 1), jnp.nan)
@@ -136,22 +161,27 @@ def confident_ranks(
 def unforced_ratio(
     levels: Float[Array, "b t"], sizes: Float[Array, "b t"], counts: Float[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    """Compute how much likelier a sample's masks are where none is forced: P(masks) / P(masks by `mask_tokens`).
+    """Compute how much likelier a sample's masks are where none is forced: P(masks) / P(masks by
+    `mask_tokens`).
 
-    A loss times this has the mean, over all masks, of the same loss where every position is masked with the probability
-    of its level alone. `sizes` are the canvas positions of its sample, `counts` those that were masked.
+    A loss times this has the mean, over all masks, of the same loss where every position is masked
+    with the probability of its level alone. `sizes` are the canvas positions of its sample,
+    `counts` those that were masked.
     """
-    # Two masks and more come from the level alone. One of n comes from it with probability t (1 - t)^(n - 1), and is
-    # forced with (1 - t)^n / n; their ratio is n t to 1 - t.
+    # Two masks and more come from the level alone. One of n comes from it with probability t (1 -
+    # t)^(n - 1), and is forced with (1 - t)^n / n; their ratio is n t to 1 - t.
     alone = sizes * levels / (sizes * levels + 1 - levels)
     return jnp.where(counts == 1, alone, 1.0)
 
 
-def attention_mask(samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray) -> Bool[Array, "b t s"]:
-    """Let a token attend to those of its own sample: to those that are not in the future, and to each
-    future one with probability `openness` of its row (1 is bidirectional, 0 causal).
+def attention_mask(
+    samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray
+) -> Bool[Array, "b t s"]:
+    """Let a token attend to those of its own sample: to those that are not in the future, and to
+    each future one with probability `openness` of its row (1 is bidirectional, 0 causal).
 
-    One draw [t, s] for all rows (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it follows from the step alone.
+    One draw [t, s] for all rows (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it follows
+    from the step alone.
     """
     own = samples[:, :, None] == samples[:, None, :]
     columns = jnp.arange(samples.shape[1])

@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+# Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights.
 CACHED_LOGITS = 2**20
-"""Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights."""
+# Columns of a chunk. A two-level search reads the maxima or sums of chunks, then one chunk.
 CHUNK = 64
-"""Columns of a chunk. A two-level search reads the maxima or sums of chunks, then one chunk."""
+# Terms that a CPU adds in parallel within a chunk.
 TERMS = 8
-"""Terms that a CPU adds in parallel within a chunk."""
+# Tokens among which the border of a nucleus is looked for first: a confident row needs no search.
 GROUP = 32
-"""Tokens among which the border of a nucleus is looked for first: a confident row needs no search."""
 
 
 def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others: Array) -> Any:
@@ -43,7 +43,9 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
 
     def one_by_one(*arguments: Array) -> Any:
         # 6 columns in 3 parts: [b, 6, v] -> [b, 3, 2, v] -> [3, b, 2, v], and back.
-        split = [jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0) for a in arguments]
+        split = [
+            jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0) for a in arguments
+        ]
         results = jax.lax.map(lambda part: decide(*part), split)
 
         def joined(a: Array) -> Array:
@@ -60,12 +62,16 @@ class Border(NamedTuple):
     value: Float[Array, "b r 1"]
     last: Int[Array, "b r 1"]
 
-    def includes(self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]) -> Bool[Array, "b r *c"]:
+    def includes(
+        self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]
+    ) -> Bool[Array, "b r *c"]:
         """Return whether tokens with these logits and ids are candidates."""
         return (values > self.value) | ((values == self.value) & (ids <= self.last))
 
 
-def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+def largest(
+    values: Float[Array, "b r v"], count: int
+) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
     """Return the largest values of each row with their ids, equal values by id.
 
     Equals `jax.lax.top_k`, except that -0 equals 0. One pass: the largest values lie in the chunks
@@ -82,8 +88,12 @@ def largest(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b 
     return values, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
 
 
-def top_k(values: Float[Array, "b r v"], count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
-    """Call `jax.lax.top_k` such that XLA's CPU compiler does not turn it into a sort of all columns."""
+def top_k(
+    values: Float[Array, "b r v"], count: int
+) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+    """Call `jax.lax.top_k` such that XLA's CPU compiler does not turn it into a sort of all
+    columns.
+    """
     best, index = jax.lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
     return jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
@@ -117,13 +127,17 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
     return jax.lax.platform_dependent(*parts, cpu=in_terms, default=summed)
 
 
-def weigh(logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> Float[Array, "b r v"]:
+def weigh(
+    logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]
+) -> Float[Array, "b r v"]:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
     def stored(*operands: Array) -> Array:
         # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
         # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
-        return jax.lax.cond(scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands)
+        return jax.lax.cond(
+            scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands
+        )
 
     def barred(*operands: Array) -> Array:
         return jax.lax.optimization_barrier(exponential(*operands))
@@ -136,7 +150,10 @@ def exponential(logits: Array, peak: Array, scale: Array) -> Array:
 
 
 def nucleus(
-    logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], top_p: Float[Array, ""], needed: Bool[Array, "b r"]
+    logits: Float[Array, "b r v"],
+    weights: Float[Array, "b r v"],
+    top_p: Float[Array, ""],
+    needed: Bool[Array, "b r"],
 ) -> Border:
     """Return the last token of each row with at most `top_p` of the mass before it.
 
@@ -151,9 +168,13 @@ def nucleus(
     nearest, is_inside = border_among(*largest(logits, GROUP), weights, limit)
     is_open = ~is_inside & needed[..., None] & (top_p < 1)
     border = jax.lax.cond(
-        jnp.any(is_open), lambda: border_where(is_open, bisected(logits, weights, limit), nearest), lambda: nearest
+        jnp.any(is_open),
+        lambda: border_where(is_open, bisected(logits, weights, limit), nearest),
+        lambda: nearest,
     )
-    everything = Border(jnp.full_like(limit, -jnp.inf), jnp.full_like(border.last, logits.shape[-1]))
+    everything = Border(
+        jnp.full_like(limit, -jnp.inf), jnp.full_like(border.last, logits.shape[-1])
+    )
     return border_where(top_p < 1, border, everything)
 
 
@@ -179,7 +200,9 @@ def border_among(
     return Border(value, last), mass[..., -1:] > limit
 
 
-def bisected(logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limit: Float[Array, "b r 1"]) -> Border:
+def bisected(
+    logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limit: Float[Array, "b r 1"]
+) -> Border:
     """Bisect the border by the bits of the logits, then among equal logits by id.
 
     As many passes as a float has bits, for any row.
@@ -211,7 +234,9 @@ def bisected(logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limi
     value = logit(key)
     weight = jnp.max(jnp.where(logits == value, weights, 0.0), axis=-1, keepdims=True)
     # Equal tokens stay as long as the mass before each is within the limit.
-    count = 1 + jnp.floor(jnp.minimum((limit - mass_above(value)) / weight, logits.shape[-1])).astype(jnp.int32)
+    count = 1 + jnp.floor(
+        jnp.minimum((limit - mass_above(value)) / weight, logits.shape[-1])
+    ).astype(jnp.int32)
     return Border(value, place(logits == value, count))
 
 
@@ -224,14 +249,18 @@ def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array
     is_before = jnp.cumsum(marks, axis=-1) < count
     chunk = jnp.sum(is_before, axis=-1, keepdims=True)
     rest = count - jnp.sum(jnp.where(is_before, marks, 0), axis=-1, keepdims=True)
-    own = jnp.take_along_axis(chunks, jnp.minimum(chunk, marks.shape[-1] - 1)[..., None], axis=-2)[..., 0, :]
+    own = jnp.take_along_axis(chunks, jnp.minimum(chunk, marks.shape[-1] - 1)[..., None], axis=-2)[
+        ..., 0, :
+    ]
     return chunk * CHUNK + jnp.sum(jnp.cumsum(own, axis=-1) < rest, axis=-1, keepdims=True)
 
 
 def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
-    """Draw an index in proportion to the weights: the first whose cumulative weight exceeds `uniform` of the total.
+    """Draw an index in proportion to the weights: the first whose cumulative weight exceeds
+    `uniform` of the total.
 
-    One random number per draw, where Gumbel noise takes two logarithms per column of the vocabulary.
+    One random number per draw, where Gumbel noise takes two logarithms per column of the
+    vocabulary.
     """
     if weights.shape[-1] > 2 * CHUNK:
         chunks = in_chunks(weights)
@@ -242,7 +271,9 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
     below = jnp.cumsum(weights, axis=-1)
     # Cumulative sums may round non-monotonically: a column without weight must never pass.
     passes = (below > (uniform * below[..., -1])[..., None]) & (weights > 0)
-    return jnp.where(jnp.any(passes, axis=-1), jnp.argmax(passes, axis=-1), jnp.argmax(weights, axis=-1))
+    return jnp.where(
+        jnp.any(passes, axis=-1), jnp.argmax(passes, axis=-1), jnp.argmax(weights, axis=-1)
+    )
 
 
 def drawn_chunk(
@@ -285,23 +316,40 @@ class Rows(NamedTuple):
         min_ratio: Float[Array, ""] | None,
         needed: Bool[Array, "b r"],
     ) -> "Rows":
-        """Filter rows to the nucleus of `top_p`, without tokens that weigh less than `min_ratio` of the largest."""
+        """Filter rows to the nucleus of `top_p`, without tokens that weigh less than `min_ratio` of
+        the largest.
+        """
         best, best_ids = largest(logits, 2)
         peak, ids = best[..., :1], jnp.arange(logits.shape[-1])
         weights = weigh(logits, peak, scale)
         border = None if top_p is None else nucleus(logits, weights, top_p, needed)
         if min_ratio is not None:
-            least = Border(peak + jnp.log(min_ratio) / scale, jnp.full_like(best_ids[..., :1], logits.shape[-1]))
-            border = least if border is None else border_where(least.value > border.value, least, border)
+            least = Border(
+                peak + jnp.log(min_ratio) / scale,
+                jnp.full_like(best_ids[..., :1], logits.shape[-1]),
+            )
+            border = (
+                least if border is None else border_where(least.value > border.value, least, border)
+            )
         kept = weights if border is None else jnp.where(border.includes(logits, ids), weights, 0.0)
         # A logit may be -inf, and its weight 0.
         heats = jnp.where(kept > 0, kept * ((logits - peak) * scale), 0.0)
-        return cls(logits, scale, best, best_ids, border, *chunk_sums(in_chunks(kept), in_chunks(heats)))
+        return cls(
+            logits, scale, best, best_ids, border, *chunk_sums(in_chunks(kept), in_chunks(heats))
+        )
 
-    def log_probs(self, values: Float[Array, "b r c"], ids: Int[Array, "..."]) -> Float[Array, "b r c"]:
-        """Compute the log-probabilities of tokens with these logits and ids; -inf outside the candidates."""
+    def log_probs(
+        self, values: Float[Array, "b r c"], ids: Int[Array, "..."]
+    ) -> Float[Array, "b r c"]:
+        """Compute the log-probabilities of tokens with these logits and ids; -inf outside the
+        candidates.
+        """
         log_probs = (values - self.best[..., :1]) * self.scale - self.log_total[..., None]
-        return log_probs if self.border is None else jnp.where(self.border.includes(values, ids), log_probs, -jnp.inf)
+        return (
+            log_probs
+            if self.border is None
+            else jnp.where(self.border.includes(values, ids), log_probs, -jnp.inf)
+        )
 
     @property
     def log_total(self) -> Float[Array, "b r"]:
@@ -319,7 +367,9 @@ class Rows(NamedTuple):
         logits = jnp.take_along_axis(self.logits, ids, axis=-1, mode="fill", fill_value=-jnp.inf)
         log_probs = self.log_probs(logits, ids)
         index = inverse_cdf(jnp.exp(log_probs), rest)[..., None]
-        ids, log_probs = (jnp.take_along_axis(part, index, axis=-1)[..., 0] for part in (ids, log_probs))
+        ids, log_probs = (
+            jnp.take_along_axis(part, index, axis=-1)[..., 0] for part in (ids, log_probs)
+        )
         return ids, log_probs
 
     def margin(self) -> Float[Array, "b r"]:
@@ -328,5 +378,7 @@ class Rows(NamedTuple):
         return probs[..., 0] - probs[..., 1]
 
     def entropy(self) -> Float[Array, "b r"]:
-        """Return the sum of p log p; the reference's log(p + 1e-10) differs by at most 1e-10 for each candidate."""
+        """Return the sum of p log p; the reference's log(p + 1e-10) differs by at most 1e-10 for
+        each candidate.
+        """
         return jnp.sum(self.heats, axis=-1) / jnp.sum(self.sums, axis=-1) - self.log_total

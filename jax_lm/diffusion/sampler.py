@@ -42,8 +42,8 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
+# Decoding methods: the first whose `of` takes a request decodes it, at last plain denoising.
 METHODS: tuple[type[Variant], ...] = (VariableLength, BlockPipeline, Drafts, Lookahead, Variant)
-"""Decoding methods: the first whose `of` takes a request decodes it, at last plain denoising."""
 
 
 class Sampler:
@@ -51,7 +51,9 @@ class Sampler:
 
     def __init__(self, model: DreamForCausalLM) -> None:
         if model.config.mask_token_id is None:
-            raise ValueError("config mask_token_id=None: this checkpoint is not a masked-diffusion model")
+            raise ValueError(
+                "config mask_token_id=None: this checkpoint is not a masked-diffusion model"
+            )
         self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = model.config.mask_token_id
         self.growth = growth_of(model.config)
@@ -65,7 +67,9 @@ class Sampler:
         return other
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
-        """Make a sampler of the same model for weights that lie on another mesh; its own stay where they are."""
+        """Make a sampler of the same model for weights that lie on another mesh; its own stay where
+        they are.
+        """
         model = nnx.merge(self.graph, self.params)
         model.model.mesh = mesh
         other = copy.copy(self)
@@ -73,11 +77,16 @@ class Sampler:
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
-        """Return the state before the first step. A row's randomness depends on its key, or seed and index, alone."""
+        """Return the state before the first step.
+
+        A row's randomness depends on its key, or seed and index, alone.
+        """
         if isinstance(seed, int):
             if seed < 0:
                 raise ValueError(f"seed={seed}: must not be negative")
-            keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(len(canvas.tokens)))
+            keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(
+                jnp.arange(len(canvas.tokens))
+            )
         else:
             keys = seed
         holes = jnp.asarray(canvas.holes)
@@ -92,7 +101,9 @@ class Sampler:
         )
 
     def generate(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> SamplerState:
-        """Fill the canvas, with the settings of `stream`; the loop over a block is one compiled computation."""
+        """Fill the canvas, with the settings of `stream`; the loop over a block is one compiled
+        computation.
+        """
         *_, last = self.stream(canvas, options, every=None, **settings)
         return last
 
@@ -108,7 +119,8 @@ class Sampler:
         strict_reference: bool = False,
         state: SamplerState | None = None,
     ) -> Iterator[SamplerState]:
-        """Yield the state after every `every` steps (None: as rarely as possible), after each block and at the end.
+        """Yield the state after every `every` steps (None: as rarely as possible), after each block
+        and at the end.
 
         Args:
             options: `max_new_tokens` alone is not read: the canvas has its length.
@@ -119,22 +131,32 @@ class Sampler:
             state: where to resume, with a mask left, instead of `seed` and an empty canvas.
 
         Raises:
-            ValueError: no hole, a negative seed, a grammar (only `DiffuCoderInference` applies one), or a decoding
-                method that does not go with the canvas, the hooks or the strict reference.
+            ValueError: no hole, a negative seed, a grammar (only `DiffuCoderInference` applies
+                one), or a decoding method that does not go with the canvas, the hooks or the strict
+                reference.
         """
         if options.grammar is not None:
-            raise ValueError(f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one")
+            raise ValueError(
+                f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one"
+            )
         decoding = options.decoding.settings
-        arrays, state = CanvasArrays.of(canvas), self.start(canvas, seed) if state is None else state
+        arrays, state = (
+            CanvasArrays.of(canvas),
+            self.start(canvas, seed) if state is None else state,
+        )
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
         cache = KVCache()
         if decoding.cache != "none":
-            cache = run_empty_cache(self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual")
+            cache = run_empty_cache(
+                self.graph, self.params, canvas.tokens.shape, decoding.cache == "dual"
+            )
         hooks = replace(hooks, admits_mask=strict_reference)
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
         done: list[Block] = []
-        for block in config.variant.blocks(canvas, options.decoding.block_columns(canvas.region.length)):
+        for block in config.variant.blocks(
+            canvas, options.decoding.block_columns(canvas.region.length)
+        ):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Decided before: its rows were never computed here.
                 continue
@@ -150,9 +172,17 @@ class Sampler:
                 break
 
     def canvas_config(
-        self, canvas: Canvas, options: GenerationOptions, *, stop_ids: tuple[int, ...] = (), hooks: Hooks = NO_HOOKS
+        self,
+        canvas: Canvas,
+        options: GenerationOptions,
+        *,
+        stop_ids: tuple[int, ...] = (),
+        hooks: Hooks = NO_HOOKS,
     ) -> StepConfig:
-        """Configure steps over a canvas by the method that the options ask for. Raises ValueError as `stream`."""
+        """Configure steps over a canvas by the method that the options ask for.
+
+        Raises ValueError as `stream`.
+        """
         methods = (method.of(canvas, options, self.config) for method in METHODS)
         variant = next(method for method in methods if method is not None)
         if variant != PLAIN and hooks != NO_HOOKS:
@@ -223,12 +253,17 @@ class Sampler:
         """Take one step from any intermediate canvas, over the whole canvas.
 
         Returns:
-            The tokens after it, and the confidence by which positions were chosen (-inf at given positions).
+            The tokens after it, and the confidence by which positions were chosen (-inf at given
+            positions).
         """
         region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
         state = self.start(canvas, seed=0)
-        state = state._replace(tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step))
-        config = replace(self.step_config(options, region.length), hooks=Hooks(admits_mask=strict_reference))
+        state = state._replace(
+            tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
+        )
+        config = replace(
+            self.step_config(options, region.length), hooks=Hooks(admits_mask=strict_reference)
+        )
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
             Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=NEVER),
@@ -240,8 +275,11 @@ class Sampler:
         everywhere[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
 
-    def candidates(self, canvas: Canvas, state: SamplerState, options: GenerationOptions) -> Candidates:
-        """Return the most likely tokens at every masked position, unfiltered, from one forward pass.
+    def candidates(
+        self, canvas: Canvas, state: SamplerState, options: GenerationOptions
+    ) -> Candidates:
+        """Return the most likely tokens at every masked position, unfiltered, from one forward
+        pass.
 
         Returns:
             Ids and log-probabilities at the temperature, for the columns of the canvas's region.
@@ -252,20 +290,31 @@ class Sampler:
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
             Window.of(block=region.start, rows=0, first_step=0, until=NEVER, forwards=NEVER),
-            SamplingParams.of(options.with_settings(top_p=None, min_p=None), region.length, region.length),
+            SamplingParams.of(
+                options.with_settings(top_p=None, min_p=None), region.length, region.length
+            ),
         )
-        candidates = run_evaluation(self.graph, self.params, state._replace(extra=None), inputs, config).candidates
+        candidates = run_evaluation(
+            self.graph, self.params, state._replace(extra=None), inputs, config
+        ).candidates
         assert candidates is not None
         return candidates
 
-    def logits_at(self, tokens: Int[np.ndarray, "t"], length: int, column: int) -> Float[np.ndarray, "v"]:
+    def logits_at(
+        self, tokens: Int[np.ndarray, "t"], length: int, column: int
+    ) -> Float[np.ndarray, "v"]:
         """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 
         Args:
             tokens: a canvas, MASK at undecided positions, padded after `length` columns.
         """
-        logits = np.array(run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)), np.float32)
-        logits[[self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]] = -np.inf
+        logits = np.array(
+            run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)),
+            np.float32,
+        )
+        logits[
+            [self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]
+        ] = -np.inf
         return logits
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
@@ -273,8 +322,13 @@ class Sampler:
         return run_forward(self.graph, self.params, tokens)
 
 
-def block_passes(canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig) -> list[Pass]:
-    """Return the passes over a block: the refresh that begins it, then its steps. Without a cache, steps alone."""
+def block_passes(
+    canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig
+) -> list[Pass]:
+    """Return the passes over a block: the refresh that begins it, then its steps.
+
+    Without a cache, steps alone.
+    """
     # Width 16, block [8, 12) after block [4, 8):
     #   none    steps of rows 0 to 15
     #   prefix  refresh of rows 0 to 15, steps of rows 7 to 15
@@ -289,26 +343,40 @@ def block_passes(canvas: Canvas, block: Block, done: list[Block], decoding: Deco
         # Between two full forward passes: the last block, now that it is decided, and the new one.
         first_row, end_row = max(done[-1].start - 1, 0), block.end
     else:
-        first_row, end_row = max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0, width
+        first_row, end_row = (
+            max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0,
+            width,
+        )
     forces = chosen.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = chosen.cache != "dual" and not forces and block.start > 0
     start, end = block.start - with_row_before, width if chosen.cache == "prefix" else block.end
     variant = replace(config.variant, forced=forces)
     refresh = replace(config, rows=end_row - first_row, variant=variant)
-    return config.variant.passes([Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)])
+    return config.variant.passes(
+        [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]
+    )
 
 
 def step_limit(params: SamplingParams, length: int) -> int:
-    """Return the steps after which a block ends even with a mask left, as only the strict reference leaves one."""
+    """Return the steps after which a block ends even with a mask left, as only the strict reference
+    leaves one.
+    """
     return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run(
-    graph: nnx.GraphDef, params: dict, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    graph: nnx.GraphDef,
+    params: dict,
+    state: SamplerState,
+    cache: KVCache,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> tuple[SamplerState, KVCache, Bool[Array, ""]]:
-    """Take steps until the block is full or the window says to return; also whether a mask is left in the block."""
+    """Take steps until the block is full or the window says to return; also whether a mask is left
+    in the block.
+    """
     model, variant = nnx.merge(graph, params), config.variant
 
     def is_going(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
@@ -333,7 +401,9 @@ def run_evaluation(
 
 
 @partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))
-def run_empty_cache(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool) -> KVCache:
+def run_empty_cache(
+    graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool
+) -> KVCache:
     """Zeros for rows of a canvas [b, t]."""
     model = nnx.merge(graph, params).model
     weight = model.embed_tokens.weight[...]
@@ -343,7 +413,11 @@ def run_empty_cache(graph: nnx.GraphDef, params: dict, shape: tuple[int, int], h
 
 @partial(jax.jit, static_argnames="graph")
 def run_logits(
-    graph: nnx.GraphDef, params: dict, tokens: Int[Array, "t"], length: Int[Array, ""], column: Int[Array, ""]
+    graph: nnx.GraphDef,
+    params: dict,
+    tokens: Int[Array, "t"],
+    length: Int[Array, ""],
+    column: Int[Array, ""],
 ) -> Float[Array, "v"]:
     """Logits of one column of a canvas that is padded on the right."""
     model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
@@ -352,6 +426,8 @@ def run_logits(
 
 
 @partial(jax.jit, static_argnames="graph")
-def run_forward(graph: nnx.GraphDef, params: dict, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+def run_forward(
+    graph: nnx.GraphDef, params: dict, tokens: Int[Array, "b t"]
+) -> Float[Array, "b t v"]:
     """Return the logits of a whole canvas, not shifted."""
     return nnx.merge(graph, params)(tokens)

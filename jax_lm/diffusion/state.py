@@ -1,4 +1,5 @@
-"""What a step takes and returns: the state of the canvas, the cache, and the traced inputs of the compiled loop.
+"""What a step takes and returns: the state of the canvas, the cache, and the traced inputs of the
+compiled loop.
 
 Also the edits of a state that need no model.
 """
@@ -16,8 +17,8 @@ from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProb
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
 
+# The largest count of steps or forward passes: a commit step that has not come, or no limit.
 NEVER = np.iinfo(np.int32).max
-"""The largest count of steps or forward passes: a commit step that has not come, or no limit."""
 
 
 class SamplerState(NamedTuple):
@@ -196,7 +197,9 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
         is_stop &= inputs.params.early_stop
     masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
     # Clear: as many masks before the stop token as before its hole, hence none between.
-    is_clear = is_stop & (masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1))
+    is_clear = is_stop & (
+        masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1)
+    )
     columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(is_clear, columns, -1), axis=1)
     ended = state.masked & (last >= canvas.hole_starts)
@@ -208,7 +211,9 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
     )
 
 
-def rewrite(state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int) -> SamplerState:
+def rewrite(
+    state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int
+) -> SamplerState:
     """Apply the tokens that a hook returned: given text stays, MASK at a hole opens it."""
     tokens = jnp.where(holes, tokens, state.tokens).astype(jnp.int32)
     masked = holes & (tokens == mask_id)

@@ -45,20 +45,20 @@ from jax_lm.diffusion.state import (
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
+# Names of the mapped axes: over rows, and over the canvases of a row that are computed together.
 ROWS, CANVASES = "rows", "canvases"
-"""Names of the mapped axes: over rows, and over the canvases of a row that are computed together."""
 SMALLEST_HEAD = 16
+# The head runs on the smallest of these fractions of a block that holds its masked rows.
 HEAD_SHARES = (2, 1)
-"""The head runs on the smallest of these fractions of a block that holds its masked rows."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """A decoding method: a hook for everything it may do differently from plain denoising.
 
-    This class is plain denoising. A method subclasses it in a file of its own, as a frozen dataclass
-    (static under jit) of its settings, keeps what it needs between steps in `SamplerState.extra`,
-    and is listed once, in `jax_lm.diffusion.sampler.METHODS`.
+    This class is plain denoising. A method subclasses it in a file of its own, as a frozen
+    dataclass (static under jit) of its settings, keeps what it needs between steps in
+    `SamplerState.extra`, and is listed once, in `jax_lm.diffusion.sampler.METHODS`.
 
     Attributes:
         forced: commit the block's first column and nothing else (Fast-dLLM's refresh). Static: a
@@ -70,7 +70,9 @@ class Variant:
     """Whether an evaluation returns its candidates."""
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Variant | None":
+    def of(
+        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
+    ) -> "Variant | None":
         """Return the method if the request asks for it. Raises ValueError if it cannot run."""
         return cls()
 
@@ -95,7 +97,9 @@ class Variant:
         """Return the passes over a block, given those of plain denoising."""
         return passes
 
-    def admit(self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None) -> Float[Array, "b r v"]:
+    def admit(
+        self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
+    ) -> Float[Array, "b r v"]:
         """Rule out control tokens, here the one that expands a hole."""
         if expand_id is None:
             return logits
@@ -107,7 +111,9 @@ class Variant:
         """Prepare state and cache for the compiled loop, at the first step that commits anything."""
         return self.enter_row(state, inputs, config), cache
 
-    def enter_row(self, row: SamplerState, inputs: BatchInputs, config: "StepConfig") -> SamplerState:
+    def enter_row(
+        self, row: SamplerState, inputs: BatchInputs, config: "StepConfig"
+    ) -> SamplerState:
         """Prepare a row, a batch of one at a step of its own under `jax.vmap`."""
         return skip_idle(row, inputs, config)
 
@@ -115,19 +121,31 @@ class Variant:
         """Whether a mask is left in the block."""
         return jnp.any(block_columns(state.masked, window, config))
 
-    def is_going(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
+    def is_going(
+        self, state: SamplerState, window: Window, config: "StepConfig"
+    ) -> Bool[Array, ""]:
         """Whether the compiled loop takes another step."""
         is_within = (state.step < window.until) & (state.forwards < window.forwards)
         return self.is_open(state, window, config) & is_within
 
     def advance(
-        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+        self,
+        model: DreamForCausalLM,
+        state: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: "StepConfig",
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step."""
         return step(model, state, cache, inputs, config)
 
     def advance_row(
-        self, model: DreamForCausalLM, row: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
+        self,
+        model: DreamForCausalLM,
+        row: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: "StepConfig",
     ) -> tuple[SamplerState, KVCache]:
         """Take one step of a row, a batch of one at a step of its own under `jax.vmap`."""
         return self.advance(model, row, cache, inputs, config)
@@ -182,7 +200,11 @@ class Pass(NamedTuple):
 
 
 def step(
-    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    model: DreamForCausalLM,
+    state: SamplerState,
+    cache: KVCache,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
     """Take one step: recompute rows, propose a token per mask of the block, commit the chosen."""
     evaluation, cache = evaluate(model, state, cache, inputs, config)
@@ -190,14 +212,20 @@ def step(
 
 
 def evaluate(
-    model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+    model: DreamForCausalLM,
+    state: SamplerState,
+    cache: KVCache,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> tuple[Evaluation, KVCache]:
     """Recompute rows and propose a token for each masked position of the block."""
     hidden, cache = block_hidden(model, state.tokens, cache, inputs, config)
     return propose(model, hidden, state, inputs, config), cache
 
 
-def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig) -> SamplerState:
+def commit(
+    state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
+) -> SamplerState:
     """Commit what the rule takes of a proposal, and go to the next step that commits anything."""
     chosen = choose(evaluation.proposal, state, inputs, config)
     state = write(state, evaluation, chosen, inputs, config)
@@ -205,7 +233,11 @@ def commit(state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, con
 
 
 def write(
-    state: SamplerState, evaluation: Evaluation, chosen: Bool[Array, "b r"], inputs: BatchInputs, config: StepConfig
+    state: SamplerState,
+    evaluation: Evaluation,
+    chosen: Bool[Array, "b r"],
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> SamplerState:
     """Write the chosen tokens into the canvas, and end the rows whose text ends with them."""
     proposal = evaluation.proposal
@@ -260,7 +292,11 @@ def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
 
 
 def block_hidden(
-    model: DreamForCausalLM, tokens: Int[Array, "b t"], cache: KVCache, inputs: BatchInputs, config: StepConfig
+    model: DreamForCausalLM,
+    tokens: Int[Array, "b t"],
+    cache: KVCache,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
     canvas, window = inputs.canvas, inputs.window
@@ -272,21 +308,31 @@ def block_hidden(
             jax.lax.dynamic_slice_in_dim(values, window.rows, config.rows, axis=1)
             for values in (tokens, canvas.position_ids)
         )
-        hidden, layers = model.model.recompute(tokens, canvas.attention_mask, positions, cache.layers, window.rows)
-    # Row p predicts column p + 1. With block == 3 and length == 2, of rows 2 to 4 (window.rows == 2):
-    # hidden [h2, h3, h4], shifted [h2, h2, h3], from index 3 - 2 on: [h2, h3] for columns 3 and 4.
-    aligned = jax.lax.dynamic_slice_in_dim(shift_right(hidden), window.block - window.rows, config.length, axis=1)
+        hidden, layers = model.model.recompute(
+            tokens, canvas.attention_mask, positions, cache.layers, window.rows
+        )
+    # Row p predicts column p + 1. With block == 3 and length == 2, of rows 2 to 4 (window.rows ==
+    # 2): hidden [h2, h3, h4], shifted [h2, h2, h3], from index 3 - 2 on: [h2, h3] for columns 3 and
+    # 4.
+    aligned = jax.lax.dynamic_slice_in_dim(
+        shift_right(hidden), window.block - window.rows, config.length, axis=1
+    )
     if cache.tail is None:
         return aligned, KVCache(layers)
     if config.rows == config.length:
-        # The row before the block was not recomputed. A block in column 0 has none: row 0 predicts it.
+        # The row before the block was not recomputed. A block in column 0 has none: row 0 predicts
+        # it.
         first = jnp.where(window.block > 0, cache.tail, aligned[:, :1])
         aligned = jnp.concatenate([first, aligned[:, 1:]], axis=1)
     return aligned, KVCache(layers, aligned[:, :1])
 
 
 def propose(
-    model: DreamForCausalLM, hidden: Float[Array, "b r d"], state: SamplerState, inputs: BatchInputs, config: StepConfig
+    model: DreamForCausalLM,
+    hidden: Float[Array, "b r d"],
+    state: SamplerState,
+    inputs: BatchInputs,
+    config: StepConfig,
 ) -> Evaluation:
     """Filter, draw and score the masked positions; a hook sees the logits of all rows.
 
@@ -307,7 +353,9 @@ def propose(
         batch = jnp.arange(len(index))[:, None]
 
         def scattered(part: Array) -> Array:
-            return jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
+            return (
+                jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
+            )
 
         return jax.tree.map(scattered, compact)
 
@@ -317,8 +365,8 @@ def propose(
         if hooks.logits is not None:
             logits = hooks.logits(state.step, state.tokens, logits)
         return decide(logits, positions, masked)._replace(logits=logits)
-    # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7 and
-    # 18 masks: sizes [20, 40], needed 18, branch 0.
+    # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7
+    # and 18 masks: sizes [20, 40], needed 18, branch 0.
     halves = [max(-(-config.length // share), SMALLEST_HEAD) for share in HEAD_SHARES]
     sizes = sorted({min(size, config.length) for size in halves})
     needed = jnp.max(jnp.sum(masked, axis=1))
@@ -340,7 +388,9 @@ def decide_tokens(
     """Filter logits, then draw and score a token for each of these positions."""
     excluded_id = None if config.hooks.admits_mask else config.mask_id
     logits = config.variant.admit(logits, state, model.expand_token_id)
-    candidates = filtered(logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed)
+    candidates = filtered(
+        logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed
+    )
     kept = likeliest_candidates(candidates) if config.variant.keeps_candidates else None
     shape = logits.shape[:2]
     by_entropy = params.entropy_bound >= 0
@@ -357,7 +407,9 @@ def decide_tokens(
     return Evaluation(proposal, logprobs, kept, None)
 
 
-def if_any(wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
+def if_any(
+    wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig
+) -> Any:
     """Like `lax.cond`, with the predicate reduced over the mapped axes first.
 
     Under `jax.vmap` a predicate per row would run both branches.
@@ -381,7 +433,9 @@ def draw_proposal(
     return Proposal(tokens, probability, scores, entropy)
 
 
-def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig) -> Bool[Array, "b r"]:
+def choose(
+    proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig
+) -> Bool[Array, "b r"]:
     """Choose the masked positions of the block that the commit rule takes, in score order."""
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
@@ -398,7 +452,9 @@ def choose(proposal: Proposal, state: SamplerState, inputs: BatchInputs, config:
     probable = jax.lax.cond(
         params.factor > 0,
         lambda: commit_rules.longest_run(params.factor, rank, probability, masked),
-        lambda: commit_rules.above_threshold(params.threshold, params.decay, rank, probability, masked, holes),
+        lambda: commit_rules.above_threshold(
+            params.threshold, params.decay, rank, probability, masked, holes
+        ),
     )
     within = commit_rules.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
     probable = jnp.where(params.entropy_bound >= 0, within, probable)

@@ -1,4 +1,5 @@
-"""Variable-length holes: a decided position may expand into two masks, or delete the rest of its hole.
+"""Variable-length holes: a decided position may expand into two masks, or delete the rest of its
+hole.
 
 DreamOn (arXiv 2602.01326), where only decided positions count, deleting ends at the hole's end, and
 each hole is known by its number. A step decides masked positions as any step does; then the columns
@@ -79,7 +80,9 @@ class VariableLength(Variant):
     tokens_per_step: int = 1
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "VariableLength | None":
+    def of(
+        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
+    ) -> "VariableLength | None":
         if canvas.room is None:
             return None
         options.require_growable()
@@ -112,19 +115,28 @@ class VariableLength(Variant):
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 
-    def admit(self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None) -> Float[Array, "b r v"]:
+    def admit(
+        self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
+    ) -> Float[Array, "b r v"]:
         """Rule the token for expanding out where a row may not grow."""
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
         return jnp.where(is_ruled_out, -jnp.inf, logits)
 
     def advance(
-        self, model: DreamForCausalLM, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
+        self,
+        model: DreamForCausalLM,
+        state: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step: decide positions, then expand and delete."""
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
         positions = jnp.broadcast_to(columns, state.tokens.shape)
-        canvas = inputs.canvas._replace(attention_mask=state.extra.present(), position_ids=positions)
+        canvas = inputs.canvas._replace(
+            attention_mask=state.extra.present(), position_ids=positions
+        )
         evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
         proposal = evaluation.proposal
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
@@ -162,7 +174,9 @@ class Move(NamedTuple):
 
     def of(self, values: Array, absent: int | bool | float) -> Array:
         """Return the values of the columns where they are now."""
-        return jnp.where(self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent)
+        return jnp.where(
+            self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent
+        )
 
 
 def resize(
@@ -184,7 +198,10 @@ def resize(
     #   ends    [1, 3, 4, 4, 4, 5, 5]
     #   source  [0, 1, 1, 2, 5, ...]    that is [x, M, M, a, y, ., .], of length 5
     columns = jnp.arange(tokens.shape[1])
-    deleted, expanded = decided & (tokens == growth.delete_id), decided & (tokens == growth.expand_id)
+    deleted, expanded = (
+        decided & (tokens == growth.delete_id),
+        decided & (tokens == growth.expand_id),
+    )
     last = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
     # The last deleted position before a column is in its hole if any is.
     same = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
@@ -195,7 +212,11 @@ def resize(
     source = jnp.minimum(source, tokens.shape[1] - 1)
     extent = extent._replace(length=ends[:, -1], budget=extent.budget - jnp.sum(expanded, axis=1))
     move = Move(source, jnp.zeros_like(masked), extent)
-    return Move(source, move.of(expanded, absent=False), extent._replace(hole=move.of(extent.hole, absent=-1)))
+    return Move(
+        source,
+        move.of(expanded, absent=False),
+        extent._replace(hole=move.of(extent.hole, absent=-1)),
+    )
 
 
 def growth_of(config: DreamConfig) -> VariableLength | None:
@@ -207,7 +228,9 @@ def growth_of(config: DreamConfig) -> VariableLength | None:
     if config.expand_token_id is None:
         return None
     if config.eos_token_id is None:
-        raise ValueError(f"config expand_token_id={config.expand_token_id}: needs eos_token_id, which deletes")
+        raise ValueError(
+            f"config expand_token_id={config.expand_token_id}: needs eos_token_id, which deletes"
+        )
     return VariableLength(config.expand_token_id, config.eos_token_id)
 
 
@@ -220,22 +243,36 @@ def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int 
     by_name, by_config = tokenizer.expand_id, config.expand_token_id
     if by_config is not None and by_name != by_config:
         held = f"at {by_name}" if by_name is not None else "not at all"
-        raise TokenizerError(f"tokenizer has {EXPAND} {held}, the model's expand_token_id is {by_config}")
+        raise TokenizerError(
+            f"tokenizer has {EXPAND} {held}, the model's expand_token_id is {by_config}"
+        )
     return by_name
 
 
-def grows(growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions) -> bool:
-    """Whether the holes of templates find their own length. Raises ValueError if they should and cannot."""
+def grows(
+    growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions
+) -> bool:
+    """Whether the holes of templates find their own length.
+
+    Raises ValueError if they should and cannot.
+    """
     between = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
-        raise ValueError(f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow")
+        raise ValueError(
+            f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow"
+        )
     if options.growth == "on" and not between:
-        raise ValueError("growth='on': fills holes between texts; a completion has the length that is stated")
+        raise ValueError(
+            "growth='on': fills holes between texts; a completion has the length that is stated"
+        )
     return options.growth != "off" and growth is not None and between
 
 
 def lay_out(
-    templates: Sequence[Template], tokenizer: DiffuCoderTokenizer, options: GenerationOptions, config: DreamConfig
+    templates: Sequence[Template],
+    tokenizer: DiffuCoderTokenizer,
+    options: GenerationOptions,
+    config: DreamConfig,
 ) -> Canvas:
     """Lay templates out: with room on the right where holes find their length, else left-padded.
 
@@ -256,8 +293,12 @@ def lay_out(
     begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:
         ids, holes = template.encoded(tokenizer)
-        rows.append(([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False]))
+        rows.append(
+            ([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False])
+        )
         spare = sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
         room.append(len(rows[-1][0]) + spare)
     require_context(max(room), context)
-    return Canvas.with_room(rows, room, -(-max(room) // WIDTH_BUCKET) * WIDTH_BUCKET, growth.delete_id)
+    return Canvas.with_room(
+        rows, room, -(-max(room) // WIDTH_BUCKET) * WIDTH_BUCKET, growth.delete_id
+    )

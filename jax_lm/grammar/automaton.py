@@ -15,15 +15,15 @@ import outlines_core
 
 from jax_lm.grammar.regular import REFUSED
 
+# Not a byte: the end of a text.
 END = 256
-"""Not a byte: the end of a text."""
+# Bytes of memory that the process may use.
 MAX_MEMORY = 2**30
-"""Bytes of memory that the process may use."""
+# Processor time that the process may use, in case its parent has died and cannot stop it.
 CPU_SECONDS = 60
-"""Processor time that the process may use, in case its parent has died and cannot stop it."""
+# Limit of the moves of an automaton, by ranges of bytes. The parent process keeps about 150 bytes
+# for each.
 MAX_MOVES = 200_000
-"""Limit of the moves of an automaton, by ranges of bytes. The parent process keeps about 150 bytes
-for each."""
 
 
 def main(kind: str, text: str) -> None:
@@ -38,8 +38,8 @@ def main(kind: str, text: str) -> None:
         vocabulary = library.Vocabulary(END, letters)
         # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
         library.Index(text, vocabulary)
-        # The library drops the moves of a final state: of `0(\.5)?` it accepts `0` alone. So the end
-        # is a byte of its own, which no state before it needs to be final for.
+        # The library drops the moves of a final state: of `0(\.5)?` it accepts `0` alone. So the
+        # end is a byte of its own, which no state before it needs to be final for.
         index = library.Index(rf"(?:{text})\x00", vocabulary)
     except ValueError as error:
         refuse(" ".join(str(error).split())[:200])

@@ -5,28 +5,29 @@ Objects may be nested up to `MAX_DEPTH`, which no regular expression can describ
 
 import re
 
+# Limit of nested objects and arrays; readers of JSON have one too.
 MAX_DEPTH = 64
-"""Limit of nested objects and arrays; readers of JSON have one too."""
 
+# One half of a surrogate pair alone is not a character.
 ESCAPE = re.compile(
     r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
-"""One half of a surrogate pair alone is not a character."""
 CHARACTERS = rf'"(?:[^"\\\x00-\x1f]|{ESCAPE.pattern})*'
 STRING = re.compile(f'{CHARACTERS}"')
+# A string without its end, which may be cut inside an escape.
 OPEN_STRING = re.compile(rf'{CHARACTERS}(\\[^"]{{0,11}})?')
-"""A string without its end, which may be cut inside an escape."""
 ESCAPE_ENDS = (r"\n", r"\u0000", r"\ud800\udc00")
+# Numbers of a length that Python can read.
 NUMBER = re.compile(
     r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])"
 )
-"""Numbers of a length that Python can read."""
 LITERALS = ("true", "false", "null")
 LITERAL = re.compile("|".join(LITERALS))
+# Enough white space to indent by, but not a canvas full of it.
 SPACE = re.compile(r"[ \t\n\r]{0,64}")
-"""Enough white space to indent by, but not a canvas full of it."""
 
+# What may come next in a text, and the shortest form of it before everything open is closed.
 SHORTEST = {
     "object": "{}",
     "value": "0",
@@ -37,7 +38,6 @@ SHORTEST = {
     "next": "",
     "": "",
 }
-"""What may come next in a text, and the shortest form of it before everything open is closed."""
 KEYS = ("key", "first key")
 VALUES = ("value", "item")
 

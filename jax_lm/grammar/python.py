@@ -14,23 +14,23 @@ from enum import Enum, auto
 from functools import lru_cache
 from keyword import kwlist, softkwlist
 
+# CPython's `PyCF_ALLOW_INCOMPLETE_INPUT`, by which `codeop` tells a beginning from an error.
 INCOMPLETE_INPUT = 0x4000
-"""CPython's `PyCF_ALLOW_INCOMPLETE_INPUT`, by which `codeop` tells a beginning from an error."""
 
 FILE = "<grammar>"
 warnings.filterwarnings("ignore", module=FILE)
 
+# Limit of the parses of one search.
 MAX_PARSES = 300
-"""Limit of the parses of one search."""
+# Limit of the pieces of an end.
 MAX_DEPTH = 40
-"""Limit of the pieces of an end."""
 
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
+# Comments, strings with or without their end, and brackets.
 MARKS = re.compile(
     r"""#[^\n]*|(?P<quote>'''|\"\"\"|'|")(?:\\.|(?!(?P=quote)).)*(?P<end>(?P=quote))?|[()\[\]{}]""",
     re.DOTALL,
 )
-"""Comments, strings with or without their end, and brackets."""
 OPERANDS = ("x", " x", " else x", " in x")
 HEADERS = (
     ": pass",
@@ -45,8 +45,8 @@ HEADERS = (
     "=0",
     "0",
 )
+# The rest of an operator that was cut.
 CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
-"""The rest of an operator that was cut."""
 KEYWORDS = (*kwlist, *softkwlist)
 LAST_WORD = re.compile(r"\w+\Z")
 SUITES = ("pass", "finally: pass", "except: pass", "def f(): pass", "case _: pass")

@@ -15,19 +15,20 @@ from importlib.util import find_spec
 from typing import Any
 
 OUTLINES = "outlines_core"
+# Exit status of the process if there is no automaton; its output on stderr is the reason.
 REFUSED = 3
-"""Exit status of the process if there is no automaton; its output on stderr is the reason."""
+# Default time limit for making an automaton.
 SECONDS = 20
-"""Default time limit for making an automaton."""
+# Limit of the characters of an expression or a schema.
 MAX_LENGTH = 20_000
-"""Limit of the characters of an expression or a schema."""
 
+# Keywords of JSON Schema that the expressions support.
 SUPPORTED = {
     "type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "minLength",
     "maxLength", "pattern", "format", "enum", "const", "anyOf", "oneOf", "$ref", "$defs",
     "definitions",
 }  # fmt: skip
-"""Keywords of JSON Schema that the expressions support."""
+# Keywords without effect.
 ANNOTATIONS = {
     "title",
     "description",
@@ -38,14 +39,13 @@ ANNOTATIONS = {
     "$comment",
     "deprecated",
 }
-"""Keywords without effect."""
 SUPPORTED_WORDS = ", ".join(sorted(SUPPORTED))
+# Keywords that hold schemas by arbitrary names.
 NAMED_PARTS = ("properties", "$defs", "definitions")
-"""Keywords that hold schemas by arbitrary names."""
 
 
+# Ranges by state: first byte, last byte, next state.
 Moves = dict[int, list[tuple[int, int, int]]]
-"""Ranges by state: first byte, last byte, next state."""
 
 
 class RegularGrammar:

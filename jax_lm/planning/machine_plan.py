@@ -24,8 +24,8 @@ from jax_lm.planning.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
 
 Rows = list[tuple[str, str]]
+# Groups of a kind that are listed as text; JSON has all of them.
 SHOWN = 12
-"""Groups of a kind that are listed as text; JSON has all of them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class CompiledPass:
         kinds = ", ".join(f"{count} {kind}" for kind, count in explanation.kernels.items())
         rows = [
             ("kernels", f"{explanation.launches}: {kinds}"),
-            ("read", f"{gib(explanation.read)}, at least {gib(self.least)} for weights, keys and values"),
+            (
+                "read",
+                f"{gib(explanation.read)}, at least {gib(self.least)} for weights, keys and values",
+            ),
             ("written", gib(explanation.written)),
         ]
         for name, traffic in (
@@ -87,7 +90,10 @@ class CompiledPass:
             ("transfers to or from the host", list_groups(explanation.host)),
             ("float32 over the vocabulary", list_groups(explanation.logits)),
             ("above 1 % of memory", list_groups(explanation.buffers)),
-            ("loops of unknown length, counted once", "\n".join(explanation.unknown_loops) or "none"),
+            (
+                "loops of unknown length, counted once",
+                "\n".join(explanation.unknown_loops) or "none",
+            ),
         ]
 
 
@@ -169,7 +175,11 @@ class MachinePlan:
             return "arithmetic, an estimate"
         package = CompilerPackage.of(self.topology)
         source = f"compiled for it by {package}, jax {version('jax')}"
-        return source if self.topology.is_tpu else f"{source}; without autotuning, so that speed is not known"
+        return (
+            source
+            if self.topology.is_tpu
+            else f"{source}; without autotuning, so that speed is not known"
+        )
 
     def memory_rows(self) -> Rows:
         """List what a device needs, and the total against what it has."""
@@ -183,7 +193,11 @@ class MachinePlan:
             return [*rows, ("in all", f"about {gib(estimate.total)} of {limit}")]
         if compiled.total is None:
             return [*rows, ("in all", f"refused by the compiler: {compiled.refusal}")]
-        return [*rows, ("working memory", gib(compiled.working)), ("in all", f"{gib(compiled.total)} of {limit}")]
+        return [
+            *rows,
+            ("working memory", gib(compiled.working)),
+            ("in all", f"{gib(compiled.total)} of {limit}"),
+        ]
 
     def speed_rows(self) -> Rows:
         """List the cost of a step, and the time and rate that follow from it."""
@@ -221,17 +235,25 @@ class MachinePlan:
         return record
 
 
-def planned_mesh(config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None) -> MeshShape:
+def planned_mesh(
+    config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None
+) -> MeshShape:
     """Return the mesh that a user names, or the default; ValueError unless it takes all devices."""
     mesh = MeshShape.parse(text) if text else planned.default_mesh(config, topology.devices)
     mesh.require(config)
     if mesh.size != topology.devices:
-        raise ValueError(f"mesh={text!r}: takes {mesh.size} devices, {topology} has {topology.devices}")
+        raise ValueError(
+            f"mesh={text!r}: takes {mesh.size} devices, {topology} has {topology.devices}"
+        )
     return mesh
 
 
-def compile_passes(plan: MachinePlan, options: GenerationOptions, *, explains: bool) -> Iterator[CompiledPass]:
-    """Compile the passes of a step: all of them to explain them, else the one that takes most memory."""
+def compile_passes(
+    plan: MachinePlan, options: GenerationOptions, *, explains: bool
+) -> Iterator[CompiledPass]:
+    """Compile the passes of a step: all of them to explain them, else the one that takes most
+    memory.
+    """
     config, planned, mesh = plan.config, plan.planned, plan.mesh
     devices = compiler.topology_mesh(plan.topology, mesh)
     programs = step_programs(config, planned, devices, options)

@@ -22,12 +22,13 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "grpo")
+# Masked copies per sample that coupled-GRPO scores: all of the completion, part of it, the rest.
 COPIES = 3
-"""Masked copies per sample that coupled-GRPO scores: all of the completion, part of it, the rest."""
+# Cost of a gradient in forward passes with remat: forward, recomputation, and two for the
+# backward.
 PASSES = 4
-"""Cost of a gradient in forward passes with remat: forward, recomputation, and two for the backward."""
+# Share of device memory kept free for the runtime, other programs and fragmentation.
 RESERVED = 0.1
-"""Share of device memory kept free for the runtime, other programs and fragmentation."""
 
 
 def parameter_count(config: DreamConfig) -> int:
@@ -36,7 +37,12 @@ def parameter_count(config: DreamConfig) -> int:
 
 
 def memory_estimate(
-    config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int, logit_bytes: int | None = None
+    config: DreamConfig,
+    dtype: DTypeLike,
+    *,
+    batch: int,
+    canvas: int,
+    logit_bytes: int | None = None,
 ) -> tuple[int, int]:
     """Estimate the bytes of the weights and of the working memory of a denoising step.
 
@@ -52,9 +58,9 @@ def memory_estimate(
             raise ValueError(f"{name}={value}: must be at least 1")
     size = jnp.dtype(dtype).itemsize
     rows = batch * canvas
-    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate and
-    # up branch. XLA reuses their memory, so that only the widest pair counts, besides the residual
-    # stream and its copies.
+    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate
+    # and up branch. XLA reuses their memory, so that only the widest pair counts, besides the
+    # residual stream and its copies.
     all_logits = 4 * rows * config.vocab_size
     logits = 2 * min(all_logits, logit_bytes or all_logits)
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
@@ -63,7 +69,9 @@ def memory_estimate(
     return parameter_count(config) * size, hidden + max(logits, scores, branches)
 
 
-def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int) -> Cost:
+def forward_cost(
+    config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int, canvas: int, head_rows: int
+) -> Cost:
     """Count the operations and bytes of one forward pass.
 
     Args:
@@ -72,13 +80,19 @@ def forward_cost(config: DreamConfig, dtype: DTypeLike, *, batch: int, rows: int
         dtype: dtype of the weights and of cached keys and values; int8 means int8 weights.
     """
     shapes = parameter_shapes(config).items()
-    body = sum(math.prod(shape) for name, shape in shapes if name.startswith("model.layers.") and len(shape) == 2)
+    body = sum(
+        math.prod(shape)
+        for name, shape in shapes
+        if name.startswith("model.layers.") and len(shape) == 2
+    )
     head = config.vocab_size * config.hidden_size
     # Scores and weighted values: two products over the width of all heads, the hidden size.
     attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
     # Each weight costs one multiplication and one addition per position.
     flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
-    key_values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
+    key_values = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
+    )
     size = jnp.dtype(dtype).itemsize
     return Cost(flops, (body + head) * size + batch * key_values * max(size, 2))
 
@@ -88,13 +102,14 @@ class PlannedStep:
     """A denoising step or a training update to plan.
 
     Attributes:
-        precision: bfloat16, float32, or int8 (int8 kernels, everything else in bfloat16); in training,
-            the compute dtype.
+        precision: bfloat16, float32, or int8 (int8 kernels, everything else in bfloat16); in
+            training, the compute dtype.
         batch: rows per step.
         canvas: tokens per row, prompt and answer together.
         new_tokens: generated tokens among them.
         decoding: as in `GenerationOptions`.
-        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO, with completions of `new_tokens`).
+        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO, with completions of
+            `new_tokens`).
         lora_rank: rank of the trained adapters; the kernels below them may be int8.
         extra_canvases: additional canvases per row that each step computes, as drafts or branches;
             the memory estimate does not include them.
@@ -113,15 +128,23 @@ class PlannedStep:
         require_one_of("step", self.kind, STEPS)
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.settings.cache == "causal":
-            raise ValueError("cache='causal': is not planned for; its steps are as those of 'window', of more rows")
+            raise ValueError(
+                "cache='causal': is not planned for; its steps are as those of 'window', of more rows"
+            )
         if self.is_training and self.is_int8 and self.lora_rank is None:
-            raise ValueError(f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32")
+            raise ValueError(
+                f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32"
+            )
         if self.lora_rank is not None and (self.lora_rank < 1 or not self.is_training):
-            raise ValueError(f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo")
+            raise ValueError(
+                f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo"
+            )
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: must be at least 1")
         if not 1 <= self.new_tokens <= self.canvas:
-            raise ValueError(f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]")
+            raise ValueError(
+                f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]"
+            )
 
     @property
     def is_training(self) -> bool:
@@ -140,7 +163,9 @@ class PlannedStep:
         new = f", {self.new_tokens} of them new" if self.kind != "sft" else ""
         trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
         given = asdict(self.decoding).items()
-        overrides = [f"{name} {value}" for name, value in given if value is not None and name != "preset"]
+        overrides = [
+            f"{name} {value}" for name, value in given if value is not None and name != "preset"
+        ]
         decoding = ", ".join([f"preset {self.decoding.preset}", *overrides])
         work = f"one {self.kind} update of {trained}" if self.is_training else decoding
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
@@ -178,8 +203,8 @@ class Bound:
         step: average cost on the busiest device.
         seconds: least time.
         limit: what bounds the time, compute or memory.
-        tokens_per_second: rate at one token per row and step; None if the commit rule decides how many.
-            In training, the rate over all tokens.
+        tokens_per_second: rate at one token per row and step; None if the commit rule decides how
+            many. In training, the rate over all tokens.
     """
 
     step: Cost
@@ -200,7 +225,9 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
     """Return the rows of the batch per device; a batch that does not divide is replicated."""
-    return planned.batch // math.prod(mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ())
+    return planned.batch // math.prod(
+        mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ()
+    )
 
 
 def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
@@ -212,7 +239,16 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
     cached = planned.decoding.settings.cache != "none"
-    cache = cached * 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim * size
+    cache = (
+        cached
+        * 2
+        * config.num_hidden_layers
+        * rows
+        * heads
+        * planned.canvas
+        * config.head_dim
+        * size
+    )
     _, working = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
 
@@ -220,16 +256,18 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
     """Estimate the memory per device of an AdamW update of all weights or of adapters.
 
-    Masters, moments and frozen weights are exact. The rest is float32 gradients, weights and gradients
-    in the compute dtype, the inputs of all layers, the widest point of a layer with its gradient (in
-    coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices: the one in use
-    and the next one.
+    Masters, moments and frozen weights are exact. The rest is float32 gradients, weights and
+    gradients in the compute dtype, the inputs of all layers, the widest point of a layer with its
+    gradient (in coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices:
+    the one in use and the next one.
     """
     masters = master_bytes(config, planned, mesh)
     size = jnp.dtype(planned.dtype).itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
     kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
-    _, widest = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES)
+    _, widest = memory_estimate(
+        config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
+    )
     gathered = 2 * config.vocab_size * config.hidden_size * size if mesh.fsdp > 1 else 0
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
@@ -247,7 +285,12 @@ def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
             layer = name.removesuffix("weight")
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
                 spec = partition_spec(f"{layer}{factor}", config, mesh)
-                total += 4 * planned.lora_rank * size // math.prod(mesh.sizes[axis] for axis in spec if axis)
+                total += (
+                    4
+                    * planned.lora_rank
+                    * size
+                    // math.prod(mesh.sizes[axis] for axis in spec if axis)
+                )
     return total
 
 
@@ -267,13 +310,24 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     masked = (block + 1) // 2
 
     def cost(rows: int) -> Cost:
-        return forward_cost(config, planned.precision, batch=batch, rows=rows, canvas=planned.canvas, head_rows=masked)
+        return forward_cost(
+            config,
+            planned.precision,
+            batch=batch,
+            rows=rows,
+            canvas=planned.canvas,
+            head_rows=masked,
+        )
 
     steps = [cost(planned.canvas)]
     if decoding.settings.cache != "none":
         # One step over all positions, then steps over the block and the position before it.
         steps += [cost(block + 1)] * (block - 1)
-    mean = Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps)) // len(steps) // mesh.tensor
+    mean = (
+        Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps))
+        // len(steps)
+        // mesh.tensor
+    )
     limits = topology.chip.limits
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
     is_counted = decoding.settings.commit == "steps" and not planned.extra_canvases
@@ -281,35 +335,54 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     return Bound(mean, seconds, mean.limit(limits), rate)
 
 
-def training_bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Return the least work per device of an update: forward passes, and the optimizer's memory traffic.
+def training_bound(
+    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology
+) -> Bound:
+    """Return the least work per device of an update: forward passes, and the optimizer's memory
+    traffic.
 
     Adapters need no gradient of the weights below them, which saves a quarter of the passes.
     """
     is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
     canvas = planned.canvas
     head = planned.new_tokens if is_grpo else canvas
-    forward = forward_cost(config, planned.precision, batch=rows, rows=canvas, canvas=canvas, head_rows=head)
+    forward = forward_cost(
+        config, planned.precision, batch=rows, rows=canvas, canvas=canvas, head_rows=head
+    )
     passes = PASSES if planned.lora_rank is None else PASSES - 1
     flops = passes * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
     # The optimizer reads and writes each master and its two moments: 6 transfers.
-    cost = Cost(flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh))
+    cost = Cost(
+        flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh)
+    )
     seconds = cost.seconds(topology.chip.limits)
-    return Bound(cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds)
+    return Bound(
+        cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds
+    )
 
 
-def training_flops(config: DreamConfig, length: int, head_rows: int, *, all_weights: bool = True) -> float:
-    """Return the operations of a gradient per token of a row of `length` tokens, without recomputation.
+def training_flops(
+    config: DreamConfig, length: int, head_rows: int, *, all_weights: bool = True
+) -> float:
+    """Return the operations of a gradient per token of a row of `length` tokens, without
+    recomputation.
 
     A forward pass, the same again for the gradients of activations, and the same again for the
     gradients of weights if all weights are trained. The gradients of adapters are negligible.
     """
-    forward = forward_cost(config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows)
+    forward = forward_cost(
+        config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows
+    )
     return (3 if all_weights else 2) * forward.flops / length
 
 
 def smallest_topology(
-    config: DreamConfig, planned: PlannedStep, family: Topology, *, more_than: int = 0, beyond: int = 0
+    config: DreamConfig,
+    planned: PlannedStep,
+    family: Topology,
+    *,
+    more_than: int = 0,
+    beyond: int = 0,
 ) -> tuple[Topology, MeshShape] | None:
     """Return the smallest topology of the same chips that the estimate fits, and its mesh.
 
@@ -330,16 +403,34 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
     half = max(1, planned.canvas // 2)
     trains_all = planned.is_training and planned.lora_rank is None
     variants = (
-        ("--lora-rank 16", replace(planned, lora_rank=planned.lora_rank or 16) if planned.is_training else planned),
+        (
+            "--lora-rank 16",
+            replace(planned, lora_rank=planned.lora_rank or 16) if planned.is_training else planned,
+        ),
         ("--dtype int8", planned if trains_all else replace(planned, precision="int8")),
-        (f"--batch-size {max(1, planned.batch // 2)}", replace(planned, batch=max(1, planned.batch // 2))),
-        (f"--max-length {half}", replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2)))),
+        (
+            f"--batch-size {max(1, planned.batch // 2)}",
+            replace(planned, batch=max(1, planned.batch // 2)),
+        ),
+        (
+            f"--max-length {half}",
+            replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2))),
+        ),
     )
-    return [(name, estimated_memory(config, changed, mesh)) for name, changed in variants if changed != planned]
+    return [
+        (name, estimated_memory(config, changed, mesh))
+        for name, changed in variants
+        if changed != planned
+    ]
 
 
 def cheapest_changes(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology, *, beyond: int = 0
+    config: DreamConfig,
+    planned: PlannedStep,
+    mesh: MeshShape,
+    topology: Topology,
+    *,
+    beyond: int = 0,
 ) -> list[str]:
     """Name at most three changes that each make the step fit, the cheapest first.
 
@@ -347,7 +438,11 @@ def cheapest_changes(
         beyond: bytes by which the compiled program exceeds the estimate; assumed not to change.
     """
     options = [(name, memory.total + beyond) for name, memory in cheaper(config, planned, mesh)]
-    changes = [f"{name} (about {size / GIB:.1f} GiB per device)" for name, size in options if fits(size, topology)]
+    changes = [
+        f"{name} (about {size / GIB:.1f} GiB per device)"
+        for name, size in options
+        if fits(size, topology)
+    ]
     larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
         changes.append(f"--topology {larger[0]} (mesh {larger[1]})")
@@ -360,14 +455,18 @@ class OutOfMemoryError(ValueError):
 
 @contextmanager
 def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
-    """Turn a device's out-of-memory error into an OutOfMemoryError with the need and three remedies."""
+    """Turn a device's out-of-memory error into an OutOfMemoryError with the need and three
+    remedies.
+    """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         need = estimated_memory(config, planned, mesh)
-        options = [f"{name} (about {gib(memory.total)})" for name, memory in cheaper(config, planned, mesh)]
+        options = [
+            f"{name} (about {gib(memory.total)})" for name, memory in cheaper(config, planned, mesh)
+        ]
         options.append(f"more devices on the tensor axis (now {mesh.tensor})")
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "

@@ -1,4 +1,5 @@
-"""Rollouts of coupled-GRPO as arithmetic: where the weights are during sampling, and what that costs.
+"""Rollouts of coupled-GRPO as arithmetic: where the weights are during sampling, and what that
+costs.
 
 The least time of a denoising step is the slowest of compute, memory traffic and traffic between
 devices. Knows shapes and the figures of machines; nothing runs.
@@ -11,22 +12,32 @@ import jax.numpy as jnp
 
 from jax_lm.config import DreamConfig
 from jax_lm.options import EXACT, Decoding
-from jax_lm.planning.memory import PASSES, RESERVED, PlannedStep, bound, device_bytes, rows_per_device
+from jax_lm.planning.memory import (
+    PASSES,
+    RESERVED,
+    PlannedStep,
+    bound,
+    device_bytes,
+    rows_per_device,
+)
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.sharding import MeshShape, divisors
 
+# Bytes per trained weight held during sampling: float32 master, two moments and reference.
 HELD_PER_WEIGHT = 16
-"""Bytes per trained weight held during sampling: float32 master, two moments and reference."""
 
+# Share of the free memory that a copy of the weights may take; canvases, caches and logits need
+# the rest.
 COPY_SHARE = 2 / 3
-"""Share of the free memory that a copy of the weights may take; canvases, caches and logits need the rest."""
 
+# Updates per rollout in the published recipe, scored under the sampling policy and the reference.
 ITERATIONS = 2
-"""Updates per rollout in the published recipe, scored under the sampling policy and the reference."""
 
+# Rollouts in the published recipe: 21,000 prompts, eight per rollout.
 ROLLOUTS = 2625
-"""Rollouts in the published recipe: 21,000 prompts, eight per rollout."""
 
+# Bytes per second that a device receives from others: Google Cloud's figures of each TPU's
+# interconnect (for a v4, per core), and one direction of NVLink or PCIe.
 LINKS = {
     "v4": 150e9,
     "v5e": 200e9,
@@ -38,36 +49,47 @@ LINKS = {
     "l4": 32e9,
     "rtx4090": 32e9,
 }
-"""Bytes per second that a device receives from others: Google Cloud's figures of each TPU's
-interconnect (for a v4, per core), and one direction of NVLink or PCIe."""
 
 
 def rollout_shape(
-    config: DreamConfig, training: MeshShape, copy_bytes: Callable[[MeshShape], int], free: int | float | None
+    config: DreamConfig,
+    training: MeshShape,
+    copy_bytes: Callable[[MeshShape], int],
+    free: int | float | None,
 ) -> MeshShape | None:
     """Return the mesh that splits a copy of the weights least, or None if no copy fits.
 
     Args:
         training: mesh of the training, on the same devices.
         copy_bytes: returns the bytes of a copy per device on a mesh.
-        free: bytes per device that training leaves free; if None (unknown), the copy is split as for
-            generation.
+        free: bytes per device that training leaves free; if None (unknown), the copy is split as
+            for generation.
     """
     if free is None:
         return MeshShape.for_generation(config, training.size)
-    sizes = sorted(tensor for tensor in divisors(training.size) if config.num_key_value_heads % tensor == 0)
+    sizes = sorted(
+        tensor for tensor in divisors(training.size) if config.num_key_value_heads % tensor == 0
+    )
     shapes = [MeshShape(data=training.size // tensor, tensor=tensor) for tensor in sizes]
-    fitting = (shape for shape in shapes if not shape.obstacles(config) and copy_bytes(shape) <= COPY_SHARE * free)
+    fitting = (
+        shape
+        for shape in shapes
+        if not shape.obstacles(config) and copy_bytes(shape) <= COPY_SHARE * free
+    )
     return next(fitting, None)
 
 
-def planned_shape(config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology) -> MeshShape:
+def planned_shape(
+    config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
+) -> MeshShape:
     """Return the mesh of rollouts for an update of all weights; the training mesh if no copy fits."""
 
     def copy_bytes(shape: MeshShape) -> int:
         return device_bytes(config, planned, shape)
 
-    held = HELD_PER_WEIGHT * device_bytes(config, replace(planned, precision="float32"), training) // 4
+    held = (
+        HELD_PER_WEIGHT * device_bytes(config, replace(planned, precision="float32"), training) // 4
+    )
     free = (1 - RESERVED) * topology.chip.memory - held - copy_bytes(training)
     return rollout_shape(config, training, copy_bytes, free) or training
 
@@ -89,7 +111,9 @@ class Sampling:
     limit: str
 
 
-def sampling(config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology) -> Sampling:
+def sampling(
+    config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology
+) -> Sampling:
     """Return the least time of sampling all completions together, at one step per new token."""
     generation = replace(planned, kind="generate")
     least, link = bound(config, generation, shape, topology), LINKS[topology.family]
@@ -106,9 +130,14 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
     if decoding.settings.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
-    hidden = rows_per_device(planned, shape) * rows * config.hidden_size * jnp.dtype(planned.dtype).itemsize
-    # Attention and feed-forward each end with an all-reduce over the devices that share a layer, which
-    # receives every value twice: its partial sums, then the total.
+    hidden = (
+        rows_per_device(planned, shape)
+        * rows
+        * config.hidden_size
+        * jnp.dtype(planned.dtype).itemsize
+    )
+    # Attention and feed-forward each end with an all-reduce over the devices that share a layer,
+    # which receives every value twice: its partial sums, then the total.
     sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
     return whole * (shape.fsdp - 1) // shape.fsdp + sums
 
@@ -122,17 +151,27 @@ def rollout_rows(
     """
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
-    ways = [(replace(planned, decoding=decoding), shape) for decoding in (EXACT, cached) for shape in shapes]
+    ways = [
+        (replace(planned, decoding=decoding), shape)
+        for decoding in (EXACT, cached)
+        for shape in shapes
+    ]
     update = bound(config, planned, training, topology).seconds
     scores = 2 * ITERATIONS * update / PASSES
     rows = [
-        ("beside the update", f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout")
+        (
+            "beside the update",
+            f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout",
+        )
     ]
     for way, shape in ways:
         least = sampling(config, way, shape, topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
         rows.append(
-            (f"rollout, {way.decoding.preset}", f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h")
+            (
+                f"rollout, {way.decoding.preset}",
+                f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h",
+            )
         )
     return rows

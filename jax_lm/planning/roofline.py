@@ -1,8 +1,8 @@
 """Limits of accelerators, and the least time of work on them. Knows no model.
 
-Figures of TPUs are from Google Cloud's documentation, figures of GPUs from NVIDIA's data sheets (dense
-bfloat16, SXM where there is a choice). The memory of GPUs is what CUDA's `deviceQuery` or PyTorch
-report, which is less than the advertised size (error correction, the driver).
+Figures of TPUs are from Google Cloud's documentation, figures of GPUs from NVIDIA's data sheets
+(dense bfloat16, SXM where there is a choice). The memory of GPUs is what CUDA's `deviceQuery` or
+PyTorch report, which is less than the advertised size (error correction, the driver).
 """
 
 import math
@@ -46,7 +46,11 @@ class Cost:
 
     def limit(self, limits: MachineLimits) -> str:
         """Name what bounds the time: compute or memory."""
-        return "compute" if self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes else "memory"
+        return (
+            "compute"
+            if self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
+            else "memory"
+        )
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ CHIPS = {
     "l4": Chip(23_583_784_960, MachineLimits(121e12, 300e9), COUNTS),
     "rtx4090": Chip(25_250_627_584, MachineLimits(165e12, 1008e9), COUNTS),
 }
+# Chips by their name in JAX. A v4 is missing, because its two cores may be one device or two.
 KINDS = {
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
@@ -92,7 +97,6 @@ KINDS = {
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
 }
-"""Chips by their name in JAX. A v4 is missing, because its two cores may be one device or two."""
 TPUS = ("v4", "v5e", "v5p", "v6e")
 
 
@@ -101,8 +105,8 @@ def peak_flops(kind: str) -> float | None:
     return CHIPS[KINDS[kind]].limits.matmul_flops if kind in KINDS else None
 
 
+# More than any pod has. Bounds the loops over meshes.
 MOST_CHIPS = 2**16
-"""More than any pod has. Bounds the loops over meshes."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,14 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parse v5e:2x2, v4:2x2x1 or h100:8; ValueError for an unknown chip or a shape it cannot have."""
+        """Parse v5e:2x2, v4:2x2x1 or h100:8; ValueError for an unknown chip or a shape it cannot
+        have.
+        """
         family, _, shape = text.partition(":")
         if family not in CHIPS:
-            raise ValueError(f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2")
+            raise ValueError(
+                f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2"
+            )
         axes = CHIPS[family].topologies[0].count("x") + 1
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
             examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])

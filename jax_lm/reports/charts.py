@@ -23,21 +23,27 @@ PAGES = jinja2.Environment(
 )
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
-AREA = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+AREA = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "left": LEFT,
+    "right": RIGHT,
+    "top": TOP,
+    "bottom": BOTTOM,
+}
 COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#bab0ac",
 )  # fmt: skip
 BAR, GAP = 18, 6
 TICKS = 5
 PAGES.globals.update(area=AREA, x_label="", y_label="")
+# Up to this number of values along the axis, each value has its own label.
 MANY = 10
-"""Up to this number of values along the axis, each value has its own label."""
 
+# Colour of text and axes in a picture that stands alone.
+#
+# Within a page it is the colour of the text.
 PICTURE_COLOR = "#333"
-"""Colour of text and axes in a picture that stands alone.
-
-Within a page it is the colour of the text.
-"""
 
 Series = Mapping[str, Sequence[tuple[float | int, float | int | None]]]
 
@@ -64,14 +70,21 @@ def round_ticks(low: float | int, high: float | int) -> list[float]:
 
 
 def line_chart(
-    title: str, x_label: str, y_label: str, series: Series, *, bottom: float | int = 0.0, top: float | int = 1.0
+    title: str,
+    x_label: str,
+    y_label: str,
+    series: Series,
+    *,
+    bottom: float | int = 0.0,
+    top: float | int = 1.0,
 ) -> str:
     """Draw lines over a common axis; the vertical one runs from `bottom` to `top`.
 
     Values that are nan or None are left out.
     """
     drawn = {
-        name: [(x, y) for x, y in points if y is not None and not math.isnan(y)] for name, points in series.items()
+        name: [(x, y) for x, y in points if y is not None and not math.isnan(y)]
+        for name, points in series.items()
     }
     xs = [x for points in drawn.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
@@ -88,7 +101,10 @@ def line_chart(
         title=title,
         x_label=x_label,
         y_label=y_label,
-        marks=[(point_of(low, mark), number(mark)) for mark in np.linspace(bottom, top, TICKS + 1).tolist()],
+        marks=[
+            (point_of(low, mark), number(mark))
+            for mark in np.linspace(bottom, top, TICKS + 1).tolist()
+        ],
         ticks=[(point_of(x, bottom), number(x)) for x in ticks],
         lines=[
             (name, COLORS[index % len(COLORS)], [point_of(*point) for point in points])
@@ -97,7 +113,9 @@ def line_chart(
     )
 
 
-def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int) -> str:
+def heat_chart(
+    title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int
+) -> str:
     """Draw rows of cells from top to bottom.
 
     The larger a value relative to the largest one, the darker its cell.
@@ -113,7 +131,9 @@ def heat_chart(title: str, x_label: str, y_label: str, values: Float[np.ndarray,
         width=width,
         height=height,
         color=COLORS[0],
-        cells=[(LEFT + j * width, TOP + i * height, shares[i, j]) for i, j in np.argwhere(values > 0)],
+        cells=[
+            (LEFT + j * width, TOP + i * height, shares[i, j]) for i, j in np.argwhere(values > 0)
+        ],
         last=length - 1,
     )
 

@@ -96,7 +96,11 @@ class Document:
         return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
 
     def markdown(self) -> str:
-        text = render("document.md", document=self, table=lambda columns, rows: "\n".join(table(columns, rows)))
+        text = render(
+            "document.md",
+            document=self,
+            table=lambda columns, rows: "\n".join(table(columns, rows)),
+        )
         return text.rstrip("\n") + "\n"
 
     def page(self) -> str:

@@ -29,7 +29,9 @@ class ReplayedText(str):
     @property
     def full(self) -> "ReplayedText":
         """The text with its prompt."""
-        return self if self.replay is None else ReplayedText.of(self.replay.prompt + self, self.replay)
+        return (
+            self if self.replay is None else ReplayedText.of(self.replay.prompt + self, self.replay)
+        )
 
     def _repr_html_(self) -> str | None:
         """Return a frame with a page that has no access to anything else.
@@ -39,9 +41,7 @@ class ReplayedText(str):
         if self.replay is None or not self.replay.pieces:
             return None
         page = escape(self.replay.page(), quote=True)
-        return (
-            f'<iframe sandbox="allow-scripts" style="width: 100%; height: 26rem; border: 0" srcdoc="{page}"></iframe>'
-        )
+        return f'<iframe sandbox="allow-scripts" style="width: 100%; height: 26rem; border: 0" srcdoc="{page}"></iframe>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,22 @@ class Replay:
     temperature: float
 
     @classmethod
-    def of(cls, prompt: str, row: Generation, decode: Callable[[Sequence[int]], str], temperature: float) -> "Replay":
+    def of(
+        cls,
+        prompt: str,
+        row: Generation,
+        decode: Callable[[Sequence[int]], str],
+        temperature: float,
+    ) -> "Replay":
         """Return the replay of a generation."""
         pieces = tuple(decode([token]) for token in row.token_ids)
         confidence = tuple(round(value, 4) for value in row.confidence)
         return cls(
-            prompt=prompt, pieces=pieces, commit_step=row.commit_step, confidence=confidence, temperature=temperature
+            prompt=prompt,
+            pieces=pieces,
+            commit_step=row.commit_step,
+            confidence=confidence,
+            temperature=temperature,
         )
 
     def page(self) -> str:

@@ -108,7 +108,9 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
     path = folder / SETTINGS
     if not path.exists():
         if (folder / name).stat().st_size:
-            raise ValueError(f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder")
+            raise ValueError(
+                f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder"
+            )
         write_whole(path, json.dumps(wanted, indent=2) + "\n")
         return
     try:

@@ -15,15 +15,14 @@ from typing import Any
 from jax_lm.reports.run_folder import Record, RunLog
 
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
+# A step that ended the whole process this many times is not tried again.
+#
+# Most likely the system killed it for its memory.
 PATIENCE = 2
-"""A step that ended the whole process this many times is not tried again.
-
-Most likely the system killed it for its memory.
-"""
 
 
+# Rows of the steps that are done, by name.
 Rows = Mapping[str, Record]
-"""Rows of the steps that are done, by name."""
 
 
 class LeftOut(Exception):  # noqa: N818
@@ -94,10 +93,15 @@ class Steps(RunLog):
         tried again, after those that were not tried.
         """
         start = time.perf_counter()
-        waiting = sorted((step for step in steps if self.state(step) != DONE), key=lambda step: self.state(step) != "")
+        waiting = sorted(
+            (step for step in steps if self.state(step) != DONE),
+            key=lambda step: self.state(step) != "",
+        )
         done = len(steps) - len(waiting)
         # At least one step runs, or repeating a run of no time would never end.
-        while waiting and (done == len(steps) - len(waiting) or time.perf_counter() - start <= seconds):
+        while waiting and (
+            done == len(steps) - len(waiting) or time.perf_counter() - start <= seconds
+        ):
             if on_step:
                 on_step(len(steps) - len(waiting), len(steps), waiting[0].title)
             self.attempt(waiting.pop(0))
@@ -117,7 +121,9 @@ class Steps(RunLog):
             self.outcomes[step.name] = Outcome(FAILED, reason=reason)
             return
         self.append({"step": step.name, "state": BEGUN})
-        done = {name: outcome.row for name, outcome in self.outcomes.items() if outcome.state == DONE}
+        done = {
+            name: outcome.row for name, outcome in self.outcomes.items() if outcome.state == DONE
+        }
         start = time.perf_counter()
         try:
             state, row, reason = DONE, step.action(done), ""
@@ -129,7 +135,9 @@ class Steps(RunLog):
         except Exception as error:  # a step's failure is a result of the run
             state, row, reason = FAILED, {}, error_text(error)
         seconds = round(time.perf_counter() - start, 3)
-        self.append({"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds})
+        self.append(
+            {"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds}
+        )
 
 
 def error_text(error: Exception) -> str:

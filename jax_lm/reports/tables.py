@@ -37,7 +37,10 @@ def table_section(
         others: text, picture and so on, see `Section`.
     """
     if formats is None:
-        scalars = [{name: value for name, value in row.items() if not isinstance(value, list | dict)} for row in rows]
+        scalars = [
+            {name: value for name, value in row.items() if not isinstance(value, list | dict)}
+            for row in rows
+        ]
         filled = (name for row in scalars for name, value in row.items() if value not in (None, ""))
         names = [name for name in dict.fromkeys(filled) if name not in leave_out]
         columns = [heading(name) for name in names]
@@ -70,7 +73,9 @@ def cell_text(name: str, value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
-def row_chart(title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **axis: float | int) -> str:
+def row_chart(
+    title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **axis: float | int
+) -> str:
     """Draw the value `y` of rows over their value `x`.
 
     Rows with the same value `by` form a line of that name. The vertical axis ends above the largest

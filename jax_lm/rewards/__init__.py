@@ -19,7 +19,13 @@ from typing import Any
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
 from jax_lm.rewards.reward import Reward, RewardFunction
-from jax_lm.rewards.text import Format, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment, TagCount
+from jax_lm.rewards.text import (
+    Format,
+    ReasoningSteps,
+    RepetitionPenalty,
+    SoftOverlongPunishment,
+    TagCount,
+)
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 
 __all__ = [

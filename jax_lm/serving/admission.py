@@ -16,8 +16,8 @@ from jax_lm.serving.jobs import AnySequence, Request
 from jax_lm.serving.sequence import Sequence
 from jax_lm.templates import initial_length
 
+# Time limit for making the automaton of a regular expression or a schema.
 PREPARING_SECONDS = 10.0
-"""Time limit for making the automaton of a regular expression or a schema."""
 
 
 def sequence_of(

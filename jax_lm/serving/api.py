@@ -339,10 +339,11 @@ class Server:
     async def denoise(self, body: schemas.DenoiseBody, http: Request) -> Response:
         """Stream every commit: `start`, any number of `commits`, then `done` or `error`."""
         self.require_model(body)
-        if body.messages is None:
-            before = self.tokenizer.encode_plain(body.prompt or "")
-        else:
-            before = self.chat_ids(body.messages)
+        before = (
+            self.tokenizer.encode_plain(body.prompt or "")
+            if body.messages is None
+            else self.chat_ids(body.messages)
+        )
         after = self.suffix_ids(body.suffix)
         stream = EventStream(with_progress=True)
         (request,) = self.requests(body, before, after, 1)

@@ -20,16 +20,16 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
+# Numbers of sequences that programs are compiled for, up to the number of slots.
 BATCH_SIZES = (1, 4, 8, 12, 16)
-"""Numbers of sequences that programs are compiled for, up to the number of slots."""
+# How long no request must have arrived before another shape is compiled.
 IDLE_SECONDS = 1.0
-"""How long no request must have arrived before another shape is compiled."""
+# Limit of that time in seconds; it doubles whenever a compilation fails, for example because no
+# file descriptor is left.
 MAX_PAUSE = 300.0
-"""Limit of that time in seconds; it doubles whenever a compilation fails, for example because no
-file descriptor is left."""
 
+# Slots, and how many sequences they decode together.
 Shape = tuple[Slots | GrowingSlots, int]
-"""Slots, and how many sequences they decode together."""
 
 
 class CompileScheduler:

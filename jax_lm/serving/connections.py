@@ -14,15 +14,15 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST, LEAST = 1024, 8
+# Connections that the event loop accepts in one go, before it reads from any of them.
 ACCEPTED_AT_ONCE = 8
-"""Connections that the event loop accepts in one go, before it reads from any of them."""
+# Connections that wait in the kernel to be accepted.
 KERNEL_QUEUE = 1024
-"""Connections that wait in the kernel to be accepted."""
+# File descriptors kept free for compilations and their cache, and for connections that are being
+# accepted or dropped.
 RESERVED = 32 + 4 * ACCEPTED_AT_ONCE
-"""File descriptors kept free for compilations and their cache, and for connections that are being
-accepted or dropped."""
+# Share of all connections that one address may have; a proxy is one address.
 SHARE = 0.75
-"""Share of all connections that one address may have; a proxy is one address."""
 SWEEP_SECONDS = 0.5
 
 

@@ -21,10 +21,10 @@ from jax_lm.diffusion.constrained import Repair
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
+# Threads that read texts; each sequence occupies at most one at a time.
 READERS = 4
-"""Threads that read texts; each sequence occupies at most one at a time."""
+# Seconds that the engine waits at most if all it could do is to wait for a grammar.
 MAX_WAIT = 0.01
-"""Seconds that the engine waits at most if all it could do is to wait for a grammar."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,6 +14,7 @@ from jax_lm.serving.queue import RejectedError
 logger = logging.getLogger(__name__)
 
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+# Status and message by the reason for which there is no answer.
 FAILURES = {
     "queue_full": (429, "the queue is full; try again later"),
     "timeout": (504, "the request took longer than it may"),
@@ -21,7 +22,6 @@ FAILURES = {
     "cancelled": (499, "the request was cancelled"),
     "error": (500, "decoding this request failed"),
 }
-"""Status and message by the reason for which there is no answer."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer

@@ -1,7 +1,8 @@
-"""Sequences whose hole finds its own length, and their slots: each has a loop of its own, all take turns.
+"""Sequences whose hole finds its own length, and their slots: each has a loop of its own, all take
+turns.
 
-The columns of such a canvas move, so that nothing of it is shared with others but the compiled loop. Knows neither text
-nor queues.
+The columns of such a canvas move, so that nothing of it is shared with others but the compiled
+loop. Knows neither text nor queues.
 """
 
 from collections.abc import Iterator
@@ -95,10 +96,13 @@ class GrowingSequence:
         # Without the token that ends the text.
         length = int(state.extra.length[0]) - 1
         own = [
-            np.asarray(part)[0, :length] for part in (state.tokens, state.masked, state.commit_step, state.confidence)
+            np.asarray(part)[0, :length]
+            for part in (state.tokens, state.masked, state.commit_step, state.confidence)
         ]
         self.tokens, self.masked, self.commit_step, self.confidence = own
-        self.hole = Block(self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extra.hole[0]) >= 0)))
+        self.hole = Block(
+            self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extra.hole[0]) >= 0))
+        )
         self.step, self.forwards = int(state.step), int(state.forwards)
         self.is_done = not self.masked.any()
 
@@ -109,7 +113,8 @@ class GrowingSlots:
     Args:
         columns: width of the canvases.
         count: sequences that there is room for.
-        sizes: not empty once the loop is compiled; what is in it does not matter, as each sequence has its own.
+        sizes: not empty once the loop is compiled; what is in it does not matter, as each sequence
+            has its own.
         every: steps between two looks at a sequence.
     """
 
@@ -135,7 +140,9 @@ class GrowingSlots:
     def join(self, sequence: GrowingSequence) -> None:
         """Take a slot, at any time; ValueError if there is none."""
         if not self.holds(sequence) or not self.has_room:
-            raise ValueError(f"a row of {sequence.columns} columns cannot join {len(self.loops)} of {self.columns}")
+            raise ValueError(
+                f"a row of {sequence.columns} columns cannot join {len(self.loops)} of {self.columns}"
+            )
         self.loops[sequence] = self.loop(sequence)
 
     def leave(self, sequence: GrowingSequence) -> None:
@@ -157,4 +164,6 @@ class GrowingSlots:
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
         """Iterate over the states of a sequence from the start."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
-        return self.sampler.stream(sequence.canvas(self.columns), sequence.options, seed=key, every=self.every)
+        return self.sampler.stream(
+            sequence.canvas(self.columns), sequence.options, seed=key, every=self.every
+        )

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 Neutral = Mapping[str, Sequence[Any]]
 
+# Fields for the accounting of a proxy in front of the server, like `user`.
 UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
-"""Fields for the accounting of a proxy in front of the server, like `user`."""
 
+# Fields of OpenAI, vLLM, SGLang and llama.cpp, and the values that change nothing.
 NEUTRAL: Neutral = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -54,8 +55,8 @@ NEUTRAL: Neutral = {
     "priority": (0,),
     "cache_prompt": (True, False),
 }
-"""Fields of OpenAI, vLLM, SGLang and llama.cpp, and the values that change nothing."""
 
+# The same for answers that a client sends back as part of a conversation.
 MESSAGE_NEUTRAL: Neutral = {
     "type": ("text", "message"),
     "tool_calls": ([],),
@@ -65,7 +66,6 @@ MESSAGE_NEUTRAL: Neutral = {
     "reasoning_content": ("",),
     "provider_specific_fields": ({}, {"refusal": None}),
 }
-"""The same for answers that a client sends back as part of a conversation."""
 
 
 def is_same(value: Any, other: Any) -> bool:

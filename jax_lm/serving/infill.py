@@ -18,8 +18,8 @@ LLAMA_NEUTRAL: Neutral = {
     "stream": (False,),
     "lora": ([],),
 }
+# The text after the cursor gets at least one part in so many of the context.
 SUFFIX_PART = 4
-"""The text after the cursor gets at least one part in so many of the context."""
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 

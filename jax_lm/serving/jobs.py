@@ -22,8 +22,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 logger = logging.getLogger(__name__)
 
 REPLACEMENT = "\ufffd"
+# Log-probability of a token that is as good as impossible; OpenAI's interface has the same.
 MIN_LOGPROB = -9999.0
-"""Log-probability of a token that is as good as impossible; OpenAI's interface has the same."""
 
 AnySequence = Sequence | GrowingSequence
 

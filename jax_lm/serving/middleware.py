@@ -29,8 +29,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MIN_KEY = 16
+# A body is read up to this many times the limit before the client is told that it is too long.
 PATIENCE = 8
-"""A body is read up to this many times the limit before the client is told that it is too long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from jax_lm.serving.queue import RejectedError
 
+# Requests that may wait for their turn.
 MAX_WAITING = 16
-"""Requests that may wait for their turn."""
 
 Result = TypeVar("Result")
 

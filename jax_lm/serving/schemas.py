@@ -16,15 +16,15 @@ from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part
 
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
+# Alternatives per position, as many as OpenAI's two endpoints report.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
-"""Alternatives per position, as many as OpenAI's two endpoints report."""
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
+# The prompt format by which Qwen's causal models are asked to fill a gap.
 FILL_IN_THE_MIDDLE = re.compile(
     r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
 )
-"""The prompt format by which Qwen's causal models are asked to fill a gap."""
 
 
 class StreamOptions(Part):

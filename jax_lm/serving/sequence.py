@@ -17,22 +17,22 @@ from jax_lm.diffusion.drafts import DraftCanvases
 from jax_lm.diffusion.state import NEVER
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
+# Limit of the candidates per position, as in the published sampler. It is part of a shape, hence
+# the same for all sequences.
 TOP_K = 50
-"""Limit of the candidates per position, as in the published sampler. It is part of a shape, hence
-the same for all sequences."""
 
+# Tokens per position whose log-probabilities are kept on request, as many as OpenAI's interface
+# reports.
 TOP_LOGPROBS = 20
-"""Tokens per position whose log-probabilities are kept on request, as many as OpenAI's interface
-reports."""
 
 FIXED_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
+# Settings in which the sequences of one batch cannot differ, with their only value.
 FIXED_DECODING = {
     "refresh_every": 1,
     "refresh_steps": None,
     "freeze_prompt": False,
     "first_token": "rule",
 }
-"""Settings in which the sequences of one batch cannot differ, with their only value."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,12 +1,13 @@
-"""Slots: places in a running batch, for sequences that share compiled steps though each is at its own step.
+"""Slots: places in a running batch, for sequences that share compiled steps though each is at its
+own step.
 
     slots = Slots(sampler, columns=128, is_cached=False, count=4, sizes=(1, 4), stop_ids=())
     slots.join(sequence)     # whenever `slots.has_room`
     slots.advance(steps=4)   # again, until sequence.is_done
 
-Each sequence is a batch of one under `jax.vmap` of the one `step`, so that its text depends on it alone. Canvas, block,
-settings and randomness are traced; a compilation is made per number of sequences, per width, and with or without a
-cache. Knows neither text nor queues.
+Each sequence is a batch of one under `jax.vmap` of the one `step`, so that its text depends on it
+alone. Canvas, block, settings and randomness are traced; a compilation is made per number of
+sequences, per width, and with or without a cache. Knows neither text nor queues.
 """
 
 from collections.abc import Iterable
@@ -40,15 +41,16 @@ class SlotInputs(NamedTuple):
 class Slots:
     """Places for sequences of one width, all with a cache or all without.
 
-    With a cache, a sequence that begins a block is recomputed whole, together with the others that begin one; then it
-    takes steps on a window, together with all that do. Neither group waits for one of the other to end its block.
+    With a cache, a sequence that begins a block is recomputed whole, together with the others that
+    begin one; then it takes steps on a window, together with all that do. Neither group waits for
+    one of the other to end its block.
 
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: number of slots; with a cache, each keeps its keys and values from block to block.
         draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
-        sizes: numbers of sequences with a compilation; the smallest that holds a group is used. More may be added
-            later, none above `count`.
+        sizes: numbers of sequences with a compilation; the smallest that holds a group is used.
+            More may be added later, none above `count`.
     """
 
     def __init__(
@@ -62,7 +64,12 @@ class Slots:
         stop_ids: tuple[int, ...],
         draft: int = 0,
     ) -> None:
-        self.sampler, self.columns, self.is_cached, self.sizes = sampler, columns, is_cached, list(sizes)
+        self.sampler, self.columns, self.is_cached, self.sizes = (
+            sampler,
+            columns,
+            is_cached,
+            list(sizes),
+        )
         self.held: list[Sequence | None] = [None] * count
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
@@ -85,7 +92,9 @@ class Slots:
     def join(self, sequence: Sequence) -> None:
         """Take a slot, at any time; ValueError if the sequence does not fit."""
         if not self.holds(sequence) or not self.has_room:
-            raise ValueError(f"a row of {sequence.columns} columns cannot join {len(self.sequences)} of {self.columns}")
+            raise ValueError(
+                f"a row of {sequence.columns} columns cannot join {len(self.sequences)} of {self.columns}"
+            )
         self.held[self.held.index(None)] = sequence
 
     def leave(self, sequence: Sequence) -> None:
@@ -94,7 +103,9 @@ class Slots:
         self.begun.discard(sequence)
 
     def compile(self, size: int, sequence: Sequence) -> None:
-        """Compile for another number of sequences, away from those that are here; `sequence` is any that fits."""
+        """Compile for another number of sequences, away from those that are here; `sequence` is any
+        that fits.
+        """
         trial = Slots(
             self.sampler,
             self.columns,
@@ -112,7 +123,9 @@ class Slots:
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
-        """Take up to `steps` steps, fewer if a sequence ends its block; those that are held begin anew afterwards."""
+        """Take up to `steps` steps, fewer if a sequence ends its block; those that are held begin
+        anew afterwards.
+        """
         sequences = [each for each in self.sequences if not each.is_held]
         self.begun.intersection_update(sequences)
         if not self.is_cached and sequences:
@@ -131,7 +144,9 @@ class Slots:
             self.run(going, self.passes[-1].config, steps)
 
     def slot_passes(self) -> list[Pass]:
-        """Return the passes over a block; with a cache, the refresh that begins it and steps of a window."""
+        """Return the passes over a block; with a cache, the refresh that begins it and steps of a
+        window.
+        """
         config = StepConfig(
             length=self.columns,
             rows=None,
@@ -142,16 +157,22 @@ class Slots:
         )
         rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
         length = BLOCK_LENGTH if self.is_cached else self.columns
-        return config.variant.passes([Pass(replace(config, length=length, rows=count), 0) for count in rows])
+        return config.variant.passes(
+            [Pass(replace(config, length=length, rows=count), 0) for count in rows]
+        )
 
-    def run(self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER) -> None:
+    def run(
+        self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER
+    ) -> None:
         """Call the compiled loop for some of the sequences, and hand them what it decided."""
         size = min(size for size in self.sizes if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
         if self.is_cached and (config.rows == self.columns or size < len(self.held)):
             # A slot beyond the last one takes nothing.
-            numbers = [self.held.index(sequence) if sequence else len(self.held) for sequence in batch]
+            numbers = [
+                self.held.index(sequence) if sequence else len(self.held) for sequence in batch
+            ]
             slots = np.asarray(numbers, np.int32)
         elif self.is_cached:
             # All slots at once: nothing is copied to and fro.
@@ -161,11 +182,17 @@ class Slots:
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
-        # The cache is given away: should the call fail, it is lost, and with it what the open blocks rest on.
+        # The cache is given away: should the call fail, it is lost, and with it what the open
+        # blocks rest on.
         cache, self.cache = self.cache, KVCache()
-        state, self.cache = run_slots(self.sampler.graph, self.sampler.params, cache, slots, stacked, config)
+        state, self.cache = run_slots(
+            self.sampler.graph, self.sampler.params, cache, slots, stacked, config
+        )
         drafts = jax.tree.map(np.asarray, state.extra)
-        decided = [np.asarray(part) for part in (state.tokens, state.masked, state.commit_step, state.confidence)]
+        decided = [
+            np.asarray(part)
+            for part in (state.tokens, state.masked, state.commit_step, state.confidence)
+        ]
         counters = np.asarray(state.step), np.asarray(state.forwards)
         for row, sequence in enumerate(batch):
             if sequence is not None:
@@ -177,18 +204,26 @@ class Slots:
                 sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
 
     def empty_cache(self) -> KVCache:
-        """Zeros for all slots, committed to their devices as what a step returns is: else it would compile twice."""
-        cache = run_empty_slots(self.sampler.graph, self.sampler.params, len(self.held), self.columns)
+        """Zeros for all slots, committed to their devices as what a step returns is: else it would
+        compile twice.
+        """
+        cache = run_empty_slots(
+            self.sampler.graph, self.sampler.params, len(self.held), self.columns
+        )
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
-    def inputs(self, sequence: Sequence, config: StepConfig, steps: int, forwards: int) -> SlotInputs:
+    def inputs(
+        self, sequence: Sequence, config: StepConfig, steps: int, forwards: int
+    ) -> SlotInputs:
         """Return the inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
         is_window = config.rows is not None and config.rows < self.columns
         state: dict[str, Any] = {
-            "tokens": padded(np.where(sequence.masked, config.mask_id, sequence.tokens).astype(np.int32)),
+            "tokens": padded(
+                np.where(sequence.masked, config.mask_id, sequence.tokens).astype(np.int32)
+            ),
             "masked": padded(sequence.open),
             "commit_step": padded(sequence.commit_step),
             "confidence": padded(sequence.confidence),
@@ -214,7 +249,9 @@ class Slots:
         if self.draft:
             # No step confirms these: a canvas never equals the step from it.
             own = DraftCanvases(state["tokens"], state["masked"], state["step"])
-            drafts = sequence.drafts or jax.tree.map(lambda part: np.stack([part] * self.draft), own)
+            drafts = sequence.drafts or jax.tree.map(
+                lambda part: np.stack([part] * self.draft), own
+            )
         return SlotInputs(SamplerState(**state, extra=drafts), inputs)
 
 
@@ -233,7 +270,8 @@ def run_slots(
     stacked: SlotInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
-    """Take steps as `sampler.run` does, for sequences with a state and inputs each: all leaves have an axis more.
+    """Take steps as `sampler.run` does, for sequences with a state and inputs each: all leaves have
+    an axis more.
 
     Returns when the first of the sequences has ended its block, or all have taken their steps.
 
@@ -262,7 +300,11 @@ def run_slots(
         # A sequence that waits recomputes its window unchanged: only the cache's rows are written.
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
-    own = cache if slots is None else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
+    own = (
+        cache
+        if slots is None
+        else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
+    )
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
     rows, own = jax.lax.while_loop(is_running, advance, (started, own))
     if slots is None:

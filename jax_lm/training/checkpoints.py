@@ -19,14 +19,13 @@ from orbax.checkpoint import v1 as orbax
 
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
+# In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.
 ARRAY = "__array__"
-"""In JSON, {"__array__": "3"} stands for array 3 of the checkpoint."""
 
+# Settings that are recorded but may change on resume.
+#
+# They decide where and in which order something is computed, not what.
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
-"""Settings that are recorded but may change on resume.
-
-They decide where and in which order something is computed, not what.
-"""
 
 
 class RunCheckpoints(AbstractContextManager):
@@ -149,7 +148,9 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def abstract_of(tree: Any) -> Any:
     """Return shape, dtype and sharding of each leaf."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
+    )
 
 
 def shape_and_dtype(leaf: Any) -> list:

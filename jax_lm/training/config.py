@@ -35,11 +35,11 @@ require_not_negative = partial(require, "must not be negative", lambda value: 0 
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
 OPTIMIZERS = ("adafactor",)
+# Settings of the trainer that may differ when a run is resumed.
 CHANGEABLE = (
     "stop_after", "log_every", "save_every", "evaluate_every", "keep", "async_checkpointing", "metric_for_best_model",
     "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
 )  # fmt: skip
-"""Settings of the trainer that may differ when a run is resumed."""
 
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
@@ -54,8 +54,8 @@ class OptimizerConfig:
     """AdamW, its schedule, and gradient clipping.
 
     Attributes:
-        optim: adafactor instead of AdamW. It keeps no first moment, and only row and column sums of a
-            matrix's second moment, so it takes almost no memory; it ignores the adam settings.
+        optim: adafactor instead of AdamW. It keeps no first moment, and only row and column sums of
+            a matrix's second moment, so it takes almost no memory; it ignores the adam settings.
         learning_rate: peak, after the warm-up.
         warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps`
             overrides it.
@@ -64,7 +64,8 @@ class OptimizerConfig:
         adam_beta1: decay of the first moment.
         adam_beta2: decay of the second moment.
         adam_epsilon: added to the root of the second moment.
-        weight_decay: decoupled; applies to the model's matrices, never to biases, norms and adapters.
+        weight_decay: decoupled; applies to the model's matrices, never to biases, norms and
+            adapters.
         max_grad_norm: bound of the gradient's global norm.
         muon_learning_rate: peak for the layers' matrices, which Muon (orthogonalised momentum)
             updates instead; needs about half the steps of AdamW on the built-in model. All other
@@ -86,10 +87,14 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.optim is not None:
             require_one_of("optim", self.optim, OPTIMIZERS)
-        require_above_zero(self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon")
+        require_above_zero(
+            self, "learning_rate", "muon_learning_rate", "max_grad_norm", "adam_epsilon"
+        )
         require_not_negative(self, "weight_decay", "warmup_steps")
         require_shares(self, "warmup_ratio", "min_lr_ratio")
-        require("must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2")
+        require(
+            "must lie in [0, 1)", lambda value: 0 <= value < 1, self, "adam_beta1", "adam_beta2"
+        )
 
     def warmup(self, steps: int) -> int:
         """Return the warm-up steps of a run; ValueError if no others would be left."""
@@ -112,8 +117,8 @@ class TrainerConfig:
         gradient_accumulation_steps: parts of a batch, computed one after the other; the gradient is
             that of the whole batch.
         compute_dtype: float32 or bfloat16, of the weights in the loss (and in the rollouts of
-            coupled-GRPO); masters and moments are float32. None is bfloat16 for models of 250 million
-            parameters and more.
+            coupled-GRPO); masters and moments are float32. None is bfloat16 for models of 250
+            million parameters and more.
         seed: of data and the loss's random numbers.
         log_every: steps between entries of the metrics.
         save_every: steps between checkpoints.
@@ -121,8 +126,8 @@ class TrainerConfig:
         keep: newest checkpoints to keep, in addition to the best one with `metric_for_best_model`.
         async_checkpointing: write checkpoints while training continues; None does on accelerators
             only, as on a CPU it takes a copy of the state and the cores that train.
-        metric_for_best_model: of an evaluation, such as loss or reward; higher is better, unless the
-            name ends in loss. Each new best evaluation is saved, and the best one is kept.
+        metric_for_best_model: of an evaluation, such as loss or reward; higher is better, unless
+            the name ends in loss. Each new best evaluation is saved, and the best one is kept.
         load_best_model_at_end: end with the weights of the best evaluation instead of the last.
         early_stopping_patience: evaluations in a row without improvement that end the run.
         resume: auto continues from the newest checkpoint, never refuses a folder that has one.
@@ -210,7 +215,8 @@ class LossConfig:
         weighting: of a masked token: 1/t, linear (1 - t), cart (by distance to visible tokens) or
             plain (1).
         normalisation: token divides by all canvas positions, sequence averages the means of the
-            samples, batch divides by the number of samples, masked by the number of masked positions.
+            samples, batch divides by the number of samples, masked by the number of masked
+            positions.
         level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or
             independent.
         high_levels: t = 1 - u^2 instead of t = u, except for the samples of `confident_share`.
@@ -219,8 +225,8 @@ class LossConfig:
             the model is most confident of, as in decoding by confidence; costs one more forward
             pass, and requires plain weighting.
         max_weight: bound of 1/t; None is no bound.
-        cart_p: share of the nearest visible token in cart's weight; the shares of tokens further away
-            fall geometrically. The default is that of Dream's training configuration.
+        cart_p: share of the nearest visible token in cart's weight; the shares of tokens further
+            away fall geometrically. The default is that of Dream's training configuration.
         masks_per_query: attention differs between the tokens of a row, for packed rows.
         remat: recompute the inside of a layer for its gradient instead of keeping it; None does for
             models of 250 million parameters and more.
@@ -263,14 +269,14 @@ class SftConfig:
         num_train_epochs: passes over the samples, instead of `max_steps`.
         packed: put several samples into a row; they do not see each other.
         spare_pads: pads after the answer of a packed sample.
-        condition_share: share of the steps during which a prompt may be masked like the answer, with
-            a probability that falls from 1 to 0; after them prompts are always visible.
+        condition_share: share of the steps during which a prompt may be masked like the answer,
+            with a probability that falls from 1 to 0; after them prompts are always visible.
         expand_delete: teach holes that adapt their length (DreamOn): lines of an answer are the
             canvas, with the wrong number of masks, under DreamOn's loss. The checkpoint gets the
             token for expanding if it has none. That loss weighs by 1 - t and hardly teaches full
             holes; plain `weighting` and `high_levels` teach them too.
-        excess_masks: distribution of the number of surplus masks in a hole of `expand_delete`, up to
-            63: uniform, as published, or log, uniform in the logarithm, for short holes.
+        excess_masks: distribution of the number of surplus masks in a hole of `expand_delete`, up
+            to 63: uniform, as published, or log, uniform in the logarithm, for short holes.
         held_out_share: share of the samples that are evaluated instead of learnt.
         loss: the masked-diffusion loss.
         training: steps, optimizer, checkpoints.
@@ -304,7 +310,10 @@ class SftConfig:
         free = {"remat", "high_levels"}
         if self.loss.weighting == "plain":
             free.add("weighting")
-        values = asdict(self.loss) | {"packed": self.packed, "condition_share": self.condition_share}
+        values = asdict(self.loss) | {
+            "packed": self.packed,
+            "condition_share": self.condition_share,
+        }
         required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
         for name, value in required.items():
             if name not in free and values[name] != value:

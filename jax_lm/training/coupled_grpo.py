@@ -44,15 +44,14 @@ __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_s
 
 logger = logging.getLogger(__name__)
 
+# Allowed |s - s_old| before a rollout's first update: two programs may round differently.
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Allowed |s - s_old| before a rollout's first update: two programs may round differently."""
 
+# Share of tokens that may exceed the tolerance, and after how many rollouts a run is ended.
+#
+# The first makes the 99 % quantile count, as the largest of a million scores says nothing. The
+# second is the number of rollouts in a row with more such tokens.
 UNEQUAL_SHARE, UNEQUAL_ROLLOUTS = 0.01, 3
-"""Share of tokens that may exceed the tolerance, and after how many rollouts a run is ended.
-
-The first makes the 99 % quantile count, as the largest of a million scores says nothing. The
-second is the number of rollouts in a row with more such tokens.
-"""
 
 
 class DiffuGRPOTrainer:
@@ -93,7 +92,9 @@ class DiffuGRPOTrainer:
         ids = {"mask_token_id": model.config.mask_token_id, "vocab_size": model.config.vocab_size}
         tokenizer.require_ids(**ids)
         if rewards is None:
-            rewards = weighted_sum(dict(zip(config.reward_funcs, config.reward_weights, strict=True)))
+            rewards = weighted_sum(
+                dict(zip(config.reward_funcs, config.reward_weights, strict=True))
+            )
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
         require_room_for_completions(model, prompts, config)
@@ -128,7 +129,10 @@ class DiffuGRPOTrainer:
         """Return the settings that a resumed run must agree on; logs how the run computes."""
         config = self.config
         where = log_setup(
-            model.mesh, compute_dtype=config.training.dtype, remat=config.remat, score_chunk=config.score_chunk
+            model.mesh,
+            compute_dtype=config.training.dtype,
+            remat=config.remat,
+            score_chunk=config.score_chunk,
         )
         # The digest of the prompts covers which of them are held out.
         settings = settings_without(config, "held_out_prompts", "training")
@@ -165,7 +169,9 @@ class DiffuGRPOTrainer:
         def evaluate_all(params: Params) -> dict[str, float]:
             return {name: value for each in evaluations for name, value in each(params).items()}
 
-        return self.trainer.run(self.source, evaluate=evaluate_all if evaluations else None, check=self.check_ratio)
+        return self.trainer.run(
+            self.source, evaluate=evaluate_all if evaluations else None, check=self.check_ratio
+        )
 
     @property
     def state(self) -> State:
@@ -198,7 +204,9 @@ class DiffuGRPOTrainer:
         logger.warning(message)
 
 
-def require_room_for_completions(model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig) -> None:
+def require_room_for_completions(
+    model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig
+) -> None:
     """Raise ValueError if prompts and completions exceed the model's context."""
     new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
     length = prompts.width + new_tokens

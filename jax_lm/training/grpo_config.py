@@ -25,7 +25,9 @@ LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
 BASELINES = ("leave_one_out", "mean")
 PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
 PAPER_TRAINING = TrainerConfig(
-    optimizer=OptimizerConfig(learning_rate=1e-6, warmup_ratio=1e-4, adam_beta2=0.99, max_grad_norm=0.2),
+    optimizer=OptimizerConfig(
+        learning_rate=1e-6, warmup_ratio=1e-4, adam_beta2=0.99, max_grad_norm=0.2
+    ),
     compute_dtype="bfloat16",
     log_every=1,
     save_every=50,
@@ -38,12 +40,12 @@ class Estimator:
     """Masked copies whose log-probabilities make a score. Hashable, hence static under jit.
 
     Attributes:
-        estimator: `coupled` draws m1 and takes its exact complement, so that each token is predicted
-            once per pair. The paper's controls: `decoupled` draws the second mask independently at
-            1 - t, `full_mask` scores the fully masked copy alone. `trace` cuts the steps in which a
-            completion was decoded into segments, and scores each with itself and the later ones
-            masked, as the sampler saw it (TraceRL, arXiv 2509.06949). `stratified` divides the
-            positions into as many random parts, and masks each once.
+        estimator: `coupled` draws m1 and takes its exact complement, so that each token is
+            predicted once per pair. The paper's controls: `decoupled` draws the second mask
+            independently at 1 - t, `full_mask` scores the fully masked copy alone. `trace` cuts the
+            steps in which a completion was decoded into segments, and scores each with itself and
+            the later ones masked, as the sampler saw it (TraceRL, arXiv 2509.06949). `stratified`
+            divides the positions into as many random parts, and masks each once.
         num_mask_pairs: mask pairs per completion, the paper's lambda; each costs two forward passes
             and reduces the variance.
         num_segments: segments of `trace`, parts of `stratified`; each costs one forward pass.
@@ -84,9 +86,9 @@ class PolicyLoss:
     Attributes:
         loss_type: divisor of the token terms. `bnpo` and `dapo`: the completion tokens of the batch
             (the two differ only if parts of a batch are normalised separately, which ours never
-            are). `grpo`: each row by its own tokens, then the mean of rows. `dr_grpo`: rows times the
-            completion length, so that long answers are not favoured. `gspo`: like `grpo`, with one
-            ratio per row, the geometric mean of its tokens' ratios.
+            are). `grpo`: each row by its own tokens, then the mean of rows. `dr_grpo`: rows times
+            the completion length, so that long answers are not favoured. `gspo`: like `grpo`, with
+            one ratio per row, the geometric mean of its tokens' ratios.
         epsilon: the ratio is clipped below 1 - epsilon.
         epsilon_high: the ratio is clipped above 1 + epsilon_high; None is epsilon.
         beta: weight of the divergence from the reference policy; 0 needs no reference.
@@ -130,8 +132,8 @@ class GRPOConfig:
         generation_batch_size: completions sampled together; None is all of a rollout.
         reward_funcs: names of rewards, or functions of yours, as file.py:function or
             package.module:function.
-        reward_weights: their weights, in this order; on the command line 1 for a single reward if not
-            given.
+        reward_weights: their weights, in this order; on the command line 1 for a single reward if
+            not given.
         dynamic_sampling: how often a rollout draws new prompts to replace groups whose completions
             have equal rewards and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
         shuffle_rewards: assign the rewards of a rollout at random: a control, which must not learn.
@@ -140,10 +142,11 @@ class GRPOConfig:
         ref_model_sync_steps: updates after which the reference moves towards the policy; None is
             never.
         ref_model_mixup_alpha: share of the distance by which it moves.
-        score_chunk: completions whose copies go through the model at once, a multiple of the devices
-            that split rows; None is one for each of them. Memory grows with it. A chunk of all
-            completions (of a part, if accumulated) keeps its activations for the gradient, smaller
-            ones compute them again. An incomplete chunk is filled up with rows that do not count.
+        score_chunk: completions whose copies go through the model at once, a multiple of the
+            devices that split rows; None is one for each of them. Memory grows with it. A chunk of
+            all completions (of a part, if accumulated) keeps its activations for the gradient,
+            smaller ones compute them again. An incomplete chunk is filled up with rows that do not
+            count.
         remat: recompute the inside of layers, as in SFT.
         rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in
             the compute dtype is placed for a rollout; None splits it as little as memory allows.
@@ -177,7 +180,9 @@ class GRPOConfig:
     training: TrainerConfig = PAPER_TRAINING
 
     def __post_init__(self) -> None:
-        require_sizes(self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk")
+        require_sizes(
+            self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk"
+        )
         require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
         require_above_zero(self, "num_train_epochs")
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
@@ -185,7 +190,9 @@ class GRPOConfig:
         require_one_of("baseline", self.baseline, BASELINES)
         decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
-        require("must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations")
+        require(
+            "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
+        )
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")

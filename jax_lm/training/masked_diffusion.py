@@ -41,7 +41,15 @@ from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.run_defaults import log_setup, resolve_remat, resolve_trainer, weight_count
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
-from jax_lm.training.update import Loss, LossTerms, Params, compute_copy, in_dtype, merged, partition
+from jax_lm.training.update import (
+    Loss,
+    LossTerms,
+    Params,
+    compute_copy,
+    in_dtype,
+    merged,
+    partition,
+)
 
 
 def token_weights(
@@ -139,13 +147,17 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             constant = nnx.merge(graph, jax.lax.stop_gradient(params))
             confidence = log_probs(constant, jnp.where(begun, tokens, empty))
             confidence = jnp.where(begun, jnp.inf, confidence)
-            ranks = masking.confident_ranks(key_ranked, confidence, canvas, samples, config.confident_share)
+            ranks = masking.confident_ranks(
+                key_ranked, confidence, canvas, samples, config.confident_share
+            )
         if config.high_levels:
-            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Not where ranks decide
-            # the masks: most of such a canvas would be ends of texts.
+            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Not where ranks
+            # decide the masks: most of such a canvas would be ends of texts.
             high = 1 - (1 - levels) ** 2
             levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
-        noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, samples, levels, mask_id, ranks)
+        noisy, masked = masking.mask_tokens(
+            key_mask, tokens, canvas, samples, levels, mask_id, ranks
+        )
         losses = -log_probs(model, noisy if drawn is None else empty)
         if drawn is not None:
             return drawn_loss_terms(config, losses, canvas, *drawn)
@@ -210,7 +222,10 @@ def train(
     others = partition(weights, lambda name: not trained(name))
     frozen = in_dtype(others, config.dtype)
     place = partial(
-        place_rows, mesh=model.mesh, parts=config.gradient_accumulation_steps, masks_per_query=loss.masks_per_query
+        place_rows,
+        mesh=model.mesh,
+        parts=config.gradient_accumulation_steps,
+        masks_per_query=loss.masks_per_query,
     )
     trainer = Trainer(
         diffusion_loss(graph, loss, model.config.mask_token_id),
@@ -220,7 +235,9 @@ def train(
         frozen=frozen,
         identity=where | {"loss": dataclasses.asdict(loss)} | dict(identity or {}),
         place=place,
-        token_flops=lambda length: training_flops(model.config, length, length, all_weights=not others),
+        token_flops=lambda length: training_flops(
+            model.config, length, length, all_weights=not others
+        ),
     )
     held_out = [filled_up(batch, row_devices(model.mesh)) for batch in held_out]
     # Masks chosen by confidence would follow the weights.
@@ -240,7 +257,8 @@ def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: 
 
 
 def require_rows_of_one_sample(batch: Batch) -> None:
-    """Raise ValueError if a row holds several samples: under one attention mask they see each other.
+    """Raise ValueError if a row holds several samples: under one attention mask they see each
+    other.
 
     Padding, which is sample -1, is no other sample: 0 0 -1 passes, 0 0 1 does not.
     """
@@ -263,16 +281,23 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     return jax.tree.map(put, batch)
 
 
-def held_out_loss(objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike) -> Evaluate:
+def held_out_loss(
+    objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike
+) -> Evaluate:
     """Make the evaluation of a loss on held-out batches, with masks that never change."""
 
     @jax.jit
-    def compute_terms(params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]) -> LossTerms:
+    def compute_terms(
+        params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]
+    ) -> LossTerms:
         weights = merged(frozen, compute_copy(params, dtype))
         return objective(weights, batch, jax.random.fold_in(jax.random.key(0), number))
 
     def evaluate(params: Params) -> dict[str, float]:
-        terms = [compute_terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)]
+        terms = [
+            compute_terms(params, frozen, batch, jnp.int32(number))
+            for number, batch in enumerate(batches)
+        ]
         total = sum(float(term.total) for term in terms)
         return {"loss": total / sum(float(term.weight) for term in terms)}
 

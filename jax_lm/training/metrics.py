@@ -18,14 +18,14 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# The trackers, and the library that each needs; the extra has the tracker's name.
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-"""The trackers, and the library that each needs; the extra has the tracker's name."""
 METRICS_FILE = "metrics.jsonl"
+# Metrics whose name starts with this are combined by maximum, all others by mean.
 LARGEST = "max_"
-"""Metrics whose name starts with this are combined by maximum, all others by mean."""
 
+# Takes a step and its metrics.
 Write = Callable[[int, Mapping[str, float]], None]
-"""Takes a step and its metrics."""
 
 
 @dataclass
@@ -53,7 +53,10 @@ class Meter:
         elapsed = self.elapsed()
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
-        speed = {"tokens_per_second": self.tokens / max(elapsed, 1e-9), "seconds": self.earlier + elapsed}
+        speed = {
+            "tokens_per_second": self.tokens / max(elapsed, 1e-9),
+            "seconds": self.earlier + elapsed,
+        }
         self.sums, self.tokens, self.seconds, self.earlier = {}, 0, 0.0, self.earlier + elapsed
         self.clock = time.monotonic()
         return metrics | speed
@@ -124,7 +127,9 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     with path.open("a", encoding="utf-8") as file:
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
-            numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            numbers = {
+                name: value if math.isfinite(value) else None for name, value in metrics.items()
+            }
             file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
 

@@ -38,7 +38,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         return optax.chain(clip, base)
     muon_rate = schedule(config, steps, config.muon_learning_rate)
     muon = optax.contrib.muon(
-        muon_rate, weight_decay=decay, weight_decay_mask=decays, muon_weight_dimension_numbers=out_in_matrices
+        muon_rate,
+        weight_decay=decay,
+        weight_decay_mask=decays,
+        muon_weight_dimension_numbers=out_in_matrices,
     )
     return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": base}, muon_or_adamw))
 
@@ -57,7 +60,9 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
 
 def out_in_matrices(params: optax.Params) -> optax.Params:
     """Label matrices as [out, in], as in PyTorch; optax assumes [in, out]."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params)
+    return jax.tree.map(
+        lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params
+    )
 
 
 def decays(params: optax.Params) -> optax.Params:

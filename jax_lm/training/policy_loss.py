@@ -28,8 +28,8 @@ from jax_lm.sharding import shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.update import LossTerms, Mean
 
+# Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient.
 MAX_LOG_RATIO = 20.0
-"""Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient."""
 
 
 class Copies(NamedTuple):
@@ -96,7 +96,9 @@ def forward_process(
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
 
 
-def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
+def draw_masks(
+    key: Key[Array, ""], length: int, estimator: Estimator
+) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
     """Draw the masks of a row, the full one first, and their weights.
 
     t ~ U(min, max), and a token is masked where u < t. Source: section 4 of the paper, and Apple's
@@ -105,7 +107,9 @@ def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[
     pairs = estimator.num_mask_pairs
     key_level, key_first, key_second = jax.random.split(key, 3)
     shape = (pairs, length)
-    t = jax.random.uniform(key_level, (pairs, 1), minval=estimator.min_mask_ratio, maxval=estimator.max_mask_ratio)
+    t = jax.random.uniform(
+        key_level, (pairs, 1), minval=estimator.min_mask_ratio, maxval=estimator.max_mask_ratio
+    )
     first = jax.random.uniform(key_first, shape) < t
     # The exact complement predicts every token in one of the two copies, which has less variance
     # than two independent draws.
@@ -118,7 +122,9 @@ def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> tuple[
     return masked, weights[: estimator.copies]
 
 
-def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int) -> Int[Array, "b c"]:
+def segments(
+    commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int
+) -> Int[Array, "b c"]:
     """Cut the decoding of each completion into `count` segments of about equally many tokens.
 
     No step is cut in two. The segment of a position follows from the number of counted tokens
@@ -137,7 +143,9 @@ def segments(commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"]
     return jax.vmap(of_row)(commit_step, completion_mask)
 
 
-def segment_copies(tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, "b c"], count: int) -> Copies:
+def segment_copies(
+    tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, "b c"], count: int
+) -> Copies:
     """Make copy j by masking segment j, which it scores, and all later segments."""
     number = jnp.arange(count)[None, :, None]
     masked, scored = segment[:, None] >= number, segment[:, None] == number
@@ -145,7 +153,9 @@ def segment_copies(tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, 
     return Copies(noisy_rows(tokens, masked, mask_id), scored, weights, jnp.ones(len(tokens)))
 
 
-def stratum_copies(keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int) -> Copies:
+def stratum_copies(
+    keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int
+) -> Copies:
     """Divide the positions of each completion at random into strata; copy j masks stratum j.
 
     The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.
@@ -157,7 +167,9 @@ def stratum_copies(keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, jnp.ones(len(tokens)))
 
 
-def noisy_rows(tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
+def noisy_rows(
+    tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int
+) -> Int[Array, "b n t"]:
     """Repeat each row once per copy, with MASK at the masked positions of its completion.
 
     Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
@@ -260,7 +272,9 @@ def completion_scores(
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
-        hidden = model.model(copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat)
+        hidden = model.model(
+            copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat
+        )
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
         log_probs = log_probs.reshape(k, n, -1)
@@ -279,7 +293,9 @@ def completion_scores(
     return scores.swapaxes(0, 1).reshape(padded, completion_length)[:count]
 
 
-def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Float[Array, "b"], Float[Array, ""]]:
+def row_weights(
+    loss_type: str, completion_mask: Bool[Array, "b c"]
+) -> tuple[Float[Array, "b"], Float[Array, ""]]:
     """Return the weight of each row's summed token terms, and the divisor of the weighted sum.
 
     Rows without tokens do not count.
@@ -293,7 +309,9 @@ def row_weights(loss_type: str, completion_mask: Bool[Array, "b c"]) -> tuple[Fl
     return each / jnp.maximum(lengths, 1.0), rows
 
 
-def divergence(scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float) -> Float[Array, "b c"]:
+def divergence(
+    scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float
+) -> Float[Array, "b c"]:
     """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s.
 
     It is never negative, and 0 only where both agree. With true log-probabilities its mean is the

@@ -14,11 +14,11 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 logger = logging.getLogger(__name__)
 
 PROMPT = "prompt"
+# Prompts are padded to a multiple of this.
 WIDTH_BUCKET = 32
-"""Prompts are padded to a multiple of this."""
 
+# Stands in for the number of an epoch or a rollout where prompts are held out for evaluation.
 HELD_OUT = 2**32 - 1
-"""Stands in for the number of an epoch or a rollout where prompts are held out for evaluation."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class PromptSet:
     width: int
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int) -> "PromptSet":
+    def of(
+        cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int
+    ) -> "PromptSet":
         """Encode rows.
 
         Args:

@@ -1,4 +1,5 @@
-"""The batches of coupled-GRPO: sample completions, judge them, score them under each update's masks.
+"""The batches of coupled-GRPO: sample completions, judge them, score them under each update's
+masks.
 
 A rollout is made every `num_iterations` updates. Old and reference scores are computed once, when
 it is made, under the masks of each of its updates. A single update starts from the policy that
@@ -76,11 +77,13 @@ class PolicyBatch(NamedTuple):
         return self.rows.tokens
 
 
+# The rows of an update with their old and reference scores.
 ScoredRows = tuple[MaskedRows, Array | None, Array | None]
-"""The rows of an update with their old and reference scores."""
 
 
-@partial(jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk", "remat"))
+@partial(
+    jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk", "remat")
+)
 def policy_scores(
     graph: nnx.GraphDef,
     params: Params,
@@ -162,7 +165,9 @@ class RolloutSource:
             remat=bool(config.remat),
         )
         shapes = jax.eval_shape(self.policy, params)
-        sampler, shardings = place_sampler(sampler, config.rollout_mesh, trained=params, policy=shapes)
+        sampler, shardings = place_sampler(
+            sampler, config.rollout_mesh, trained=params, policy=shapes
+        )
         self.rollouts = Rollouts(sampler, shardings, tokenizer, prompts, rewards, config)
         self.waiting = ThreadPoolExecutor(1)
         self.batches: list[PolicyBatch] = []
@@ -221,7 +226,9 @@ class RolloutSource:
             "score_tokens_per_second": tokens / max(seconds, 1e-9),
         }
 
-    def score(self, policy: Params, number: int, completions: Completions) -> tuple[list[ScoredRows], Future[float]]:
+    def score(
+        self, policy: Params, number: int, completions: Completions
+    ) -> tuple[list[ScoredRows], Future[float]]:
         """Start to score completions under the masks of each update.
 
         Returns:
@@ -230,7 +237,10 @@ class RolloutSource:
             all of them are computed, and returns how many seconds that took.
         """
         start, config = time.monotonic(), self.config
-        rows = [self.make_rows(completions, number, update) for update in range(1, 1 + config.num_iterations)]
+        rows = [
+            self.make_rows(completions, number, update)
+            for update in range(1, 1 + config.num_iterations)
+        ]
         old = policy if config.needs_old_scores else None
         reference = self.policy(self.arrays) if self.arrays else None
         updates = [
@@ -290,7 +300,8 @@ class RolloutSource:
             scores = {"": rollout.totals, **rollout.parts}
             # JSON has no NaN, the reward of what was not judged.
             rewards: dict[str, float | None] = {
-                name: None if math.isnan(column[row]) else float(column[row]) for name, column in scores.items()
+                name: None if math.isnan(column[row]) else float(column[row])
+                for name, column in scores.items()
             }
             entry = {
                 "prompt": rollout.prompts[row].content,

@@ -27,8 +27,8 @@ from jax_lm.training.grpo_config import BASELINES, GRPOConfig
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.update import Params
 
+# Iteration number of the keys that completions are sampled with; updates count from 1.
 SAMPLING = 0
-"""Iteration number of the keys that completions are sampled with; updates count from 1."""
 
 STD_EPSILON = 1e-4
 
@@ -143,10 +143,14 @@ class Rollouts:
             if missing <= 0:
                 break
             count = min(self.config.prompts_per_step, 1 << (missing - 1).bit_length())
-            rollout = rollout.append_rows(self.judge_rollout(self.draw_rollout(policy, number, draw, count)))
+            rollout = rollout.append_rows(
+                self.judge_rollout(self.draw_rollout(policy, number, draw, count))
+            )
         return rollout
 
-    def draw_rollout(self, policy: Params, number: int, draw: int = 0, count: int | None = None) -> Rollout:
+    def draw_rollout(
+        self, policy: Params, number: int, draw: int = 0, count: int | None = None
+    ) -> Rollout:
         """Draw prompts, and complete each of them as often as a group is large.
 
         Args:
@@ -163,7 +167,9 @@ class Rollouts:
         self.seconds["rollout_seconds"] += time.monotonic() - start
         return Rollout(prompts, completions, None, OrderedDict())
 
-    def complete(self, policy: Params, prompts: Prompts, number: int, first: int = 0) -> Completions:
+    def complete(
+        self, policy: Params, prompts: Prompts, number: int, first: int = 0
+    ) -> Completions:
         """Sample one completion for each prompt with the random numbers of a rollout.
 
         Args:
@@ -208,13 +214,18 @@ class Rollouts:
         groups = np.argsort(~varied, kind="stable")[: self.config.prompts_per_step]
         return rollout.take((groups[:, None] * size + np.arange(size)).ravel())
 
-    def compare(self, rollout: Rollout, number: int) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
+    def compare(
+        self, rollout: Rollout, number: int
+    ) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
         """Return the completions' advantages, and the tokens that count: none if not judged."""
         config, rewards = self.config, rollout.rewards
         if config.shuffle_rewards:
             rewards = np.random.default_rng((config.training.seed, number)).permutation(rewards)
         compared = advantages(
-            rewards, config.num_generations, baseline=config.baseline, scale_rewards=config.scale_rewards
+            rewards,
+            config.num_generations,
+            baseline=config.baseline,
+            scale_rewards=config.scale_rewards,
         )
         return compared, rollout.completions.completion_mask & np.isfinite(rewards)[:, None]
 
@@ -239,7 +250,10 @@ class Rollouts:
 
 
 def sample_keys(
-    seed: int, rollout: Int[Array, ""] | int, iteration: Int[Array, ""] | int, sample_ids: Int[Array, "b"]
+    seed: int,
+    rollout: Int[Array, ""] | int,
+    iteration: Int[Array, ""] | int,
+    sample_ids: Int[Array, "b"],
 ) -> Key[Array, "b"]:
     """Derive one key per sample from its global id, independent of how a batch is cut."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
@@ -311,7 +325,10 @@ def cut_at_stop(
 
 
 def reward_completions(
-    rewards: WeightedSum, prompts: Prompts, completions: Completions, rows: Sequence[int] | None = None
+    rewards: WeightedSum,
+    prompts: Prompts,
+    completions: Completions,
+    rows: Sequence[int] | None = None,
 ) -> Scored:
     """Reward completions.
 

@@ -1,4 +1,5 @@
-"""Masked diffusion on samples: fine-tuning on the responses of conversations, and adaptation on plain text.
+"""Masked diffusion on samples: fine-tuning on the responses of conversations, and adaptation on
+plain text.
 
 In fine-tuning only the response is masked. The pads after its end are targets too, so that the
 model learns to end. In adaptation all tokens are targets, and attention opens from causal to full
@@ -26,8 +27,8 @@ from jax_lm.training.masked_diffusion import ByStep, train
 logger = logging.getLogger(__name__)
 
 HELD_OUT_SEED = 1
+# Passes over the samples after which a small model has memorised them.
 MANY_PASSES = 30
-"""Passes over the samples after which a small model has memorised them."""
 
 
 def fine_tune(
@@ -169,7 +170,9 @@ def make_streams(
     return partial(stream, learnt), batches
 
 
-def lengths_of(samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int | None) -> Int[np.ndarray, "n"]:
+def lengths_of(
+    samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int | None
+) -> Int[np.ndarray, "n"]:
     """Count the tokens of each sample, including the pads after it, up to `limit`.
 
     Raises:
@@ -182,7 +185,9 @@ def lengths_of(samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int
     return np.minimum(lengths + (spare_pads or 0), limit)
 
 
-def by_step(stream: SampleStream, openness: Callable[[int], float | None] = lambda step: None) -> ByStep:
+def by_step(
+    stream: SampleStream, openness: Callable[[int], float | None] = lambda step: None
+) -> ByStep:
     """Make a source of this process's rows.
 
     Args:

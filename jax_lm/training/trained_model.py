@@ -1,4 +1,6 @@
-"""The model of a training run: what of it is trained, how it is loaded, and how the result is saved."""
+"""The model of a training run: what of it is trained, how it is loaded, and how the result is
+saved.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +73,9 @@ class TrainedModel:
             assert self.base is not None
             lora.save_adapter(model, self.folder, self.adapters, self.base, dtype=self.dtype)
         else:
-            model.save_pretrained(self.folder, dtype=self.dtype, tokenizer=self.tokenizer, source=self.source)
+            model.save_pretrained(
+                self.folder, dtype=self.dtype, tokenizer=self.tokenizer, source=self.source
+            )
 
 
 def load_for_training(
@@ -102,9 +106,13 @@ def load_for_training(
     config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     adapters = found.adapter.config if found.adapter else adapters
-    of_adapters = {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
+    of_adapters = (
+        {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
+    )
     target = TrainedModel(out, tokenizer, save_dtype, found.folder, **of_adapters)
-    model = DreamForCausalLM.from_pretrained(found.folder, mesh=training_mesh(config, mesh), int8=int8)
+    model = DreamForCausalLM.from_pretrained(
+        found.folder, mesh=training_mesh(config, mesh), int8=int8
+    )
     if found.adapter:
         lora.load_adapter(model, found.adapter)
     elif adapters:
@@ -115,16 +123,20 @@ def load_for_training(
 def add_expansion(
     model: DreamForCausalLM, target: TrainedModel, settings: SftConfig
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
-    """Return the model with a token for expanding, added if it has none, and how its samples are made.
+    """Return the model with a token for expanding, added if it has none, and how its samples are
+    made.
 
     Raises:
-        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a text.
+        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a
+            text.
         TokenizerError: model and tokenizer name different tokens.
     """
     known_id = named_expand_id(model.config, target.tokenizer)
     if known_id is None:
         if target.adapters:
-            raise ValueError("expand_delete=True: the model lacks the token for expanding, which adapters cannot teach")
+            raise ValueError(
+                "expand_delete=True: the model lacks the token for expanding, which adapters cannot teach"
+            )
         target = replace(target, tokenizer=target.tokenizer.with_expand())
         model = add_expand_token(model, target.tokenizer.token_id(EXPAND))
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)

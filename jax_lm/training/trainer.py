@@ -1,4 +1,5 @@
-"""The training loop: optimizer, accumulation, metrics, checkpoints, exact resume. Knows no loss and no model.
+"""The training loop: optimizer, accumulation, metrics, checkpoints, exact resume. Knows no loss and
+no model.
 
     trainer = Trainer(loss, params, config, out=folder)
     finished = trainer.run(source)
@@ -40,8 +41,8 @@ from jax_lm.training.update import Batch, Loss, Params, make_update, placements
 
 logger = logging.getLogger(__name__)
 
+# The settings of a run, including those chosen for it.
 SETTINGS_FILE = "settings.json"
-"""The settings of a run, including those chosen for it."""
 
 Evaluate = Callable[[Params], Mapping[str, float]]
 Check = Callable[[int, Mapping[str, float]], None]
@@ -137,7 +138,11 @@ class Trainer:
         self.meter = Meter()
 
     def run(
-        self, source: BatchSource, *, evaluate: Evaluate | None = None, check: Check = lambda step, metrics: None
+        self,
+        source: BatchSource,
+        *,
+        evaluate: Evaluate | None = None,
+        check: Check = lambda step, metrics: None,
     ) -> bool:
         """Train to the end, starting from the newest checkpoint; returns whether it was reached.
 
@@ -170,7 +175,9 @@ class Trainer:
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:
                 finish = partial(self.finish, write=write, bar=bar, check=check)
-                finished = self.loop(source, checkpoints, write, finish, terminated, profile, evaluate)
+                finished = self.loop(
+                    source, checkpoints, write, finish, terminated, profile, evaluate
+                )
             if finished and config.load_best_model_at_end and self.best.step is not None:
                 self.restore(checkpoints, source, self.best.step)
             return finished
@@ -200,11 +207,17 @@ class Trainer:
             stops = step == last or terminated(step)
             saves = stops or step % config.save_every == 0
             evaluates = step == last or step % config.evaluate_every == 0
-            if saves or (evaluate and evaluates) or step + 1 in (config.profiled.start, config.profiled.stop):
+            if (
+                saves
+                or (evaluate and evaluates)
+                or step + 1 in (config.profiled.start, config.profiled.stop)
+            ):
                 finish(running)
                 running = None
             if evaluate and evaluates:
-                results = {name: float(value) for name, value in evaluate(self.state.params).items()}
+                results = {
+                    name: float(value) for name, value in evaluate(self.state.params).items()
+                }
                 write(step, {f"eval_{name}": value for name, value in results.items()})
                 saves |= self.best.see(step, results) or self.best.is_over
             if saves:
@@ -223,7 +236,9 @@ class Trainer:
         self.state = State(params, optimizer, step)
         return Running(step, batch, metrics, drawn)
 
-    def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check) -> None:
+    def finish(
+        self, running: "Running", write: Write, bar: terminal.Report | None, check: Check
+    ) -> None:
         """Wait for a step, then check and record its metrics.
 
         Raises:
@@ -243,7 +258,9 @@ class Trainer:
         # A source draws the rows of this process, or all rows as arrays that every process holds.
         tokens = running.batch.tokens
         shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
-        self.meter.add(metrics | running.drawn, tokens.size * (1 if shared else jax.process_count()))
+        self.meter.add(
+            metrics | running.drawn, tokens.size * (1 if shared else jax.process_count())
+        )
         last = self.config.last_step
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
@@ -276,7 +293,9 @@ class Trainer:
         if step is None:
             return
         if self.config.resume == "never":
-            raise ValueError(f"out={self.out}: holds a run at step {step}; resume=auto continues it")
+            raise ValueError(
+                f"out={self.out}: holds a run at step {step}; resume=auto continues it"
+            )
         rest = checkpoints.load_rest()
         difference = differing_setting(rest["identity"], self.identity, UNCOMPARED)
         if difference:
@@ -300,8 +319,12 @@ class Trainer:
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
         config, resumed_at = self.config, self.state.step
-        (self.out / SETTINGS_FILE).write_text(json.dumps(self.identity, indent=1) + "\n", encoding="utf-8")
-        return open_writers(self.out, config.track, steps=config.steps, resumed_at=resumed_at, config=self.identity)
+        (self.out / SETTINGS_FILE).write_text(
+            json.dumps(self.identity, indent=1) + "\n", encoding="utf-8"
+        )
+        return open_writers(
+            self.out, config.track, steps=config.steps, resumed_at=resumed_at, config=self.identity
+        )
 
     @contextmanager
     def profiler(self) -> Iterator[Callable[[int], None]]:

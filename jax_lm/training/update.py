@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jax_lm.models.products import tie_operands
 
 Params = dict[Any, Any]
+# A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
 Batch = Any
-"""A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t]."""
 
 
 class Mean(NamedTuple):
@@ -71,7 +71,8 @@ def make_update(
     seed: int,
     placement: tuple | None = None,
 ) -> Callable:
-    """Compile the step: (params, optimizer state, frozen, step, batch) to the first two and metrics.
+    """Compile the step: (params, optimizer state, frozen, step, batch) to the first two and
+    metrics.
 
     Params and optimizer state are donated, and returned where they were.
 
@@ -85,7 +86,13 @@ def make_update(
         placement: where params and optimizer state lie, from `placements`.
     """
 
-    def update(params: Params, optimizer: optax.OptState, frozen: Params, step: Int[Array, ""], batch: Batch) -> tuple:
+    def update(
+        params: Params,
+        optimizer: optax.OptState,
+        frozen: Params,
+        step: Int[Array, ""],
+        batch: Batch,
+    ) -> tuple:
         key = jax.random.fold_in(jax.random.key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
         metrics |= {"gradient_norm": optax.tree.norm(gradients), "learning_rate": rate(step - 1)}
@@ -100,17 +107,27 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
 
     Returns None if the parameters are not on a mesh.
     """
-    shardings = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    mesh = next((x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None)
+    shardings = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    mesh = next(
+        (x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None
+    )
     if mesh is None:
         return None
 
     def place(path: tuple, leaf: Array) -> NamedSharding:
         name = jax.tree_util.keystr(path)
-        owner = next((x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape), None)
+        owner = next(
+            (x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape),
+            None,
+        )
         return NamedSharding(mesh, PartitionSpec()) if owner is None else owner.sharding
 
-    return jax.tree_util.tree_map_with_path(place, params), jax.tree_util.tree_map_with_path(place, optimizer)
+    return jax.tree_util.tree_map_with_path(place, params), jax.tree_util.tree_map_with_path(
+        place, optimizer
+    )
 
 
 def gradient(
@@ -145,12 +162,18 @@ def gradient(
             gradients, terms = differentiate(*tie_operands("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
 
-        gradients, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts))
+        gradients, terms = jax.lax.scan(
+            add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts)
+        )
     weight = jnp.sum(terms.weight)
     # If every row is excluded, the gradient is zero and not 0 / 0.
     weight = jnp.where(weight == 0, 1.0, weight)
-    metrics = {name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()}
-    return jax.tree.map(lambda g: g / weight, gradients), {"loss": jnp.sum(terms.total) / weight} | metrics
+    metrics = {
+        name: m.value if isinstance(m, Mean) else jnp.max(m) for name, m in terms.metrics.items()
+    }
+    return jax.tree.map(lambda g: g / weight, gradients), {
+        "loss": jnp.sum(terms.total) / weight
+    } | metrics
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
@@ -164,7 +187,9 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
     def split(leaf: Array) -> Array:
         if leaf.shape[0] % parts:
-            raise ValueError(f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch")
+            raise ValueError(
+                f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch"
+            )
         return jnp.reshape(leaf, (-1, parts, *leaf.shape[1:])).swapaxes(0, 1)
 
     return jax.tree.map(split, batch)
@@ -172,12 +197,15 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
 def in_dtype(params: Params, dtype: DTypeLike) -> Params:
     """Cast float leaves to `dtype`; leave others, such as int8 weights, as they are."""
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
+    )
 
 
 @partial(jax.jit, static_argnames="dtype")
 def compute_copy(params: Params, dtype: DTypeLike) -> Params:
-    """Copy trained weights to the dtype that losses and samplers compute in; gradients pass through.
+    """Copy trained weights to the dtype that losses and samplers compute in; gradients pass
+    through.
 
     Rounding to bfloat16 is stochastic. With rounding to the nearest, a weight that was loaded from
     bfloat16 would not change until it has moved by half a step, 1/512 of its size, which takes

@@ -22,5 +22,8 @@ def answer(program, machine, number, arguments=(0,) * 6):
         elif code == confinement.BPF_JUMP:
             position += value
         else:
-            holds = {confinement.BPF_JUMP_EQUAL: word == value, confinement.BPF_JUMP_AT_LEAST: word >= value}[code]
+            holds = {
+                confinement.BPF_JUMP_EQUAL: word == value,
+                confinement.BPF_JUMP_AT_LEAST: word >= value,
+            }[code]
             position += if_true if holds else if_false

@@ -30,11 +30,17 @@ class Budget:
 
 
 def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
-    """Name what a step takes beyond its budget: also weights read twice, copies, transfers to the host."""
+    """Name what a step takes beyond its budget: also weights read twice, copies, transfers to the
+    host.
+    """
     sorts, collectives, logits = (
-        sum(each.count for each in groups) for groups in (found.sorts, found.collectives, found.logits)
+        sum(each.count for each in groups)
+        for groups in (found.sorts, found.collectives, found.logits)
     )
-    columns = max((int(each.shape.strip("]").split("[")[-1].split(",")[-1] or 1) for each in found.sorts), default=0)
+    columns = max(
+        (int(each.shape.strip("]").split("[")[-1].split(",")[-1] or 1) for each in found.sorts),
+        default=0,
+    )
     rows = max((int(each.what.split()[0]) for each in found.logits), default=0)
     limits = [
         ("kernels", found.launches, budget.kernels),
@@ -46,7 +52,9 @@ def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
         ("rows of logits", rows, budget.logit_rows),
         ("moved before", sum(each.count for each in found.moves_before), budget.moved_before),
     ]
-    over = [f"{name}: {number:.4g} of {limit:.4g}" for name, number, limit in limits if number > limit]
+    over = [
+        f"{name}: {number:.4g} of {limit:.4g}" for name, number, limit in limits if number > limit
+    ]
     again = [f"read again: {each.what} {each.count} times" for each in found.read_again]
     moved = [f"moved: {each.what}" for each in found.moves]
     return over + again + moved + [f"host: {each.what}" for each in found.host]
@@ -54,10 +62,14 @@ def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
 
 def read_explanation(data: dict[str, Any]) -> Explanation:
     """Read what `diffucoder plan --explain --out` wrote of a pass."""
-    values: dict[str, Any] = dict(data) | {"rows": {int(rows): count for rows, count in data["rows"].items()}}
+    values: dict[str, Any] = dict(data) | {
+        "rows": {int(rows): count for rows, count in data["rows"].items()}
+    }
     for name, value in data.items():
         if isinstance(value, list):
-            values[name] = tuple(Group(**each) if isinstance(each, dict) else each for each in value)
+            values[name] = tuple(
+                Group(**each) if isinstance(each, dict) else each for each in value
+            )
         elif name in ("weights", "head", "cache"):
             values[name] = Traffic(**value)
     return Explanation(**values)
@@ -68,13 +80,25 @@ STEPS_7B = {
         kernels=542, traffic=1.73, sorts=7, sorted_columns=3200, logits=1, logit_rows=256
     ),
     ("h200:1", "fast", "refresh"): Budget(
-        kernels=536, traffic=1.67, sorts=7, sorted_columns=3200, logits=1, logit_rows=32, moved_before=56
+        kernels=536,
+        traffic=1.67,
+        sorts=7,
+        sorted_columns=3200,
+        logits=1,
+        logit_rows=32,
+        moved_before=56,
     ),
     ("h200:1", "fast", "step"): Budget(
         kernels=566, traffic=1.16, sorts=7, sorted_columns=3200, logits=1, logit_rows=32
     ),
     ("v5e:2x2", "exact", "step"): Budget(
-        kernels=2066, traffic=0.74, sorts=7, sorted_columns=2376, collectives=107, logits=3, logit_rows=256
+        kernels=2066,
+        traffic=0.74,
+        sorts=7,
+        sorted_columns=2376,
+        collectives=107,
+        logits=3,
+        logit_rows=256,
     ),
     ("v5e:2x2", "fast", "refresh"): Budget(
         kernels=2075,
@@ -87,14 +111,28 @@ STEPS_7B = {
         moved_before=56,
     ),
     ("v5e:2x2", "fast", "step"): Budget(
-        kernels=2156, traffic=0.4, sorts=7, sorted_columns=2376, collectives=107, logits=1, logit_rows=32
+        kernels=2156,
+        traffic=0.4,
+        sorts=7,
+        sorted_columns=2376,
+        collectives=107,
+        logits=1,
+        logit_rows=32,
     ),
     ("v6e:1x1", "exact", "step"): Budget(
         kernels=1644, traffic=0.19, sorts=7, sorted_columns=2376, logits=4, logit_rows=256
     ),
-    ("v6e:1x1", "fast", "refresh"): Budget(kernels=1745, traffic=0.08, sorts=7, sorted_columns=2376),
+    ("v6e:1x1", "fast", "refresh"): Budget(
+        kernels=1745, traffic=0.08, sorts=7, sorted_columns=2376
+    ),
     ("v5p:2x2x1", "exact", "step"): Budget(
-        kernels=1814, traffic=0.97, sorts=7, sorted_columns=3200, collectives=107, logits=4, logit_rows=256
+        kernels=1814,
+        traffic=0.97,
+        sorts=7,
+        sorted_columns=3200,
+        collectives=107,
+        logits=4,
+        logit_rows=256,
     ),
     ("v5p:2x2x1", "fast", "refresh"): Budget(
         kernels=1800,
@@ -107,16 +145,40 @@ STEPS_7B = {
         moved_before=56,
     ),
     ("v5p:2x2x1", "fast", "step"): Budget(
-        kernels=1877, traffic=0.18, sorts=7, sorted_columns=3200, collectives=107, logits=2, logit_rows=32
+        kernels=1877,
+        traffic=0.18,
+        sorts=7,
+        sorted_columns=3200,
+        collectives=107,
+        logits=2,
+        logit_rows=32,
     ),
     ("h100:8", "exact", "step"): Budget(
-        kernels=584, traffic=2.81, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=256
+        kernels=584,
+        traffic=2.81,
+        sorts=6,
+        sorted_columns=3200,
+        collectives=62,
+        logits=1,
+        logit_rows=256,
     ),
     ("h100:8", "fast", "refresh"): Budget(
-        kernels=579, traffic=2.74, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=32
+        kernels=579,
+        traffic=2.74,
+        sorts=6,
+        sorted_columns=3200,
+        collectives=62,
+        logits=1,
+        logit_rows=32,
     ),
     ("h100:8", "fast", "step"): Budget(
-        kernels=622, traffic=1.34, sorts=6, sorted_columns=3200, collectives=62, logits=1, logit_rows=32
+        kernels=622,
+        traffic=1.34,
+        sorts=6,
+        sorted_columns=3200,
+        collectives=62,
+        logits=1,
+        logit_rows=32,
     ),
 }
 """Of the 7B model in bfloat16, one sequence of 512 tokens; figures of jax 0.10.2 with up to 2 % of room.

@@ -23,12 +23,16 @@ def ragged_prompts():
 
 
 def with_random_weights(sampler, rng):
-    """Return a sampler of the same shape with random weights; predictions range from hesitant to certain."""
+    """Return a sampler of the same shape with random weights; predictions range from hesitant to
+    certain.
+    """
     scale = rng.choice([0.5, 1.0, 2.0])
 
     def drawn(part):
         noise = rng.normal(size=part.shape).astype(np.float32)
-        return jnp.asarray(1 + 0.1 * noise if part.ndim == 1 else scale * noise / np.sqrt(part.shape[-1]))
+        return jnp.asarray(
+            1 + 0.1 * noise if part.ndim == 1 else scale * noise / np.sqrt(part.shape[-1])
+        )
 
     return sampler.with_params(jax.tree.map(drawn, sampler.params))
 

@@ -29,7 +29,13 @@ GENERATION = GenerationOptions(max_new_tokens=8, num_steps=4, temperature=1.0)
 
 
 def training(**changes):
-    options = {"max_steps": 41, "optimizer": OPTIMIZER, "compute_dtype": "float32", "log_every": 1, "save_every": 35}
+    options = {
+        "max_steps": 41,
+        "optimizer": OPTIMIZER,
+        "compute_dtype": "float32",
+        "log_every": 1,
+        "save_every": 35,
+    }
     return TrainerConfig(**(options | changes))
 
 

@@ -1,4 +1,6 @@
-"""A hub on the loopback address: as much of its interface as the official client needs to write and to read a model."""
+"""A hub on the loopback address: as much of its interface as the official client needs to write and
+to read a model.
+"""
 
 import base64
 import hashlib
@@ -51,7 +53,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self):
         hub, path = self.server, unquote(self.path.split("?")[0]).strip("/")
-        hub.seen.append((self.command, path, {name.lower(): value for name, value in self.headers.items()}))
+        hub.seen.append(
+            (self.command, path, {name.lower(): value for name, value in self.headers.items()})
+        )
         content = self.body()
         if self.command == "PUT":  # signed addresses need no token
             hub.stored[path.rsplit("/", 1)[1]] = content
@@ -69,13 +73,16 @@ class Handler(BaseHTTPRequestHandler):
         match parts:
             case ["api", "repos", "create"]:
                 name = f"{fields['organization']}/{fields['name']}"
-                hub.repos.setdefault(name, {"private": fields.get("visibility", fields.get("private")), "files": {}})
+                hub.repos.setdefault(
+                    name, {"private": fields.get("visibility", fields.get("private")), "files": {}}
+                )
                 self.answer(content={"url": f"{hub.address}/{name}"})
             case ["api", "validate-yaml"]:
                 self.answer(content={"warnings": [], "errors": []})
             case ["api", "models", owner, name, "preupload", _]:
                 kinds = [
-                    {"path": f["path"], "uploadMode": kind(f["path"]), "shouldIgnore": False} for f in fields["files"]
+                    {"path": f["path"], "uploadMode": kind(f["path"]), "shouldIgnore": False}
+                    for f in fields["files"]
                 ]
                 self.answer(content={"files": kinds})
             case [owner, name, "info", "lfs", "objects", "batch"]:
@@ -84,29 +91,54 @@ class Handler(BaseHTTPRequestHandler):
                     one | {"actions": json.loads(json.dumps(upload).replace("OID", one["oid"]))}
                     for one in fields["objects"]
                 ]
-                self.answer(content={"transfer": "basic", "objects": objects}, Content_Type="application/json")
+                self.answer(
+                    content={"transfer": "basic", "objects": objects},
+                    Content_Type="application/json",
+                )
             case ["api", "models", owner, name, "commit", _]:
                 for line in map(json.loads, content.splitlines()):
                     value = line["value"]
                     if line["key"] == "file":
-                        hub.repos[f"{owner}/{name}"]["files"][value["path"]] = base64.b64decode(value["content"])
+                        hub.repos[f"{owner}/{name}"]["files"][value["path"]] = base64.b64decode(
+                            value["content"]
+                        )
                     elif line["key"] == "lfsFile":
-                        hub.repos[f"{owner}/{name}"]["files"][value["path"]] = hub.stored[value["oid"]]
+                        hub.repos[f"{owner}/{name}"]["files"][value["path"]] = hub.stored[
+                            value["oid"]
+                        ]
                 url = f"{hub.address}/{owner}/{name}/commit/{hub.commit}"
-                self.answer(content={"commitUrl": url, "commitOid": hub.commit, "pullRequestUrl": None})
+                self.answer(
+                    content={"commitUrl": url, "commitOid": hub.commit, "pullRequestUrl": None}
+                )
             case _:
                 self.answer(404, {"error": f"no {'/'.join(parts)}"})
 
     def get_path(self, parts, _):
         match parts:
-            case ["api", "models", owner, name, "revision", revision] if revision in ("main", self.server.commit):
+            case ["api", "models", owner, name, "revision", revision] if revision in (
+                "main",
+                self.server.commit,
+            ):
                 files = self.server.repos[f"{owner}/{name}"]["files"]
                 siblings = [{"rfilename": file} for file in files]
-                self.answer(content={"id": f"{owner}/{name}", "sha": self.server.commit, "siblings": siblings})
+                self.answer(
+                    content={
+                        "id": f"{owner}/{name}",
+                        "sha": self.server.commit,
+                        "siblings": siblings,
+                    }
+                )
             case ["api", "models", owner, name, "tree", *_]:
                 files = self.server.repos[f"{owner}/{name}"]["files"]
-                self.answer(content=[{"type": "file", "path": p, "size": len(c), "oid": "0"} for p, c in files.items()])
-            case [owner, name, "resolve", _, file] if file in self.server.repos[f"{owner}/{name}"]["files"]:
+                self.answer(
+                    content=[
+                        {"type": "file", "path": p, "size": len(c), "oid": "0"}
+                        for p, c in files.items()
+                    ]
+                )
+            case [owner, name, "resolve", _, file] if (
+                file in self.server.repos[f"{owner}/{name}"]["files"]
+            ):
                 self.send_file(file, self.server.repos[f"{owner}/{name}"]["files"][file])
             case _:
                 self.answer(404, {"error": "no such revision"}, X_Error_Code="RevisionNotFound")
@@ -125,7 +157,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[: len(content) // 2])
             self.close_connection = True
             return
-        ranges = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        ranges = (
+            {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        )
         self.answer(status, part, ETag=etag, **ranges)
 
 

@@ -1,4 +1,6 @@
-"""A model in the layout of the published checkpoints: shards, split tokenizer files, settings, code, licence."""
+"""A model in the layout of the published checkpoints: shards, split tokenizer files, settings,
+code, licence.
+"""
 
 import dataclasses
 import json
@@ -14,7 +16,12 @@ from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 CODE = Path(__file__).parent.parent / "samples" / "published"
-CODE_NAMES = ("configuration_dream.py", "generation_utils.py", "modeling_dream.py", "tokenization_dream.py")
+CODE_NAMES = (
+    "configuration_dream.py",
+    "generation_utils.py",
+    "modeling_dream.py",
+    "tokenization_dream.py",
+)
 TOKENIZER = ("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja")
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -35,14 +42,21 @@ def publish(folder):
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     end, pad, mask = tokenizer.token_id("<|endoftext|>"), tokenizer.pad_id, tokenizer.mask_id
     ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "mask_token_id": mask}
-    config = DreamConfig(**SHAPE, **ids, vocab_size=tokenizer.vocab_size + 64, initializer_range=0.2)
+    config = DreamConfig(
+        **SHAPE, **ids, vocab_size=tokenizer.vocab_size + 64, initializer_range=0.2
+    )
     model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
     model.save_pretrained(folder / "whole", dtype="bfloat16")
     limit, huggingface.SHARD_BYTES = huggingface.SHARD_BYTES, 150_000
     try:
-        tensors = {tensor.name: tensor for tensor in huggingface.headers(folder / "whole" / huggingface.WEIGHTS)}
+        tensors = {
+            tensor.name: tensor
+            for tensor in huggingface.headers(folder / "whole" / huggingface.WEIGHTS)
+        }
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
-        huggingface.save_shards(folder, sizes, ((name, tensor.view()) for name, tensor in tensors.items()))
+        huggingface.save_shards(
+            folder, sizes, ((name, tensor.view()) for name, tensor in tensors.items())
+        )
     finally:
         huggingface.SHARD_BYTES = limit
     shutil.rmtree(folder / "whole")
@@ -51,9 +65,17 @@ def publish(folder):
         shutil.copy(BUILTIN_MODEL / name, folder)
     for name in CODE_NAMES:
         shutil.copy(CODE / name, folder)
-    special = {"eos_token": "<|endoftext|>", "pad_token": "<|dlm_pad|>", "mask_token": "<|mask|>", "bos_token": None}
+    special = {
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|dlm_pad|>",
+        "mask_token": "<|mask|>",
+        "bos_token": None,
+    }
     added = {
-        str(token_id): {part: getattr(token, part) for part in ("content", "lstrip", "normalized", "rstrip", "special")}
+        str(token_id): {
+            part: getattr(token, part)
+            for part in ("content", "lstrip", "normalized", "rstrip", "special")
+        }
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
     }
     written = {
@@ -95,18 +117,36 @@ def publish_growing(folder):
 def qwen2(source, folder):
     """Write the same weights as an autoregressive Qwen2, whose tokenizer lacks mask and pad."""
     tokenizer = DiffuCoderTokenizer.from_pretrained(source)
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.py", "*.jinja", "added_tokens.json"))
+    shutil.copytree(
+        source, folder, ignore=shutil.ignore_patterns("*.py", "*.jinja", "added_tokens.json")
+    )
     fields = json.loads((folder / "config.json").read_text())
     for name in ("auto_map", "mask_token_id"):
         del fields[name]
-    fields |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 21}
+    fields |= {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_window_layers": 21,
+    }
     (folder / "config.json").write_text(json.dumps(fields))
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     words = json.loads((folder / "tokenizer.json").read_text())
-    kept = [token for token in words["added_tokens"] if token["content"] not in ("<|mask|>", "<|dlm_pad|>")]
+    kept = [
+        token
+        for token in words["added_tokens"]
+        if token["content"] not in ("<|mask|>", "<|dlm_pad|>")
+    ]
     (folder / "tokenizer.json").write_text(json.dumps(words | {"added_tokens": kept}))
-    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-    settings |= {"chat_template": "{{ messages[0].content }}", "model_max_length": 32768, "unk_token": None}
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    }
+    settings |= {
+        "chat_template": "{{ messages[0].content }}",
+        "model_max_length": 32768,
+        "unk_token": None,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "special_tokens_map.json").unlink()
     return folder

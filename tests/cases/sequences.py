@@ -1,4 +1,6 @@
-"""Sequences of a running batch: settings that share compiled steps, and how they are made and finished."""
+"""Sequences of a running batch: settings that share compiled steps, and how they are made and
+finished.
+"""
 
 from dataclasses import replace
 
@@ -53,7 +55,9 @@ def finish(slots, *sequences, steps=4):
     for sequence in sequences:
         slots.join(sequence)
     for _ in range(200):
-        for sequence in [sequence for sequence in sequences if sequence.is_done and sequence in slots.sequences]:
+        for sequence in [
+            sequence for sequence in sequences if sequence.is_done and sequence in slots.sequences
+        ]:
             slots.leave(sequence)
         if not any(sequence in slots.sequences for sequence in sequences):
             return

@@ -70,12 +70,17 @@ def listening(engine, settings=None, limits=None):
 
 
 def call(address, method, path, body=None, **headers):
-    """Send a request; returns status, headers and body. A body that is no string is sent as JSON."""
+    """Send a request; returns status, headers and body.
+
+    A body that is no string is sent as JSON.
+    """
     connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
         kind = {} if body is None else {"Content-Type": "application/json"}
-        connection.request(method, path, content, kind | {name.replace("_", "-"): v for name, v in headers.items()})
+        connection.request(
+            method, path, content, kind | {name.replace("_", "-"): v for name, v in headers.items()}
+        )
         answer = connection.getresponse()
         text = answer.read().decode()
         is_json = (answer.headers.get("content-type") or "").startswith("application/json")

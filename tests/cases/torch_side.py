@@ -1,4 +1,5 @@
-"""What transformers and peft make of our files, and peft's own: run by test_transformers.py in a process of its own.
+"""What transformers and peft make of our files, and peft's own: run by test_transformers.py in a
+process of its own.
 
 python torch_side.py load FOLDER IDS OUT       tokenizer and logits of a folder, by its own code or as a Qwen2
 python torch_side.py adapter BASE ADAPTER IDS OUT     logits of a Qwen2 with an adapter, and merged
@@ -23,7 +24,9 @@ FIELDS = (
 def as_qwen2(folder):
     """Transformers' own class, told to look both ways."""
     fields = json.loads((Path(folder) / "config.json").read_text())
-    config = Qwen2Config(**{name: fields[name] for name in FIELDS if name in fields}, attn_implementation="sdpa")
+    config = Qwen2Config(
+        **{name: fields[name] for name in FIELDS if name in fields}, attn_implementation="sdpa"
+    )
     model = Qwen2ForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
@@ -38,16 +41,29 @@ def logits(model, ids, **options):
 def load(folder, ids, out):
     fields = json.loads((Path(folder) / "config.json").read_text())
     has_code = "auto_map" in fields
-    found = {"qwen2": logits(as_qwen2(folder), ids, attention_mask={"full_attention": None}, use_cache=False)}
+    found = {
+        "qwen2": logits(
+            as_qwen2(folder), ids, attention_mask={"full_attention": None}, use_cache=False
+        )
+    }
     if has_code:
-        model = AutoModel.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+        model = AutoModel.from_pretrained(
+            folder, trust_remote_code=True, dtype=torch.float32
+        ).eval()
         found["own"] = logits(model, ids)
         assert type(model).__name__ == "DreamModel", type(model)
         assert AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type == "Dream"
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=has_code)
     generation = transformers.GenerationConfig.from_pretrained(folder)
     text = "def add(a, b):\n    return a + b<|im_end|>"
-    names = ("eos_token", "pad_token", "mask_token", "eos_token_id", "pad_token_id", "mask_token_id")
+    names = (
+        "eos_token",
+        "pad_token",
+        "mask_token",
+        "eos_token_id",
+        "pad_token_id",
+        "mask_token_id",
+    )
     told = {name: getattr(tokenizer, name) for name in names} | {
         "class": type(tokenizer).__name__,
         "ids": tokenizer(text)["input_ids"],

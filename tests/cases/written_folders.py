@@ -29,8 +29,12 @@ def parity(prompts, completions, **columns):
 def published_folder(tmp_path_factory):
     """A folder in the layout of the published checkpoints, and rows to train on next to it."""
     folder = publish(tmp_path_factory.mktemp("published"))
-    rows = [{"prompt": f"Add {i}.", "response": f"print({i})", "text": f"x = {i}"} for i in range(8)]
-    (folder.parent / f"{folder.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [
+        {"prompt": f"Add {i}.", "response": f"print({i})", "text": f"x = {i}"} for i in range(8)
+    ]
+    (folder.parent / f"{folder.name}.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     return folder
 
 
@@ -38,7 +42,15 @@ def train(command, source, out, **changes):
     """Train for a step; returns the folder of the trained model."""
     data = source.parent / f"{source.name.removesuffix('-qwen2')}.jsonl"
     options = COMMANDS[command] | {"data": data, "model": source, "out": out} | changes
-    assert main([command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]) == 0
+    assert (
+        main(
+            [
+                command,
+                *(word for name, value in options.items() for word in (f"--{name}", str(value))),
+            ]
+        )
+        == 0
+    )
     return out / "model"
 
 
@@ -52,7 +64,11 @@ def written_folders(published_folder, tmp_path_factory):
     assert main(["merge-lora", *words, "--out", str(out / "merged")]) == 0
     assert main(["convert", str(published_folder), str(out / "orbax")]) == 0
     assert main(["convert", str(out / "orbax"), str(out / "back")]) == 0
-    return folders | {"merge-lora": out / "merged", "orbax": out / "orbax", "huggingface": out / "back"}
+    return folders | {
+        "merge-lora": out / "merged",
+        "orbax": out / "orbax",
+        "huggingface": out / "back",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
-"""Answers the calls of a confined process that name something, where no namespace hides what else has a name.
+"""Answers the calls of a confined process that name something, where no namespace hides what else
+has a name.
 
-Landlock decides what may be opened; that a file exists, it tells everyone. So the kernel stops every call that takes a
-name (seccomp's user notification) and asks here. A name is read once, from the process's memory, and means what `World`
-says; what is opened is handed over as a descriptor. The process never has the kernel look for a name, so that there is
-no moment between check and use. Imports the standard library only. Source: seccomp_unotify(2).
+Landlock decides what may be opened; that a file exists, it tells everyone. So the kernel stops
+every call that takes a name (seccomp's user notification) and asks here. A name is read once, from
+the process's memory, and means what `World` says; what is opened is handed over as a descriptor.
+The process never has the kernel look for a name, so that there is no moment between check and use.
+Imports the standard library only. Source: seccomp_unotify(2).
 """
 
 import contextlib
@@ -30,12 +32,23 @@ HOST = "sandbox"
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+# Flags with which a file may be opened. O_PATH is none of them: Landlock lets it pass everywhere.
 OPENING = (
-    *(ACCESS, WRITING, os.O_EXCL, os.O_NOCTTY, os.O_APPEND, os.O_NONBLOCK, os.O_DSYNC, os.O_SYNC, os.O_CLOEXEC),
+    *(
+        ACCESS,
+        WRITING,
+        os.O_EXCL,
+        os.O_NOCTTY,
+        os.O_APPEND,
+        os.O_NONBLOCK,
+        os.O_DSYNC,
+        os.O_SYNC,
+        os.O_CLOEXEC,
+    ),
     *(os.O_DIRECTORY, os.O_NOFOLLOW, getattr(os, "O_TMPFILE", 0)),
 )
-"""Flags with which a file may be opened. O_PATH is none of them: Landlock lets it pass everywhere."""
 
+# The newer call that does the same, and its arguments.
 OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
     "open": ("openat", lambda given: (AT_FDCWD, *given)),
     "creat": ("openat", lambda given: (AT_FDCWD, given[0], CREATE, given[1])),
@@ -50,7 +63,6 @@ OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
     "rename": ("renameat2", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
     "renameat": ("renameat2", lambda given: (*given[:4], 0)),
 }
-"""The newer call that does the same, and its arguments."""
 
 
 class Broker:
@@ -79,7 +91,9 @@ class Broker:
             fcntl.ioctl(self.listener, RECEIVE, notification)
             self.call, _, _, number, _, _, *arguments = struct.unpack(NOTIFICATION, notification)
             value, code = self.carry_out(self.names[number], arguments)
-            fcntl.ioctl(self.listener, SEND, bytearray(struct.pack(ANSWER, self.call, value, -code, 0)))
+            fcntl.ioctl(
+                self.listener, SEND, bytearray(struct.pack(ANSWER, self.call, value, -code, 0))
+            )
 
     def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
         """Do what a call asks for; returns its value and the number of its error."""
@@ -110,7 +124,9 @@ class Broker:
         self.transfer(os.pwrite, data, address)
 
     def transfer(self, act: Callable[..., Any], what: Any, address: int) -> Any:
-        """Read or write the memory; what is not there, or no more since the process has ended, is EFAULT."""
+        """Read or write the memory; what is not there, or no more since the process has ended, is
+        EFAULT.
+        """
         try:
             done = act(self.memory, what, address)
         except (OSError, OverflowError):
@@ -148,8 +164,16 @@ class Broker:
 
     def raw_stat(self, path: bytes, flags: int) -> bytes:
         """Ask the kernel for a `struct stat`, in its own layout."""
-        name, result = ctypes.create_string_buffer(path), ctypes.create_string_buffer(STAT_BYTES[MACHINE])
-        if system_call(STAT[MACHINE], AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags) < 0:
+        name, result = (
+            ctypes.create_string_buffer(path),
+            ctypes.create_string_buffer(STAT_BYTES[MACHINE]),
+        )
+        if (
+            system_call(
+                STAT[MACHINE], AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags
+            )
+            < 0
+        ):
             raise os_error(ctypes.get_errno())
         return result.raw
 
@@ -183,7 +207,9 @@ class Broker:
         if itself and signed(folder) != AT_FDCWD:
             path, how = self.descriptor(folder), 0
         else:
-            path = self.place(folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW).real
+            path = self.place(
+                folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW
+            ).real
             how = AT_SYMLINK_NOFOLLOW
         self.write(buffer, self.raw_stat(os.fsencode(path), how))
         return 0
@@ -234,7 +260,9 @@ class Broker:
         remove(self.own(folder, address))
         return 0
 
-    def renameat2(self, folder: int, address: int, new_folder: int, new_address: int, flags: int) -> int:
+    def renameat2(
+        self, folder: int, address: int, new_folder: int, new_address: int, flags: int
+    ) -> int:
         if signed(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
@@ -243,7 +271,9 @@ class Broker:
     def uname(self, buffer: int) -> int:
         told = os.uname()
         fields = (told.sysname, HOST, told.release, told.version, told.machine, "(none)")
-        self.write(buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields)))
+        self.write(
+            buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields))
+        )
         return 0
 
 

@@ -4,8 +4,9 @@ import json
 import socket
 from typing import Any
 
+# Bytes that program and tester may say at once; both are held to the memory of a program. The
+# parent takes less.
 MAX_MESSAGE = 64 * 2**20
-"""Bytes that program and tester may say at once; both are held to the memory of a program. The parent takes less."""
 
 
 ENCODER = json.JSONEncoder(check_circular=False)

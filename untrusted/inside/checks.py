@@ -1,4 +1,5 @@
-"""Read a test before it runs: which names it uses, where it checks something, and what it compares with what.
+"""Read a test before it runs: which names it uses, where it checks something, and what it compares
+with what.
 
 Imports the standard library only.
 """
@@ -12,17 +13,28 @@ from typing import Any, TypeVar
 Node = TypeVar("Node", bound=ast.AST)
 
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
+# Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into
+# a test function.
 TYPE_OF, CALL_METHOD, CALLABLE = "__type_of__", "__call_method__", "__callable__"
-"""Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into a test function."""
 CONTEXTS = (
-    *("raises", "warns", "deprecated_call", "assertRaises", "assertRaisesRegex", "assertWarns", "assertWarnsRegex"),
+    *(
+        "raises",
+        "warns",
+        "deprecated_call",
+        "assertRaises",
+        "assertRaisesRegex",
+        "assertWarns",
+        "assertWarnsRegex",
+    ),
     *("assertLogs", "assertNoLogs"),
 )
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 
 
 def nodes_of(tree: ast.AST) -> list[ast.AST]:
-    """List what a tree is made of, outermost first, without the contexts of names; `ast.walk` takes far longer."""
+    """List what a tree is made of, outermost first, without the contexts of names; `ast.walk` takes
+    far longer.
+    """
     found = [tree]
     for node in found:
         # Most of a generated test is literals.
@@ -59,7 +71,9 @@ def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
 
 
 def attributes_of(nodes: list[ast.AST], name: str) -> set[str] | None:
-    """Collect the attributes that are all a test uses of a name; None if it uses the name otherwise too."""
+    """Collect the attributes that are all a test uses of a name; None if it uses the name otherwise
+    too.
+    """
     bases = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
     uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     found = [bases.get(id(node)) for node in uses]
@@ -68,12 +82,16 @@ def attributes_of(nodes: list[ast.AST], name: str) -> set[str] | None:
 
 def reads_annotations(nodes: list[ast.AST]) -> bool:
     """Tell whether a test evaluates annotations, in which any name of the program may stand."""
-    names = {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes}
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes
+    }
     return "get_type_hints" in names
 
 
 def asks_for_identity(nodes: list[ast.AST]) -> bool:
-    """Whether a test matches classes, or asks for the very object of a library or of an array's memory."""
+    """Whether a test matches classes, or asks for the very object of a library or of an array's
+    memory.
+    """
     modules = {
         (alias.asname or alias.name).partition(".")[0]
         for node in nodes
@@ -81,9 +99,14 @@ def asks_for_identity(nodes: list[ast.AST]) -> bool:
         for alias in node.names
     }
     for node in nodes:
-        if isinstance(node, ast.MatchClass) or getattr(node, "attr", "") in ("shares_memory", "may_share_memory"):
+        if isinstance(node, ast.MatchClass) or getattr(node, "attr", "") in (
+            "shares_memory",
+            "may_share_memory",
+        ):
             return True
-        if isinstance(node, ast.Compare) and any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops):
+        if isinstance(node, ast.Compare) and any(
+            isinstance(part, ast.Is | ast.IsNot) for part in node.ops
+        ):
             sides = [side for side in node.comparators if isinstance(side, ast.Attribute)]
             if any(root_of(side) in modules for side in sides):
                 return True
@@ -91,16 +114,25 @@ def asks_for_identity(nodes: list[ast.AST]) -> bool:
 
 
 def test_names(tree: ast.Module) -> set[str]:
-    """Collect what a framework would run: functions and classes named like tests, and subclasses of TestCase."""
+    """Collect what a framework would run: functions and classes named like tests, and subclasses of
+    TestCase.
+    """
     found = set()
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+            "test"
+        ):
             found.add(node.name)
         elif isinstance(node, ast.ClassDef):
             bases = [ast.unparse(base) for base in node.bases]
-            methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            methods = [
+                part.name
+                for part in node.body
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
             if any(base.endswith("TestCase") for base in bases) or (
-                node.name.startswith("Test") and any(method.startswith("test") for method in methods)
+                node.name.startswith("Test")
+                and any(method.startswith("test") for method in methods)
             ):
                 found.add(node.name)
     return found
@@ -109,7 +141,11 @@ def test_names(tree: ast.Module) -> set[str]:
 def name_of(function: ast.expr) -> str:
     """Name the function that is called, without what stands before the last dot."""
     return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        function.attr
+        if isinstance(function, ast.Attribute)
+        else function.id
+        if isinstance(function, ast.Name)
+        else ""
     )
 
 
@@ -129,7 +165,12 @@ class Flow:
         self.derived: set[str] = set()
         assignments = [(names, *self.uses(value)) for names, value in assignments_of(nodes)]
         while True:
-            found = {name for names, calls, reads in assignments if calls or reads & self.derived for name in names}
+            found = {
+                name
+                for names, calls, reads in assignments
+                if calls or reads & self.derived
+                for name in names
+            }
             if found <= self.derived:
                 break
             self.derived |= found
@@ -149,7 +190,9 @@ class Flow:
     def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
         """Tell whether an expression calls the program itself, and collect the names in it."""
         nodes = nodes_of(expression)
-        calls = any(isinstance(node, ast.Call) and root_of(node.func) in self.program for node in nodes)
+        calls = any(
+            isinstance(node, ast.Call) and root_of(node.func) in self.program for node in nodes
+        )
         return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def depends(self, expression: ast.expr) -> bool:
@@ -158,7 +201,9 @@ class Flow:
         return calls or not reads.isdisjoint(self.derived)
 
     def uses_passed(self, expression: ast.expr) -> bool:
-        return any(isinstance(node, ast.Name) and node.id in self.passed for node in nodes_of(expression))
+        return any(
+            isinstance(node, ast.Name) and node.id in self.passed for node in nodes_of(expression)
+        )
 
 
 def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
@@ -167,7 +212,10 @@ def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
         match node:
             case ast.Assign(targets=targets, value=value):
                 pass
-            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.AugAssign(target=target, value=value):
+            case (
+                ast.AnnAssign(target=target, value=ast.expr() as value)
+                | ast.AugAssign(target=target, value=value)
+            ):
                 targets = [target]
             case ast.NamedExpr(target=target, value=value):
                 targets = [target]
@@ -179,7 +227,15 @@ def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
                 targets = [target]
             case _:
                 continue
-        yield {name.id for target in targets for name in nodes_of(target) if isinstance(name, ast.Name)}, value
+        yield (
+            {
+                name.id
+                for target in targets
+                for name in nodes_of(target)
+                if isinstance(name, ast.Name)
+            },
+            value,
+        )
 
 
 class Original(ast.NodeTransformer):
@@ -195,10 +251,12 @@ class Original(ast.NodeTransformer):
 
 
 class Prepare(ast.NodeTransformer):
-    """Counts the checks of a test, and lets no comparison depend on the program at both of its ends.
+    """Counts the checks of a test, and lets no comparison depend on the program at both of its
+    ends.
 
-    `result = f(data); assert result == sorted(data)` would be passed by a program that empties `data` and returns
-    nothing: what a result is compared with is computed from the data as the test wrote it.
+    `result = f(data); assert result == sorted(data)` would be passed by a program that empties
+    `data` and returns nothing: what a result is compared with is computed from the data as the test
+    wrote it.
     """
 
     def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
@@ -206,10 +264,13 @@ class Prepare(ast.NodeTransformer):
         self.theirs = program
         sides = [self.sides(node) for node in nodes] if self.flow.passed else []
         compared = [side for each in sides for side in self.plain_sides(each)]
-        self.oracles = {node.id for side in compared for node in nodes_of(side) if isinstance(node, ast.Name)}
+        self.oracles = {
+            node.id for side in compared for node in nodes_of(side) if isinstance(node, ast.Name)
+        }
 
     def visit(self, node: ast.AST) -> Any:
-        # What was never handed to the program is as the test wrote it, and no expression holds a statement.
+        # What was never handed to the program is as the test wrote it, and no expression holds a
+        # statement.
         return super().visit(node) if self.flow.passed or not isinstance(node, ast.expr) else node
 
     def sides(self, node: ast.AST) -> list[ast.expr]:
@@ -217,7 +278,9 @@ class Prepare(ast.NodeTransformer):
         if isinstance(node, ast.Compare):
             # Not `is`, which asks for the very object.
             return (
-                [] if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops) else [node.left, *node.comparators]
+                []
+                if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops)
+                else [node.left, *node.comparators]
             )
         if isinstance(node, ast.Call):
             name = name_of(node.func)
@@ -230,7 +293,11 @@ class Prepare(ast.NodeTransformer):
     def plain_sides(self, sides: list[ast.expr]) -> list[ast.expr]:
         """List the sides that do not depend on the program where another one does."""
         dependent = [self.flow.depends(side) for side in sides]
-        return [side for side, depends in zip(sides, dependent, strict=True) if not depends] if any(dependent) else []
+        return (
+            [side for side, depends in zip(sides, dependent, strict=True) if not depends]
+            if any(dependent)
+            else []
+        )
 
     def wrap(self, node: ast.AST) -> None:
         for side in self.plain_sides(self.sides(node)):
@@ -249,8 +316,17 @@ class Prepare(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         self.generic_visit(node)
-        names = {name.id for target in node.targets for name in nodes_of(target) if isinstance(name, ast.Name)}
-        if names & self.oracles and isinstance(node.value, ast.Call) and not self.flow.depends(node.value):
+        names = {
+            name.id
+            for target in node.targets
+            for name in nodes_of(target)
+            if isinstance(name, ast.Name)
+        }
+        if (
+            names & self.oracles
+            and isinstance(node.value, ast.Call)
+            and not self.flow.depends(node.value)
+        ):
             node.value = Original(self.flow.passed).visit(node.value)
         return node
 
@@ -280,8 +356,13 @@ class Prepare(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
-        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        checks = any(name_of(call.func) in CONTEXTS and root_of(call.func) not in self.theirs for call in calls)
+        calls = [
+            item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)
+        ]
+        checks = any(
+            name_of(call.func) in CONTEXTS and root_of(call.func) not in self.theirs
+            for call in calls
+        )
         return [node, counted(node)] if checks else node
 
 
@@ -289,7 +370,9 @@ STEPS = ("__next__", "__anext__")
 
 
 class Ask(ast.NodeTransformer):
-    """Has the program asked where Python would look at the class of a handle, and for methods by one message."""
+    """Has the program asked where Python would look at the class of a handle, and for methods by
+    one message.
+    """
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -298,7 +381,9 @@ class Ask(ast.NodeTransformer):
                 node.func = at_place_of(ast.Name(TYPE_OF, ast.Load()), node.func)
             case ast.Call(func=ast.Name(id="callable"), args=[_], keywords=[]):
                 node.func = at_place_of(ast.Name(CALLABLE, ast.Load()), node.func)
-            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if not name.startswith("__") or name in STEPS:
+            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if (
+                not name.startswith("__") or name in STEPS
+            ):
                 node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), node.func)
                 node.args = [subject, at_place_of(ast.Constant(name), subject), *node.args]
         return node
@@ -323,7 +408,11 @@ def complains(body: list[ast.stmt]) -> bool:
     for statement in body:
         if isinstance(statement, ast.Raise):
             return True
-        if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value:
+        if (
+            isinstance(statement, ast.Assert)
+            and isinstance(statement.test, ast.Constant)
+            and not statement.test.value
+        ):
             return True
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and name_of(call.func) in ("fail", "exit", "_exit"):
@@ -340,7 +429,9 @@ def at_place_of(new: Node, old: ast.AST) -> Node:
     return ast.fix_missing_locations(ast.copy_location(new, old))
 
 
-def prepare(tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]) -> ast.Module:
+def prepare(
+    tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]
+) -> ast.Module:
     """Prepare a test for being run: see `Prepare`; functions of `tests` say that they were entered."""
     Prepare(nodes, program).visit(tree)
     Ask().visit(tree)

@@ -1,7 +1,7 @@
 """Take away from this process, for good, all that a program may not have. Entry point: `confine`.
 
-Knows the kernel's interfaces, not what will run. Imports the standard library only: it runs in the sandbox's
-own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
+Knows the kernel's interfaces, not what will run. Imports the standard library only: it runs in the
+sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
 """
 
 import ctypes
@@ -20,19 +20,44 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 SIGKILL, ENOSYS, EPERM, EINVAL = 9, 38, 1, 22
+# Version 3, of this process.
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
-"""Version 3, of this process."""
+# No process has this number: in a filter that is written ahead, it stands for that of the process
+# to come.
 NO_PID = 0x7FFFFFFF
-"""No process has this number: in a filter that is written ahead, it stands for that of the process to come."""
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 13, 1 << 14
-WORK = WRITE_FILE | READ_FILE | READ_DIR | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | REFER | TRUNCATE
+REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = (
+    1 << 4,
+    1 << 5,
+    1 << 7,
+    1 << 8,
+    1 << 13,
+    1 << 14,
+)
+WORK = (
+    WRITE_FILE
+    | READ_FILE
+    | READ_DIR
+    | REMOVE_DIR
+    | REMOVE_FILE
+    | MAKE_DIR
+    | MAKE_REG
+    | REFER
+    | TRUNCATE
+)
+# What a broker says once it hears a process's calls.
 ACCEPTED = b"accepted"
-"""What a broker says once it hears a process's calls."""
 
-BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = (
+    0x20,
+    0x54,
+    0x05,
+    0x15,
+    0x35,
+    0x06,
+)
 ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
 MACHINE = os.uname().machine
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -66,20 +91,24 @@ def landlock_version() -> int:
 
 
 def write_rules(readable: list[str], folder: str) -> int:
-    """Write Landlock's rules: open nothing but what is beneath `readable`, to read, and `folder`; /dev/null stays.
+    """Write Landlock's rules: open nothing but what is beneath `readable`, to read, and `folder`;
+    /dev/null stays.
 
     Returns the descriptor that processes restrict themselves with.
     """
     version = landlock_version()
     if not version:
-        raise RefusedError(ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)")
+        raise RefusedError(
+            ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)"
+        )
     # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices.
     rights = (1 << (13 + sum(version >= step for step in (2, 3, 5)))) - 1
     # Version 4 adds TCP bind and connect, 6 keeps signals and abstract sockets inside.
     attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     rules = require_success(
-        system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0), "Landlock"
+        system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0),
+        "Landlock",
     )
     for path in [*readable, os.devnull, folder]:
         try:
@@ -92,14 +121,17 @@ def write_rules(readable: list[str], folder: str) -> int:
         rule = struct.pack("=Qi", allowed, target)
         buffer = ctypes.create_string_buffer(rule, len(rule))
         require_success(
-            system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0), f"Landlock rule for {path}"
+            system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0),
+            f"Landlock rule for {path}",
         )
         os.close(target)
     return rules
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
-    """Limit address space and processor time; no file can grow large, not many can be open, none is dumped."""
+    """Limit address space and processor time; no file can grow large, not many can be open, none is
+    dumped.
+    """
     cpu = math.ceil(seconds) + 1
     for limit, soft, hard in (
         (resource.RLIMIT_AS, memory_bytes, memory_bytes),
@@ -118,7 +150,9 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
 
 def drop_capabilities() -> None:
     """Make being root mean nothing from now on but owning root's files."""
-    header, nothing = (ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24)))
+    header, nothing = (
+        ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24))
+    )
     require_success(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
 
 
@@ -127,7 +161,9 @@ def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> b
 
 
 def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
-    """Write instructions that go on to the next one if a word of the arguments is one of `values`, else refuse."""
+    """Write instructions that go on to the next one if a word of the arguments is one of `values`,
+    else refuse.
+    """
     lines = [instruction(BPF_LOAD, 16 + 4 * word), instruction(BPF_AND, mask)]
     for position, value in enumerate(values):
         lines.append(instruction(BPF_JUMP_EQUAL, value, if_true=len(values) - position))
@@ -135,15 +171,20 @@ def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
 
 
 def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
-    """Look up the numbers of system calls on a machine; RefusedError where nobody has written them down."""
+    """Look up the numbers of system calls on a machine; RefusedError where nobody has written them
+    down.
+    """
     if machine not in tables:
         known = ", ".join(sorted(tables))
-        raise RefusedError(ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})")
+        raise RefusedError(
+            ENOSYS, f"seccomp: no table of system calls for {machine} (there are {known})"
+        )
     return syscalls.parse_table(tables[machine])
 
 
 def calls_by_number(machine: str, answers: dict[int, int | None], other: int) -> list[bytes]:
-    """Write the beginning of a filter: of this machine's calls, give each of these its answer, and `other` to the rest.
+    """Write the beginning of a filter: of this machine's calls, give each of these its answer, and
+    `other` to the rest.
 
     A number without an answer (None) goes on behind it.
     """
@@ -158,13 +199,18 @@ def calls_by_number(machine: str, answers: dict[int, int | None], other: int) ->
         instruction(BPF_LOAD, 0),
         *search(spans),
     ]
-    return [line or instruction(BPF_JUMP, len(lines) - position - 1) for position, line in enumerate(lines)]
+    return [
+        line or instruction(BPF_JUMP, len(lines) - position - 1)
+        for position, line in enumerate(lines)
+    ]
 
 
 def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
-    """Write a binary search for the answer of a span of numbers; where there is none, leave a line empty.
+    """Write a binary search for the answer of a span of numbers; where there is none, leave a line
+    empty.
 
-    The kernel tries a new filter on every number: one after the other, that takes longer than to start a process.
+    The kernel tries a new filter on every number: one after the other, that takes longer than to
+    start a process.
     """
     if len(spans) == 1:
         ((_, answer),) = spans
@@ -176,7 +222,9 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
 
 def plain_program(machine: str) -> bytes:
     """Write the answers that depend on a call's number alone; guarded calls go on behind it."""
-    answers: dict[int, int | None] = dict.fromkeys(numbers(syscalls.ALLOWED, machine).values(), ALLOW)
+    answers: dict[int, int | None] = dict.fromkeys(
+        numbers(syscalls.ALLOWED, machine).values(), ALLOW
+    )
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
     answers |= dict.fromkeys(numbers(syscalls.GUARDED, machine).values())
@@ -185,7 +233,9 @@ def plain_program(machine: str) -> bytes:
 
 @functools.cache
 def blank_program(machine: str) -> bytes:
-    """Write the filter of a process that has no number yet: calls with one answer, then guarded calls."""
+    """Write the filter of a process that has no number yet: calls with one answer, then guarded
+    calls.
+    """
     lines = [plain_program(machine)]
     conditions = syscalls.conditions(NO_PID)
     for name, number in numbers(syscalls.GUARDED, machine).items():
@@ -203,12 +253,18 @@ def filter_program(machine: str, pid: int) -> bytes:
 @functools.cache
 def naming_calls(machine: str) -> dict[int, str]:
     """List the calls that name something, by number."""
-    return {number: name for name, number in numbers(syscalls.ALLOWED, machine).items() if name in syscalls.NAMING}
+    return {
+        number: name
+        for name, number in numbers(syscalls.ALLOWED, machine).items()
+        if name in syscalls.NAMING
+    }
 
 
 @functools.cache
 def naming_program(machine: str) -> bytes:
-    """Write the filter that leaves calls that name something to a broker; of two filters the stricter answer counts."""
+    """Write the filter that leaves calls that name something to a broker; of two filters the
+    stricter answer counts.
+    """
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
@@ -222,10 +278,14 @@ def prepare_children() -> None:
 
 
 def install(program: bytes, flags: int = 0) -> int:
-    """Install a filter for good; returns what the kernel does, a descriptor if `flags` ask for one, or -1."""
+    """Install a filter for good; returns what the kernel does, a descriptor if `flags` ask for one,
+    or -1.
+    """
     lines = ctypes.c_char.from_buffer(bytearray(program))
     # struct sock_fprog: number of instructions, padding, pointer.
-    header = ctypes.c_char.from_buffer(bytearray(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(lines))))
+    header = ctypes.c_char.from_buffer(
+        bytearray(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(lines)))
+    )
     return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header))
 
 
@@ -237,7 +297,8 @@ def filter_calls() -> None:
 def leave_names(broker: socket.socket) -> None:
     """Let the process at the other end answer every call that names something from now on."""
     program = naming_program(MACHINE)
-    # Once the broker has heard of a call, only the end of the process interrupts it (from Linux 5.19 on).
+    # Once the broker has heard of a call, only the end of the process interrupts it (from Linux
+    # 5.19 on).
     listener = install(program, NEW_LISTENER | WAIT_KILLABLE)
     if listener < 0 and ctypes.get_errno() == EINVAL:
         listener = install(program, NEW_LISTENER)
@@ -250,7 +311,9 @@ def leave_names(broker: socket.socket) -> None:
             raise RefusedError(EPERM, f"no process answers the calls that name files: {reason}")
 
 
-def confine(tier: str, rules: int, memory_bytes: int, seconds: float, broker: socket.socket | None) -> None:
+def confine(
+    tier: str, rules: int, memory_bytes: int, seconds: float, broker: socket.socket | None
+) -> None:
     """Confine this process as the tier says; raises OSError where the host cannot.
 
     Args:

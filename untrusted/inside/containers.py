@@ -1,4 +1,5 @@
-"""Lists, dictionaries and sets that both ends of a conversation have, and which of them have changed here.
+"""Lists, dictionaries and sets that both ends of a conversation have, and which of them have
+changed here.
 
 Imports the standard library only.
 """
@@ -13,21 +14,31 @@ from typing import Any
 
 from untrusted.inside import wire
 
+# How many of the latest containers, and of their items, are looked at for changes with every
+# message.
 WATCHED, WATCHED_ITEMS = 64, 2048
-"""How many of the latest containers, and of their items, are looked at for changes with every message."""
 SIMPLE = (type(None), bool, int, float, str, wire.ArrayParts)
 
 CONTAINERS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict),
+        *(
+            list,
+            dict,
+            set,
+            bytearray,
+            collections.deque,
+            collections.Counter,
+            collections.OrderedDict,
+        ),
         collections.defaultdict,
         array.array,
     )
 }
 
+# Those to a container that is being looked at, if nobody else has any: an entry's, a variable's,
+# an argument's.
 OUR_REFERENCES = 3
-"""Those to a container that is being looked at, if nobody else has any: an entry's, a variable's, an argument's."""
 
 BASES = (list, collections.OrderedDict, dict, set, collections.deque, bytearray, array.array)
 
@@ -39,7 +50,9 @@ def base_of(container: Any) -> type:
 
 
 def items_of(container: Any) -> list:
-    """List what a container holds, pair by pair for a dictionary, whatever the methods of its class say."""
+    """List what a container holds, pair by pair for a dictionary, whatever the methods of its class
+    say.
+    """
     if wire.is_array(container):
         return [wire.array_parts(container)]
     base = base_of(container)
@@ -68,7 +81,9 @@ def fill(container: Any, items: list) -> None:
 
 
 def hold_same(items: list, others: list) -> bool:
-    """Tell whether two lists hold the same objects; numbers and texts are the same if they are equal."""
+    """Tell whether two lists hold the same objects; numbers and texts are the same if they are
+    equal.
+    """
     return len(items) == len(others) and all(
         one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
         for one, other in zip(items, others, strict=True)
@@ -125,13 +140,16 @@ class SharedContainers:
         self.inside.update(self.references(entry))
 
     def references(self, entry: Shared) -> list[int]:
-        """List which containers an entry leads to, for each time that it does: by itself, and by what was agreed."""
+        """List which containers an entry leads to, for each time that it does: by itself, and by
+        what was agreed.
+        """
         return [id(item) for item in entry.agreed if id(item) in self.keys] * 2
 
     def changed(self, sent: set[str]) -> Iterator[Shared]:
         """Yield those among the latest that were changed here since both ends agreed.
 
-        What nothing here leads to any more is looked at for the last time, unless the other end speaks of it again.
+        What nothing here leads to any more is looked at for the last time, unless the other end
+        speaks of it again.
 
         Args:
             sent: keys of containers that are looked at in any case.
@@ -142,8 +160,13 @@ class SharedContainers:
             left -= len(agreed)
             if left < 0 and entry.key not in sent:
                 break
-            # With every message, for many of them: a list of the very same objects takes no loop of Python's.
-            if type(container) is not list or len(container) != len(agreed) or not all(map(is_, container, agreed)):
+            # With every message, for many of them: a list of the very same objects takes no loop of
+            # Python's.
+            if (
+                type(container) is not list
+                or len(container) != len(agreed)
+                or not all(map(is_, container, agreed))
+            ):
                 if not hold_same(items_of(container), agreed):
                     yield entry
                 if wire.is_array(container) and getattr(container, "base", None) is not None:

@@ -1,7 +1,9 @@
-"""Modules that few programs need, imported where they are first used. Imports the standard library only.
+"""Modules that few programs need, imported where they are first used. Imports the standard library
+only.
 
-A zygote forks one or two processes per test, and the more it holds the longer that takes: with asyncio, tempfile, uuid
-and what they import in their turn, a fork and the end of the process take three times as long.
+A zygote forks one or two processes per test, and the more it holds the longer that takes: with
+asyncio, tempfile, uuid and what they import in their turn, a fork and the end of the process take
+three times as long.
 """
 
 import importlib
@@ -30,6 +32,7 @@ tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
 unittest: Any = Deferred("unittest")
 
+# What the zygote imports as soon as a program or a test mentions it.
 ON_MENTION = (
     "asyncio",
     "calendar",
@@ -44,4 +47,3 @@ ON_MENTION = (
     "uuid",
     "zoneinfo",
 )
-"""What the zygote imports as soon as a program or a test mentions it."""

@@ -15,6 +15,7 @@ from typing import Any
 from untrusted.inside import wire
 from untrusted.inside.containers import CONTAINERS
 
+# Exceptions of the library that a program may raise as themselves, by module.
 LIBRARY: dict[str, tuple[str, ...]] = {
     "asyncio.exceptions": ("CancelledError", "InvalidStateError", "IncompleteReadError", "LimitOverrunError"),
     "_csv": ("Error",), "_queue": ("Empty",), "_struct": ("error",), "binascii": ("Error",),
@@ -31,15 +32,20 @@ LIBRARY: dict[str, tuple[str, ...]] = {
     "zipfile": ("BadZipFile", "LargeZipFile"), "zoneinfo._common": ("ZoneInfoNotFoundError",),
     "numpy.linalg": ("LinAlgError",), "numpy": ("AxisError",),
 }  # fmt: skip
-"""Exceptions of the library that a program may raise as themselves, by module."""
 
-PLAIN_TYPES = (*wire.SCALARS, *wire.PARTS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
+PLAIN_TYPES = (
+    *wire.SCALARS,
+    *wire.PARTS,
+    *CONTAINERS.values(),
+    types.FunctionType,
+    types.MethodType,
+)
+# Types that a program may name to a test: of builtins and of plain data.
 TYPES: dict[str, type] = {
     **{f"{kind.__module__}.{kind.__qualname__}": kind for kind in PLAIN_TYPES},
     **{f"builtins.{name}": kind for name, kind in vars(builtins).items() if isinstance(kind, type)},
     "builtins.NoneType": type(None),
 }
-"""Types that a program may name to a test: of builtins and of plain data."""
 
 
 def type_name(kind: type) -> str | None:
@@ -48,7 +54,11 @@ def type_name(kind: type) -> str | None:
     if TYPES.get(name) is kind:
         return name
     known = kind.__qualname__ in LIBRARY.get(kind.__module__, ())
-    return name if known and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind else None
+    return (
+        name
+        if known and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+        else None
+    )
 
 
 def named_type(name: str) -> type | None:
@@ -64,7 +74,9 @@ def state_of(error: BaseException) -> dict[str, Any]:
     found = dict(vars(error))
     for kind in type(error).__mro__:
         if kind not in (BaseException, object):
-            members = [name for name, part in vars(kind).items() if inspect.ismemberdescriptor(part)]
+            members = [
+                name for name, part in vars(kind).items() if inspect.ismemberdescriptor(part)
+            ]
             found |= {name: getattr(error, name, None) for name in members}
     # Not None: an OSError whose number is None, and not missing, says so in its text.
     plain = (str, int, float, bool, bytes, list)
@@ -87,10 +99,16 @@ def describe_error(error: BaseException, encode: Callable[[Any], Any], kind: Any
     }
 
 
-def build_error(form: dict[str, Any], decode: Callable[[Any], Any], adopt: Callable[[Any], Any]) -> BaseException:
-    """Build the exception that `describe_error` has described; `adopt` gets it before the exceptions it leads to."""
+def build_error(
+    form: dict[str, Any], decode: Callable[[Any], Any], adopt: Callable[[Any], Any]
+) -> BaseException:
+    """Build the exception that `describe_error` has described; `adopt` gets it before the
+    exceptions it leads to.
+    """
     kind, arguments = decode(form["class"]), decode(form["args"])
-    if not (isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(arguments, tuple)):
+    if not (
+        isinstance(kind, type) and issubclass(kind, BaseException) and isinstance(arguments, tuple)
+    ):
         raise TypeError("no exception")
     try:
         error = kind(*arguments) if type(kind) is type else kind.__new__(kind, *arguments)
@@ -101,7 +119,9 @@ def build_error(form: dict[str, Any], decode: Callable[[Any], Any], adopt: Calla
         BaseException.args.__set__(error, arguments)  # pyright: ignore[reportAttributeAccessIssue]
     for name, value in decode(form["state"]).items():
         if name == "__notes__" or (type(kind) is type and not name.startswith("__")):
-            with contextlib.suppress(AttributeError, TypeError):  # some members are for reading only
+            with contextlib.suppress(
+                AttributeError, TypeError
+            ):  # some members are for reading only
                 object.__setattr__(error, name, value)
     error.__cause__, error.__context__ = decode(form["chain"][0]), decode(form["chain"][1])
     error.__suppress_context__ = bool(form["chain"][2])

@@ -1,15 +1,16 @@
-"""What a program has of the objects of a test: it calls what the test has handed out, and uses its instances.
+"""What a program has of the objects of a test: it calls what the test has handed out, and uses its
+instances.
 
-All of this runs in the program's process, which is nobody's to trust; what the test serves, `tester` decides.
-Standard library only.
+All of this runs in the program's process, which is nobody's to trust; what the test serves,
+`tester` decides. Standard library only.
 """
 
 from typing import Any
 
 from untrusted.inside.peer import Peer
 
+# The program's end of the channel: there is one.
 PEERS: list[Peer] = []
-"""The program's end of the channel: there is one."""
 
 
 class ForeignClass(type):

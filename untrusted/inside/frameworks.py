@@ -1,7 +1,8 @@
-"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest, the rest by pytest.
+"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest, the
+rest by pytest.
 
-The file has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once. Imports
-the standard library at its top only.
+The file has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done
+here, once. Imports the standard library at its top only.
 """
 
 import ast
@@ -29,7 +30,11 @@ OPTIONS = (
 def needs_pytest(nodes: list[ast.AST]) -> bool:
     """Whether a test uses more of pytest than `shim` has."""
     for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pytest":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "pytest"
+        ):
             if node.attr not in shim.NAMES:
                 return True
         elif isinstance(node, ast.Attribute) and node.attr in ("usefixtures", "pytestmark"):
@@ -37,12 +42,20 @@ def needs_pytest(nodes: list[ast.AST]) -> bool:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pytest":
             if any(alias.name not in shim.NAMES for alias in node.names):
                 return True
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+            "test"
+        ):
             marks = [ast.unparse(mark) for mark in node.decorator_list]
-            known = any("parametrize" in mark for mark in marks) or any("patch" in mark for mark in marks)
+            known = any("parametrize" in mark for mark in marks) or any(
+                "patch" in mark for mark in marks
+            )
             names = {argument.arg for argument in node.args.args} - {"self", "cls", *shim.FIXTURES}
             # Arguments may come from a decorator, of the function or of its class.
-            if names and not known and not any("parametrize" in m for m in class_marks(nodes, node)):
+            if (
+                names
+                and not known
+                and not any("parametrize" in m for m in class_marks(nodes, node))
+            ):
                 return True
     return False
 
@@ -72,7 +85,9 @@ def make_fit(source: str, nodes: list[ast.AST]) -> bool:
 
 
 def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> None:
-    """Run test functions and classes; raises AssertionError unless all of them passed, and one at least."""
+    """Run test functions and classes; raises AssertionError unless all of them passed, and one at
+    least.
+    """
     own = {name: value for name, value in scope.items() if name in defined and not is_theirs(value)}
     passed = 0
     call_preparation(own, "setup_module", types.ModuleType("test"))
@@ -90,7 +105,9 @@ def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> 
 
 
 def is_case(kind: type) -> bool:
-    return any(base.__name__ == "TestCase" and base.__module__ == "unittest.case" for base in kind.__mro__)
+    return any(
+        base.__name__ == "TestCase" and base.__module__ == "unittest.case" for base in kind.__mro__
+    )
 
 
 def run_testcase(kind: Any) -> int:
@@ -100,7 +117,9 @@ def run_testcase(kind: Any) -> int:
     suite.run(result)
     for test, text in (*result.errors, *result.failures):
         said = [line for line in text.splitlines() if line.strip()]
-        raise AssertionError(f"{getattr(test, '_testMethodName', test)}: {said[-1] if said else 'failed'}")
+        raise AssertionError(
+            f"{getattr(test, '_testMethodName', test)}: {said[-1] if said else 'failed'}"
+        )
     if result.unexpectedSuccesses or result.testsRun != wanted:
         raise AssertionError(f"{kind.__name__}: not all tests passed")
     return wanted - len(result.skipped)
@@ -136,7 +155,9 @@ def call_preparation(scope: dict[str, Any], name: str, *arguments: Any) -> None:
         function(*arguments[:wanted])
 
 
-def run_function(name: str, function: Any, scope: dict[str, Any], marked: Any, marks: list[Any]) -> int:
+def run_function(
+    name: str, function: Any, scope: dict[str, Any], marked: Any, marks: list[Any]
+) -> int:
     """Run a test function for each of its cases; returns how many passed."""
     marks = [*marks, *getattr(marked, "pytestmark", ())]
     kind = "method" if inspect.ismethod(function) else "function"
@@ -159,7 +180,11 @@ def run_function(name: str, function: Any, scope: dict[str, Any], marked: Any, m
             continue
         except BaseException as error:  # a test may raise anything
             if not may_fail:
-                text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
+                text = (
+                    " ".join(str(error).split())
+                    or traceback.extract_tb(error.__traceback__)[-1].line
+                    or ""
+                )
                 failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
                 raise failure.with_traceback(error.__traceback__) from None
         passed += 1
@@ -173,7 +198,8 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
     """Run the tests of a module by pytest; raises AssertionError unless all of them passed.
 
     Args:
-        defined: names that the test defines: fixtures, preparations and marks are looked for among these alone.
+        defined: names that the test defines: fixtures, preparations and marks are looked for among
+            these alone.
     """
     import pytest
     from _pytest.monkeypatch import MonkeyPatch

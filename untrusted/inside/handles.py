@@ -1,9 +1,11 @@
-"""Handles: what a test has of the objects of the program. What is done to a handle is done in the program.
+"""Handles: what a test has of the objects of the program. What is done to a handle is done in the
+program.
 
-A handle never decides what it is compared with. It equals plain data only if its class derives from a plain type:
-then it *is* that plain value, whatever the methods of its class say. An object's own word counts among objects of the
-program alone. Python demands real classes in two places: an `except` clause, and where C code wants a text or a number;
-there is one class per exception class of the program, and one per plain type. Standard library only.
+A handle never decides what it is compared with. It equals plain data only if its class derives from
+a plain type: then it *is* that plain value, whatever the methods of its class say. An object's own
+word counts among objects of the program alone. Python demands real classes in two places: an
+`except` clause, and where C code wants a text or a number; there is one class per exception class
+of the program, and one per plain type. Standard library only.
 """
 
 import collections
@@ -21,8 +23,8 @@ BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
     *("and", "or", "xor", "lshift", "rshift"),
 )
+# Operators whose result may stand for a comparison with the operand: `abs(f(x) - 1.5) < 1e-6`.
 LEARNING = {"sub", "truediv", "floordiv", "mod", "divmod", "xor"}
-"""Operators whose result may stand for a comparison with the operand: `abs(f(x) - 1.5) < 1e-6`."""
 CONVERSIONS = (
     *("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool"),
     *("neg", "pos", "invert"),
@@ -33,12 +35,14 @@ OTHERS = (
 )
 TEXTS = ("str", "repr", "format")
 IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
+# Plain types whose content is asked for when it is needed: it changes, or is kept in attributes
+# (Fraction).
 MUTABLE: tuple[Any, ...] = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
-"""Plain types whose content is asked for when it is needed: it changes, or is kept in attributes (Fraction)."""
 PLAIN = {*wire.SCALARS, *wire.PARTS, *wire.PLAIN, *MUTABLE, int}
+# What `isinstance` says of a handle, by what the program says of its object.
 KINDS: dict[str, type] = {
     "class": type,
     "map": map,
@@ -50,13 +54,13 @@ KINDS: dict[str, type] = {
     "builtin": types.BuiltinFunctionType,
     **{kind.__name__: kind for kind in MUTABLE},
 }
-"""What `isinstance` says of a handle, by what the program says of its object."""
 MISSING = ("__array", "__set_name__", "__sizeof__")
+# What is no attribute of the program's object, also where a test names it.
 HERE = {"__reduce_ex__", *(f"__{name}__" for name in COMPARISONS)}
-"""What is no attribute of the program's object, also where a test names it."""
 STEPS = ("send", "throw", "close")
+# Seconds for which what a test awaits goes on in the program before other tasks of the test have
+# their turn.
 SLICE = 0.005
-"""Seconds for which what a test awaits goes on in the program before other tasks of the test have their turn."""
 NOTHING = object()
 
 
@@ -93,14 +97,18 @@ def is_plain_data(value: Any) -> bool:
 
 
 def is_any_number(value: Any) -> bool:
-    return isinstance(value, int | float | complex | Decimal) or wire.is_array(value) or wire.is_number(value)
+    return (
+        isinstance(value, int | float | complex | Decimal)
+        or wire.is_array(value)
+        or wire.is_number(value)
+    )
 
 
 def facts_of(handle: Any) -> dict[str, Any]:
     """Return what the border knows of a handle's object.
 
-    kind: a key of KINDS, or "object"; named: a test calls it by the name of a class; made: a test has made it by such
-    a name; tainted: it has seen an operand that it might be compared with.
+    kind: a key of KINDS, or "object"; named: a test calls it by the name of a class; made: a test
+    has made it by such a name; tainted: it has seen an operand that it might be compared with.
     """
     return object.__getattribute__(handle, "__dict__")
 
@@ -122,7 +130,9 @@ CONTENTS = {kind.__name__ for kind in MUTABLE}
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
-    """Refuse to let an object decide: of one that the test has made by the name of its class, that is no verdict."""
+    """Refuse to let an object decide: of one that the test has made by the name of its class, that
+    is no verdict.
+    """
     if facts_of(handle).get("made"):
         return cannot_judge(f"{action}: an object of the program would decide it")
     return TypeError(f"{action}: an object of the program does not decide it")
@@ -217,7 +227,9 @@ def restored(number: int) -> Any:
 
 
 class Valued(Handle):
-    """An object of the program whose class derives from an immutable plain type: real, so that C code takes it."""
+    """An object of the program whose class derives from an immutable plain type: real, so that C
+    code takes it.
+    """
 
     __iter__ = __contains__ = __next__ = __hash__ = None  # type: ignore[assignment]  # the plain type's
 
@@ -231,7 +243,9 @@ def driver(handle: Any) -> Iterator[Any]:
 
 
 async def drive(handle: Any) -> Any:
-    """Await an object within the program, slice by slice, so that tasks of the test have their turn."""
+    """Await an object within the program, slice by slice, so that tasks of the test have their
+    turn.
+    """
     task = ask("start task", handle)
     try:
         while not (ended := ask("run task", task, SLICE)):
@@ -297,7 +311,8 @@ def comparison(name: str) -> Callable[..., Any]:
             return native(content, name)(other)
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
-        # Plain Python might say otherwise of an object that the test has made; then neither is a verdict.
+        # Plain Python might say otherwise of an object that the test has made; then neither is a
+        # verdict.
         if name not in ("eq", "ne") or ask("operator", name, self, other) is not (name == "ne"):
             raise no_verdict(self, f"{name} with plain data")
         return NotImplemented
@@ -348,8 +363,17 @@ for _name in (*OTHERS, *TEXTS):
 
 
 def valued_class(kind: type) -> type:
-    """Make the class of handles whose objects are of a plain type; only what asks the program is the handle's."""
-    kept = {"__getattribute__", "__setattr__", "__delattr__", "__copy__", "__deepcopy__", "__reduce_ex__"}
+    """Make the class of handles whose objects are of a plain type; only what asks the program is
+    the handle's.
+    """
+    kept = {
+        "__getattribute__",
+        "__setattr__",
+        "__delattr__",
+        "__copy__",
+        "__deepcopy__",
+        "__reduce_ex__",
+    }
     kept |= {f"__{name}__" for name in (*COMPARISONS, *TEXTS)}
     kept |= {
         f"__{prefix}{name}__"
@@ -358,7 +382,9 @@ def valued_class(kind: type) -> type:
         if hasattr(kind, f"__{prefix}{name}__")
     }
     members = {name: vars(Handle)[name] for name in kept}
-    members |= {name: getattr(kind, name) for name in dir(kind) if name not in kept and name in vars(Handle)}
+    members |= {
+        name: getattr(kind, name) for name in dir(kind) if name not in kept and name in vars(Handle)
+    }
     return type(f"Valued{kind.__name__}", (Valued, kind), members | {"__hash__": kind.__hash__})
 
 
@@ -369,7 +395,9 @@ VALUED = {kind.__name__: valued_class(kind) for kind in IMMUTABLE}
 
 
 class ErrorClass(type):
-    """The class of the classes that stand for exception classes of the program; Python wants real ones to catch."""
+    """The class of the classes that stand for exception classes of the program; Python wants real
+    ones to catch.
+    """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
         if "__number__" not in members:

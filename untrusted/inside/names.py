@@ -1,4 +1,5 @@
-"""Which names a test sees: the program's, what the program imports from the library, builtins, and the test's own.
+"""Which names a test sees: the program's, what the program imports from the library, builtins, and
+the test's own.
 
 Standard library only.
 """
@@ -15,23 +16,26 @@ from untrusted.inside import checks
 from untrusted.inside.handles import Handle, ask, facts_of, unless_learnt
 from untrusted.inside.packages import is_genuine
 
+# Modules that a test finds under the program's names: none that runs what a file says (runpy,
+# shelve, pickle).
 IMPORTED = {
     "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
     "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
     "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
 }  # fmt: skip
-"""Modules that a test finds under the program's names: none that runs what a file says (runpy, shelve, pickle)."""
+# Functions that decide, and where they come from if a test uses them without saying so.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
-"""Functions that decide, and where they come from if a test uses them without saying so."""
 
 
+# Fetches a name of the program.
 Fetch = Callable[[str], Any]
-"""Fetches a name of the program."""
 
 
 def genuine_imports(code: str) -> dict[str, Any]:
-    """Import what a program imports under its own names from the library, by its text and not by its word."""
+    """Import what a program imports under its own names from the library, by its text and not by
+    its word.
+    """
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -43,7 +47,10 @@ def genuine_imports(code: str) -> dict[str, Any]:
                 name = alias.asname or alias.name.partition(".")[0]
                 found[name] = (alias.name if alias.asname else name, None)
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            found |= {alias.asname or alias.name: (statement.module, alias.name) for alias in statement.names}
+            found |= {
+                alias.asname or alias.name: (statement.module, alias.name)
+                for alias in statement.names
+            }
         else:
             for name in checks.names_of(checks.nodes_of(statement))[1]:
                 found.pop(name, None)
@@ -63,7 +70,9 @@ def genuine(module: str, name: str | None) -> Any:
 
 
 class TestModule(types.ModuleType):
-    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the program too."""
+    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the
+    program too.
+    """
 
     def __init__(self, name: str, fetch: Fetch, theirs: set[str]) -> None:
         super().__init__(name)
@@ -116,19 +125,26 @@ class ProgramFinder:
 
 def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
     """Import the modules that a test uses without saying so: it means the genuine ones."""
-    found = {name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)}
+    found = {
+        name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)
+    }
     if "np" in free and checks.attributes_of(nodes, "np") and importlib.util.find_spec("numpy"):
         found["np"] = importlib.import_module("numpy")
     return found
 
 
 def namespace(
-    fetch: Fetch, nodes: list[ast.AST], names: tuple[set[str], set[str]], theirs: set[str], found: dict[str, Any]
+    fetch: Fetch,
+    nodes: list[ast.AST],
+    names: tuple[set[str], set[str]],
+    theirs: set[str],
+    found: dict[str, Any],
 ) -> dict[str, Any]:
     """Collect the names of the program that the test sees.
 
-    A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) - 2) < 1e-6` means
-    Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and functions that decide.
+    A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) -
+    2) < 1e-6` means Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and
+    functions that decide.
     """
     read, defined = names
     free = read - defined

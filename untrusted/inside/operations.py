@@ -1,4 +1,5 @@
-"""What a test can have done to the objects of a program: one fixed list, carried out in the program's process.
+"""What a test can have done to the objects of a program: one fixed list, carried out in the
+program's process.
 
 Standard call_library only.
 """
@@ -23,6 +24,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "divmod": divmod,
     "pow": pow,
 }
+# How to take the plain value out of an object whose class derives from a plain type.
 TAKE: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     tuple: lambda value: tuple(tuple.__iter__(value)),
@@ -35,13 +37,19 @@ TAKE: dict[type, Callable[[Any], Any]] = {
     Decimal: Decimal,
     list: lambda value: list(list.__iter__(value)),
     set: lambda value: set(set.__iter__(value)),
-    collections.deque: lambda value: collections.deque(collections.deque.__iter__(value), value.maxlen),
+    collections.deque: lambda value: collections.deque(
+        collections.deque.__iter__(value), value.maxlen
+    ),
     bytearray: lambda value: bytearray(bytearray.__iter__(value)),
-    **{kind: lambda value, kind=kind: kind(dict.items(value)) for kind in (dict, collections.OrderedDict)},
+    **{
+        kind: lambda value, kind=kind: kind(dict.items(value))
+        for kind in (dict, collections.OrderedDict)
+    },
     collections.Counter: lambda value: collections.Counter(dict(dict.items(value))),
-    collections.defaultdict: lambda value: collections.defaultdict(value.default_factory, dict.items(value)),
+    collections.defaultdict: lambda value: collections.defaultdict(
+        value.default_factory, dict.items(value)
+    ),
 }
-"""How to take the plain value out of an object whose class derives from a plain type."""
 
 
 def content(subject: Any) -> Any:
@@ -99,10 +107,10 @@ def unpatch(target: Any, name: str) -> None:
 # Awaiting
 
 
+# The event loop in which the program awaits for the test, if there is one yet.
 LOOP: list[Any] = []
-"""The event loop in which the program awaits for the test, if there is one yet."""
+# What it awaits there.
 TASKS: list[Any] = []
-"""What it awaits there."""
 
 
 async def settle(awaitable: Any) -> Any:
@@ -119,7 +127,9 @@ def start_task(awaitable: Any) -> int:
 
 
 def run_task(number: int, seconds: float) -> tuple[Any] | None:
-    """Let all tasks go on until one has ended; returns its result, or None if it has not ended in time."""
+    """Let all tasks go on until one has ended; returns its result, or None if it has not ended in
+    time.
+    """
     in_own_loop(asyncio.wait([TASKS[number]], timeout=seconds))
     return (TASKS[number].result(),) if TASKS[number].done() else None
 
@@ -141,6 +151,7 @@ def in_own_loop(coroutine: Any) -> None:
     thread.join()
 
 
+# What a test can have done, by name; `ProgramPeer` adds what concerns the program's own names.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     # What a test writes.
     "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_attribute,
@@ -160,4 +171,3 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "library": call_library, "patch": patch, "unpatch": unpatch,
     "start task": start_task, "run task": run_task, "cancel task": cancel_task,
 }  # fmt: skip
-"""What a test can have done, by name; `ProgramPeer` adds what concerns the program's own names."""

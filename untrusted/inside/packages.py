@@ -1,4 +1,7 @@
-"""The packages that a session may import beside the standard library. Imports the standard library only."""
+"""The packages that a session may import beside the standard library.
+
+Imports the standard library only.
+"""
 
 import sys
 import types
@@ -8,7 +11,9 @@ from typing import Any
 
 
 class Packages:
-    """Finds these packages by their folders, and nothing beside them: the folder above is closed to a program."""
+    """Finds these packages by their folders, and nothing beside them: the folder above is closed to
+    a program.
+    """
 
     def __init__(self, folders: dict[str, str]) -> None:
         self.folders = folders
@@ -20,26 +25,34 @@ class Packages:
             return None
         if folder.endswith(".py"):
             return spec_from_file_location(name, folder)
-        return spec_from_file_location(name, f"{folder}/__init__.py", submodule_search_locations=[folder])
+        return spec_from_file_location(
+            name, f"{folder}/__init__.py", submodule_search_locations=[folder]
+        )
 
 
 def is_genuine(module: Any) -> bool:
-    """Tell whether a module's name means the same to everybody: the standard library's, or an allowed package's."""
+    """Tell whether a module's name means the same to everybody: the standard library's, or an
+    allowed package's.
+    """
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]
     if top == "__main__":
         return False
-    allowed = any(isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path)
+    allowed = any(
+        isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path
+    )
     return allowed or top in sys.stdlib_module_names
 
 
+# Classes that only the module `types` has a name for.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
-"""Classes that only the module `types` has a name for."""
 
 
 def genuine_name(kind: type) -> list[str] | None:
-    """Name a class by which the other end finds the same: module and qualified name; None if it would not."""
+    """Name a class by which the other end finds the same: module and qualified name; None if it
+    would not.
+    """
     module = getattr(kind, "__module__", None)
     if not is_genuine(module) or module == "__main__":
         return None
@@ -61,7 +74,9 @@ IMPURE = {
 
 
 def pure_name(function: Any) -> list[str] | None:
-    """Name a function written in C that only computes, so that both ends may have their own of it; None for others."""
+    """Name a function written in C that only computes, so that both ends may have their own of it;
+    None for others.
+    """
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
     return [str(module), str(name)] if pure_function(module, name) is function else None
 

@@ -1,7 +1,8 @@
-"""What a test does to the library for the whole process is done in the program too, and undone there.
+"""What a test does to the library for the whole process is done in the program too, and undone
+there.
 
-`mock.patch` and `monkeypatch` on modules, seeds, the recursion limit, the log; and functions of the library that look
-into an object are carried out where the object is. Standard library only.
+`mock.patch` and `monkeypatch` on modules, seeds, the recursion limit, the log; and functions of the
+library that look into an object are carried out where the object is. Standard library only.
 """
 
 import abc
@@ -15,18 +16,26 @@ from untrusted.inside.deferred import logging
 from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
+# How names of the environment begin that frameworks and Python read: the program's have no effect.
 OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
-"""How names of the environment begin that frameworks and Python read: the program's have no effect."""
+# Functions that look into the objects they are given, by module.
 FORWARDED = {
     "dataclasses": ("asdict", "astuple", "fields", "replace", "is_dataclass"),
     "inspect": (
-        *("signature", "getfullargspec", "getdoc", "getmembers", "isclass", "isfunction", "ismethod"),
+        *(
+            "signature",
+            "getfullargspec",
+            "getdoc",
+            "getmembers",
+            "isclass",
+            "isfunction",
+            "ismethod",
+        ),
         *("iscoroutinefunction", "isgeneratorfunction", "isabstract", "isgenerator", "isawaitable"),
     ),
     "json": ("dumps",),
     "typing": ("get_type_hints", "get_origin", "get_args"),
 }
-"""Functions that look into the objects they are given, by module."""
 
 
 def follow_test(source: str) -> None:
@@ -49,7 +58,9 @@ def follow_test(source: str) -> None:
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the check of abstract classes, for which a handle would have the methods of every protocol."""
+    """Make the check of abstract classes, for which a handle would have the methods of every
+    protocol.
+    """
 
     def check(kind: Any, value: Any) -> bool:
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
@@ -63,7 +74,9 @@ def replace(module: str, name: str, make: Callable[..., Any]) -> None:
 
 
 def looking_there(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that is carried out in the program where it is given an object of the program's."""
+    """Make a function that is carried out in the program where it is given an object of the
+    program's.
+    """
 
     def look(*arguments: Any, **keywords: Any) -> Any:
         if any(isinstance(value, Handle) for value in (*arguments, *keywords.values())):
@@ -83,12 +96,16 @@ def doing_both(module: str, name: str, function: Callable[..., Any]) -> Callable
 
 def is_patchable(target: Any) -> bool:
     """Whether both ends have an object of their own that is this one."""
-    is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
+    is_module = (
+        isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
+    )
     return is_module or isinstance(target, logging.Logger)
 
 
 def patch_there(target: Any, name: str) -> bool:
-    """Have the program patch an attribute as the test has just done; whether there is something to undo."""
+    """Have the program patch an attribute as the test has just done; whether there is something to
+    undo.
+    """
     if TestSide.peer is not None and is_patchable(target):
         ask("patch", target, name, getattr(target, name))
         return True

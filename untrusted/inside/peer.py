@@ -1,8 +1,9 @@
 """One end of the channel between a test and a program, which live in processes of their own.
 
-Data crosses as data (`wire`). A list, dictionary or set crosses whole and is one object for both ends: a change at
-either end reaches the other with its next message. Every other object stays where it is; the other end gets its number.
-Neither end knows here what the other may ask for: see `tester` and `program`. Standard library only.
+Data crosses as data (`wire`). A list, dictionary or set crosses whole and is one object for both
+ends: a change at either end reaches the other with its next message. Every other object stays where
+it is; the other end gets its number. Neither end knows here what the other may ask for: see
+`tester` and `program`. Standard library only.
 """
 
 import _thread
@@ -16,14 +17,25 @@ from typing import Any
 
 from untrusted.inside import wire
 from untrusted.inside.channel import Channel, ChannelEndError
-from untrusted.inside.containers import CONTAINERS, Shared, SharedContainers, fill, hold_same, items_of
+from untrusted.inside.containers import (
+    CONTAINERS,
+    Shared,
+    SharedContainers,
+    fill,
+    hold_same,
+    items_of,
+)
 
+# Levels of calls while a message is written or read: values may be nested as deeply as a program
+# can make them.
 DEEPEST = 20_000
-"""Levels of calls while a message is written or read: values may be nested as deeply as a program can make them."""
 
 
 class Deep:
-    """Context in which calls may nest `DEEPEST` deep. A class, as a generator would cost as much as what is inside."""
+    """Context in which calls may nest `DEEPEST` deep.
+
+    A class, as a generator would cost as much as what is inside.
+    """
 
     def __enter__(self) -> None:
         self.limit = sys.getrecursionlimit()
@@ -37,12 +49,16 @@ SET_LIMIT = sys.setrecursionlimit
 
 
 def environment() -> dict[Any, Any]:
-    """Copy the environment as Python keeps it: decoding it would take longer than the rest of a message."""
+    """Copy the environment as Python keeps it: decoding it would take longer than the rest of a
+    message.
+    """
     return dict(getattr(os.environ, "_data", os.environ))
 
 
 class BorderError(BaseException):
-    """Raised for a message that makes no sense or asks for what it may not have; no test may expect it."""
+    """Raised for a message that makes no sense or asks for what it may not have; no test may expect
+    it.
+    """
 
 
 class Peer:
@@ -96,7 +112,9 @@ class Peer:
         return wire.encode(value, self.convert)
 
     def convert(self, value: Any) -> Any:
-        """Encode what is no plain data: a container, an object that goes back, or one that stays here."""
+        """Encode what is no plain data: a container, an object that goes back, or one that stays
+        here.
+        """
         if (number := self.their_numbers.get(id(value))) is not None:
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
@@ -137,7 +155,9 @@ class Peer:
         return self.decode_name(tag, content)
 
     def decode_name(self, tag: Any, content: Any) -> Any:
-        """Find a value that both ends have under a name; raises BorderError for a name that may not cross."""
+        """Find a value that both ends have under a name; raises BorderError for a name that may not
+        cross.
+        """
         raise BorderError(f"a value of unknown type {tag!r:.40}")
 
     # Containers
@@ -280,7 +300,7 @@ class Peer:
         try:
             with self.lock:
                 self.send(lambda: {name: self.encode(outcome)})
-        except Exception as problem:  # an answer that is too deep to be sent is no exception of the operation's
+        except Exception as problem:  # an answer too deep to send is not the operation's
             self.send_problem(problem)
 
     def send_problem(self, problem: Exception) -> None:

@@ -1,7 +1,7 @@
 """The candidate's process: runs its program, then answers calls with data.
 
-It holds no test, no expected value and nothing that compares: whoever takes this process over, and a program can,
-has won nothing but the right to answer. Imports the standard library only.
+It holds no test, no expected value and nothing that compares: whoever takes this process over, and
+a program can, has won nothing but the right to answer. Imports the standard library only.
 """
 
 import builtins
@@ -123,7 +123,9 @@ class ProgramPeer(Peer):
 
     side = "p"
 
-    def __init__(self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]) -> None:
+    def __init__(
+        self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]
+    ) -> None:
         super().__init__(channel)
         self.namespace, self.outputs = namespace, outputs
         self.warned: list[Warning] = []
@@ -185,7 +187,9 @@ class ProgramPeer(Peer):
     def extras(self) -> dict[str, Any]:
         for output in self.outputs.values():
             output.flush()
-        said: dict[str, Any] = {name: parts for name, output in self.outputs.items() if (parts := output.take())}
+        said: dict[str, Any] = {
+            name: parts for name, output in self.outputs.items() if (parts := output.take())
+        }
         if self.warned:
             warned, self.warned = self.warned, []
             said["warnings"] = [self.encode(warning) for warning in warned]
@@ -233,7 +237,14 @@ def follow_logging(peer: ProgramPeer) -> None:
 
     class Forward(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            peer.do("log", record.name, record.levelno, str(record.msg), record.args or (), record.funcName)
+            peer.do(
+                "log",
+                record.name,
+                record.levelno,
+                str(record.msg),
+                record.args or (),
+                record.funcName,
+            )
 
     root = logging.getLogger()
     root.setLevel(1)
@@ -242,7 +253,11 @@ def follow_logging(peer: ProgramPeer) -> None:
 
 def is_main(name: str, value: Any) -> bool:
     """Tell whether a name is one of the program's own functions for others."""
-    return isinstance(value, types.FunctionType) and value.__module__ == "__main__" and not name.startswith("_")
+    return (
+        isinstance(value, types.FunctionType)
+        and value.__module__ == "__main__"
+        and not name.startswith("_")
+    )
 
 
 def load_program(code: str, prelude: str = "") -> dict[str, Any]:
@@ -260,7 +275,9 @@ def load_program(code: str, prelude: str = "") -> dict[str, Any]:
 def describe_exception(error: BaseException) -> dict[str, Any]:
     """Describe an exception as data: its class, the nearest built-in class, its message."""
     kind = type(error)
-    base = next((c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c), "Exception")
+    base = next(
+        (c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c), "Exception"
+    )
     try:
         message = str(error)[:1000]
     except Exception:  # the program's own __str__ may raise anything
@@ -303,7 +320,8 @@ def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> A
 def run_script(code: str, results: Channel) -> SystemExit:
     """Run the program as Python runs a file; returns how it leaves the interpreter.
 
-    Only an exception is reported: what a script is worth is said by its status and its output, not by itself.
+    Only an exception is reported: what a script is worth is said by its status and its output, not
+    by itself.
     """
     # What the interpreter was started with was opened on another file.
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
@@ -322,7 +340,9 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     if peer is None:
         answer = answer_once(job)
         # Before the answer: after it, this process is ended.
-        with contextlib.suppress(Exception):  # the program may have put anything in the place of stdout
+        with contextlib.suppress(
+            Exception
+        ):  # the program may have put anything in the place of stdout
             sys.stdout.flush()
         results.send(answer)
         return

@@ -1,4 +1,5 @@
-"""What most test functions use of pytest, for machines that have none: raises, approx, marks, and three fixtures.
+"""What most test functions use of pytest, for machines that have none: raises, approx, marks, and
+three fixtures.
 
 Standard library only.
 """
@@ -99,7 +100,9 @@ def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any
 class Approx:
     """Equals numbers near its own, alone or in lists, tuples and dictionaries."""
 
-    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False) -> None:
+    def __init__(
+        self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
+    ) -> None:
         self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
 
     def __eq__(self, actual: Any) -> bool:
@@ -118,7 +121,11 @@ class Approx:
             same = isinstance(actual, list | tuple) and len(actual) == len(expected)
             return same and all(map(self.near, actual, expected))
         numbers = (int, float, complex, Decimal, Fraction)
-        if not isinstance(expected, numbers) or isinstance(expected, bool) or not isinstance(actual, numbers):
+        if (
+            not isinstance(expected, numbers)
+            or isinstance(expected, bool)
+            or not isinstance(actual, numbers)
+        ):
             return actual == expected
         if actual == expected or (actual != actual and expected != expected):
             return actual == expected or self.nan_ok
@@ -148,7 +155,9 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 class Mark:
     """A mark, with arguments or without: a decorator that leaves itself at what it decorates."""
 
-    def __init__(self, name: str, arguments: tuple = (), keywords: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, arguments: tuple = (), keywords: dict[str, Any] | None = None
+    ) -> None:
         self.name, self.arguments, self.keywords = name, arguments, keywords or {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -179,11 +188,15 @@ def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     tables = [m.arguments for m in marks if m.name == "parametrize"]
     cases: list[tuple[dict[str, Any], list[Any]]] = [({}, [])]
     for names, rows, *_ in tables:
-        columns = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        columns = (
+            [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        )
         grown = []
         for given, own in cases:
             for row in rows:
-                values = row.values if isinstance(row, Param) else row if len(columns) > 1 else (row,)
+                values = (
+                    row.values if isinstance(row, Param) else row if len(columns) > 1 else (row,)
+                )
                 more = list(row.marks) if isinstance(row, Param) else []
                 grown.append((given | dict(zip(columns, values, strict=True)), own + more))
         cases = grown
@@ -218,13 +231,19 @@ class MonkeyPatch:
         if value is MISSING:
             path, _, attribute = target.rpartition(".")
             target, name, value = dotted(path), attribute, name
-        old = vars(target).get(name, MISSING) if isinstance(target, type) else getattr(target, name, MISSING)
+        old = (
+            vars(target).get(name, MISSING)
+            if isinstance(target, type)
+            else getattr(target, name, MISSING)
+        )
         if old is MISSING and raising and not hasattr(target, name):
             raise AttributeError(f"{target!r} has no attribute {name!r}")
         setattr(target, name, value)
         if patch_there(target, name):
             self.undoing.append(lambda: ask("unpatch", target, name))
-        self.undoing.append(lambda: delattr(target, name) if old is MISSING else setattr(target, name, old))
+        self.undoing.append(
+            lambda: delattr(target, name) if old is MISSING else setattr(target, name, old)
+        )
 
     def delattr(self, target: Any, name: str, raising: bool = True) -> None:
         if hasattr(target, name) or raising:
@@ -235,7 +254,9 @@ class MonkeyPatch:
     def setitem(self, mapping: Any, key: Any, value: Any) -> None:
         old = mapping.get(key, MISSING)
         mapping[key] = value
-        self.undoing.append(lambda: mapping.pop(key, None) if old is MISSING else mapping.update({key: old}))
+        self.undoing.append(
+            lambda: mapping.pop(key, None) if old is MISSING else mapping.update({key: old})
+        )
 
     def delitem(self, mapping: Any, key: Any, raising: bool = True) -> None:
         if key in mapping or raising:

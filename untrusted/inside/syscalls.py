@@ -1,9 +1,11 @@
 """The system calls that a confined process may make: everything else is refused.
 
-An allow list, as a deny list misses what the next kernel brings (io_uring, pidfd, memfd and more reach around
-rules that name their elders). Imports the standard library only: it runs in the sandbox's own interpreter.
+An allow list, as a deny list misses what the next kernel brings (io_uring, pidfd, memfd and more
+reach around rules that name their elders). Imports the standard library only: it runs in the
+sandbox's own interpreter.
 """
 
+# Harmless with any arguments, given that no file can be opened that the tier does not show.
 ALLOWED = {
     "x86_64": """
         read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 lseek=8 open=2 openat=257 stat=4 fstat=5
@@ -36,8 +38,8 @@ ALLOWED = {
         renameat=38 renameat2=276 ftruncate=46
     """,
 }
-"""Harmless with any arguments, given that no file can be opened that the tier does not show."""
 
+# Allowed with the arguments of `conditions` only.
 GUARDED = {
     "x86_64": """
         ioctl=16 fcntl=72 prctl=157 prlimit64=302 kill=62 tgkill=234 clone=56 socketpair=53 sendto=44 getsockopt=55
@@ -50,21 +52,44 @@ GUARDED = {
         clock_gettime=113 clock_getres=114 clock_nanosleep=115 close_range=436
     """,
 }
-"""Allowed with the arguments of `conditions` only."""
 
+# Said to be unknown, so that libc takes older ones: the flags of clone3 lie in memory that a
+# filter cannot read.
 ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
-"""Said to be unknown, so that libc takes older ones: the flags of clone3 lie in memory that a filter cannot read."""
 
+# Answered with 0, as for a process whose parent lies outside its namespace.
 ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
-"""Answered with 0, as for a process whose parent lies outside its namespace."""
 
+# Calls that take a name of a file or of the machine, or depend on one: where no namespace hides
+# what else there is,
+# `broker` answers them.
 NAMING = (
-    *("open", "openat", "creat", "stat", "lstat", "newfstatat", "access", "faccessat", "faccessat2", "readlink"),
-    *("readlinkat", "getcwd", "chdir", "fchdir", "mkdir", "mkdirat", "unlink", "unlinkat", "rmdir", "rename"),
+    *(
+        "open",
+        "openat",
+        "creat",
+        "stat",
+        "lstat",
+        "newfstatat",
+        "access",
+        "faccessat",
+        "faccessat2",
+        "readlink",
+    ),
+    *(
+        "readlinkat",
+        "getcwd",
+        "chdir",
+        "fchdir",
+        "mkdir",
+        "mkdirat",
+        "unlink",
+        "unlinkat",
+        "rmdir",
+        "rename",
+    ),
     *("renameat", "renameat2", "uname"),
 )
-"""Calls that take a name of a file or of the machine, or depend on one: where no namespace hides what else there is,
-`broker` answers them."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
@@ -76,11 +101,14 @@ EVERY_BIT, SIGN = 0xFFFFFFFF, 0x80000000
 
 def parse_table(table: str) -> dict[str, int]:
     """Read `name=number` pairs into a dictionary."""
-    return {name: int(number) for name, _, number in (pair.partition("=") for pair in table.split())}
+    return {
+        name: int(number) for name, _, number in (pair.partition("=") for pair in table.split())
+    }
 
 
 def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
-    """List what must hold for each guarded call: (32-bit word of the arguments, mask, allowed values).
+    """List what must hold for each guarded call: (32-bit word of the arguments, mask, allowed
+    values).
 
     Word 2 * i is the low half of argument i.
     """
@@ -90,11 +118,15 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         "tgkill": [(0, EVERY_BIT, (pid,))],
         # Of another process each would tell whether it exists.
         **{name: [(0, EVERY_BIT, (0, pid))] for name in ("getpgid", "getsid")},
-        **{f"sched_get{name}": [(0, EVERY_BIT, (0, pid))] for name in ("affinity", "param", "scheduler")},
+        **{
+            f"sched_get{name}": [(0, EVERY_BIT, (0, pid))]
+            for name in ("affinity", "param", "scheduler")
+        },
         "getpriority": [(0, EVERY_BIT, (0,)), (2, EVERY_BIT, (0, pid))],
         # Negative numbers are the processor clocks of any process.
         **{f"clock_{name}": [(0, SIGN, (0,))] for name in ("gettime", "getres", "nanosleep")},
-        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. PEERCRED and PEERPIDFD name the parent.
+        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. PEERCRED and PEERPIDFD name the
+        # parent.
         "getsockopt": [(2, EVERY_BIT, (SOL_SOCKET,)), (4, EVERY_BIT, (2, 3, 4, 7, 8, 38, 39))],
         # Not UNSHARE: there is one table of descriptors.
         "close_range": [(4, EVERY_BIT, (0, 4))],
@@ -103,7 +135,8 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         "prlimit64": [(0, EVERY_BIT, (0,))],
         # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
         "prctl": [(0, EVERY_BIT, (15, 16, 0x53564D41))],
-        # DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL to anyone.
+        # DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL
+        # to anyone.
         "fcntl": [(2, EVERY_BIT, (0, 1, 2, 3, 4, 1030))],
         # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
         "ioctl": [(2, EVERY_BIT, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],

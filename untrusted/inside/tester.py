@@ -1,8 +1,9 @@
 """The test's process: runs a test's own code, while the program lives in another process.
 
-Names of the program are handles here (`handles`): what the test does to them is done there. So no object of the program
-is ever compared by its own word, no patched builtin is ever used, and the frames and the memory of the test are out of
-the program's reach. The program can ask for little in return: see `Tester.carry_out`. Standard library only.
+Names of the program are handles here (`handles`): what the test does to them is done there. So no
+object of the program is ever compared by its own word, no patched builtin is ever used, and the
+frames and the memory of the test are out of the program's reach. The program can ask for little in
+return: see `Tester.carry_out`. Standard library only.
 """
 
 import ast
@@ -52,13 +53,14 @@ from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, load_program, write_parts
 
 FILE = "test.py"
+# Modules whose classes would speak for the test: what equals everything, what skips, what fails.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
-"""Modules whose classes would speak for the test: what equals everything, what skips, what fails."""
+# Types of the test's objects that are called alone: their attributes and their texts lead further.
 CLOSED = (types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
-"""Types of the test's objects that are called alone: their attributes and their texts lead further."""
 TEXTS = {"__str__", "__repr__", "__format__"}
+# Methods of text that read any attribute of what they are given.
 FORMATS = {"format", "format_map"}
-"""Methods of text that read any attribute of what they are given."""
+# Special methods that operators and statements call.
 SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")} | {
     f"__{name}__" for name in (
         *COMPARISONS, *CONVERSIONS, "divmod", "rdivmod", "len", "call", "getitem", "setitem", "delitem", "contains",
@@ -66,17 +68,17 @@ SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i"
         "hash", "str", "repr", "format", "bytes", "fspath",
     )
 }  # fmt: skip
-"""Special methods that operators and statements call."""
+# Names that frameworks look for in a module: the program's have no meaning for them.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
-"""Names that frameworks look for in a module: the program's have no meaning for them."""
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
+# Modules that look at objects in ways which the border does not carry: a test that imports one may
+# fail for that.
 DOUBTFUL = {
     "inspect": "looks into functions and classes",
     "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
     "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
 }  # fmt: skip
-"""Modules that look at objects in ways which the border does not carry: a test that imports one may fail for that."""
 
 
 class Tester(Peer):
@@ -84,8 +86,8 @@ class Tester(Peer):
 
     Attributes:
         named: what of the library the test has handed out, which the program may hand back.
-        doubts: what the test does that the border carries in part only: decided by the test alone, so that no program
-            can cause it. A test that fails all the same is not judged.
+        doubts: what the test does that the border carries in part only: decided by the test alone,
+            so that no program can cause it. A test that fails all the same is not judged.
         checked: how many checks were executed.
         entered: names of the test functions that were entered.
         complaint: the latest failed assertion of the test that the program has not handed on.
@@ -123,15 +125,26 @@ class Tester(Peer):
         if isinstance(value, types.FunctionType):
             if inspect.iscoroutinefunction(value):
                 self.doubt("hands a coroutine function to the program")
-            if any(isinstance(kind, type) and is_own(kind) for kind in value.__annotations__.values()):
+            if any(
+                isinstance(kind, type) and is_own(kind) for kind in value.__annotations__.values()
+            ):
                 self.doubt("hands a function with its own annotations to the program")
-            return {"k": "function", "n": value.__name__, "q": value.__qualname__, "d": value.__doc__}
+            return {
+                "k": "function",
+                "n": value.__name__,
+                "q": value.__qualname__,
+                "d": value.__doc__,
+            }
         if isinstance(value, type):
             if self.whole is not value:
                 self.doubt(f"hands its class {value.__name__} to the program")
             return self.describe_class(value)
         kind = self.whole = type(value)
-        if isinstance(value, types.CoroutineType) or kind.__module__.startswith("asyncio") or "Async" in kind.__name__:
+        if (
+            isinstance(value, types.CoroutineType)
+            or kind.__module__.startswith("asyncio")
+            or "Async" in kind.__name__
+        ):
             self.doubt("hands an awaitable to the program")
         if is_own(kind):
             if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
@@ -143,11 +156,22 @@ class Tester(Peer):
     def describe_class(self, kind: type) -> dict[str, Any]:
         """Describe a class of the test: its bases, and the special methods that it has of its own."""
         bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
-        folded = [part for part in kind.__mro__ if part is not object and not any(issubclass(b, part) for b in bases)]
-        specials = {name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]}
+        folded = [
+            part
+            for part in kind.__mro__
+            if part is not object and not any(issubclass(b, part) for b in bases)
+        ]
+        specials = {
+            name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]
+        }
         if issubclass(kind, BaseException):
             specials -= {"__str__", "__repr__"} - set(vars(kind))
-        return {"k": "class", "n": kind.__name__, "b": [self.encode(b) for b in bases], "s": [*specials]}
+        return {
+            "k": "class",
+            "n": kind.__name__,
+            "b": [self.encode(b) for b in bases],
+            "s": [*specials],
+        }
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
@@ -164,7 +188,9 @@ class Tester(Peer):
         if form["k"] == "error":
             return build_error(form, self.decode, lambda error: self.adopt(number, error))
         if form["k"] == "error class":
-            return self.adopt(number, error_class(str(form["n"]), [self.decode(base) for base in form["b"]]))
+            return self.adopt(
+                number, error_class(str(form["n"]), [self.decode(base) for base in form["b"]])
+            )
         return self.adopt(number, build_handle(form))
 
     def decode_name(self, tag: Any, content: Any) -> Any:
@@ -176,8 +202,8 @@ class Tester(Peer):
     # What the program may ask for
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Serve the program: standard input and the log; and of what the test has handed out itself calls,
-        attributes of instances, and the special methods that operators and statements call.
+        """Serve the program: standard input and the log; and of what the test has handed out itself
+        calls, attributes of instances, and the special methods that operators and statements call.
         """
         if operation == "input":
             return read_input(*arguments)
@@ -202,7 +228,11 @@ class Tester(Peer):
                     raise BorderError("a special method that no operator calls")
                 return getattr(type(subject), name)(subject, *arguments[2:], **keywords)
             self.check_attribute(operation, subject, name)
-            return getattr(subject, name) if operation == "get" else setattr(subject, name, arguments[2])
+            return (
+                getattr(subject, name)
+                if operation == "get"
+                else setattr(subject, name, arguments[2])
+            )
         except AssertionError as error:
             self.complaint = error
             raise
@@ -221,15 +251,23 @@ class Tester(Peer):
             raise AttributeError(f"{name!r} of a class of the test")
         if operation == "set":
             if isinstance(subject, type) or not is_own(type(subject)):
-                raise AttributeError(f"a program cannot set {name!r:.40} of an object that is not the test's own")
+                raise AttributeError(
+                    f"a program cannot set {name!r:.40} of an object that is not the test's own"
+                )
             if callable(getattr(type(subject), name, None)):
-                raise AttributeError(f"a program cannot replace the method {name!r:.40} of the test")
+                raise AttributeError(
+                    f"a program cannot replace the method {name!r:.40} of the test"
+                )
 
     def checked_error(self, error: BaseException, operation: str) -> BaseException:
         """Let StopIteration end a loop only where an iterator was asked for its next item."""
         if isinstance(error, AssertionError):
             self.complaint = None
-        is_step = operation in STEPS or (operation == "call method" and self.step in STEPS) or operation == "run task"
+        is_step = (
+            operation in STEPS
+            or (operation == "call method" and self.step in STEPS)
+            or operation == "run task"
+        )
         if isinstance(error, ENDS_LOOPS) and not is_step:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
@@ -246,7 +284,8 @@ class Tester(Peer):
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
-        A function that returns nothing is meant to change its arguments, and then there is no other original.
+        A function that returns nothing is meant to change its arguments, and then there is no other
+        original.
         """
         self.changed = set()
         if operation == "call method":
@@ -268,7 +307,10 @@ class Tester(Peer):
             return value
         if type(value) is tuple:
             return tuple(self.as_written(item) for item in value)
-        items = [self.as_written(item) for item in self.original.get(id(value), (value, items_of(value)))[1]]
+        items = [
+            self.as_written(item)
+            for item in self.original.get(id(value), (value, items_of(value)))[1]
+        ]
         if isinstance(value, dict):
             return dict(zip(items[::2], items[1::2], strict=True))
         return type(value)(items) if type(value) in (list, set) else value
@@ -284,14 +326,24 @@ class Tester(Peer):
     def take_extras(self, message: dict[str, Any]) -> None:
         # Of the environment that it shares, and of no option that frameworks read there.
         if self.reads_environment and isinstance(environ := message.get("environ"), dict):
-            kept = {name: value for name, value in os.environ.items() if name.startswith(patches.OPTIONS)}
+            kept = {
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(patches.OPTIONS)
+            }
             os.environ.clear()
             os.environ.update(
-                {name: value for name, value in environ.items() if not name.startswith(patches.OPTIONS)} | kept
+                {
+                    name: value
+                    for name, value in environ.items()
+                    if not name.startswith(patches.OPTIONS)
+                }
+                | kept
             )
             self.environ = environment()
         self.warned += [self.decode(form) for form in message.get("warnings", ())]
-        # The program has written it already; only a test that looks at what is printed needs it again.
+        # The program has written it already; only a test that looks at what is printed needs it
+        # again.
         if sys.stdout is not self.output:
             write_parts(sys.stdout, message.get("stdout", ()))
         if sys.stderr is not self.errors:
@@ -335,7 +387,9 @@ def take_log(name: str, level: int, message: str, arguments: Any, function: str)
     """Log what the program has logged."""
     logger = logging.getLogger(name)
     if logger.isEnabledFor(level):
-        record = logger.makeRecord(name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function)
+        record = logger.makeRecord(
+            name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function
+        )
         logger.handle(record)
 
 
@@ -349,7 +403,9 @@ def read_input(kind: str, *arguments: Any) -> Any:
 
 
 def run_source(tester: Tester, source: str, code: str) -> None:
-    """Run one test as Python would, and then what it defines for a framework, as that would; raises if it fails."""
+    """Run one test as Python would, and then what it defines for a framework, as that would; raises
+    if it fails.
+    """
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
@@ -360,17 +416,26 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     sys.meta_path.append(ProgramFinder(ProgramModule("program", tester.fetch, theirs)))
     scope = module.__dict__
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {checks.TYPE_OF: type_of, checks.CALL_METHOD: method_call, checks.CALLABLE: is_callable}
+    scope |= {
+        checks.TYPE_OF: type_of,
+        checks.CALL_METHOD: method_call,
+        checks.CALLABLE: is_callable,
+    }
     nodes = checks.nodes_of(tree)
     read, defined = names = checks.names_of(nodes)
     modules = modules_of(nodes, read - defined)
     for name in sorted(checks.modules_imported(nodes) & set(DOUBTFUL)):
         tester.doubt(f"{DOUBTFUL[name]} ({name})")
     if checks.asks_for_identity(nodes):
-        tester.doubt("asks for identity with an object of the library, matches classes, or looks into arrays")
+        tester.doubt(
+            "asks for identity with an object of the library, matches classes, or looks into arrays"
+        )
     patches.follow_test(source)
     by_pytest = frameworks.make_fit(source, nodes)
-    scope |= {checks.ENTERED: tester.entered.add, **namespace(tester.fetch, nodes, names, theirs, modules)}
+    scope |= {
+        checks.ENTERED: tester.entered.add,
+        **namespace(tester.fetch, nodes, names, theirs, modules),
+    }
     tests = checks.test_names(tree)
     program = (theirs & read) - defined - set(modules)
     try:
@@ -392,7 +457,9 @@ def run_source(tester: Tester, source: str, code: str) -> None:
 
 
 def is_own_end(error: SystemExit) -> bool:
-    """Whether a test has ended itself: neither the program nor a callback that the program has called."""
+    """Whether a test has ended itself: neither the program nor a callback that the program has
+    called.
+    """
     border = Peer.do.__code__.co_filename
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return not is_theirs(error) and border not in frames
@@ -404,7 +471,11 @@ class NoCheckError(Exception):
 
 def failing_line(error: BaseException, source: str) -> str:
     """Find the line of the test at which it failed."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == FILE
+    ]
     return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
 
 
@@ -414,7 +485,9 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     try:
         run_source(tester, job["test"], job["code"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        reason = TestSide.reason or (tester.doubts[0] if tester.doubts and not tester.broken else "")
+        reason = TestSide.reason or (
+            tester.doubts[0] if tester.doubts and not tester.broken else ""
+        )
         if reason:
             results.send({"cannot": f"the test {reason}" if not TestSide.reason else reason})
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
@@ -423,7 +496,9 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
 
 
 def run_in_one(job: dict[str, Any], results: Channel) -> None:
-    """Run a program and its test in this one process, as plain Python would; the program can answer what it likes."""
+    """Run a program and its test in this one process, as plain Python would; the program can answer
+    what it likes.
+    """
     source = job["test"]
     try:
         scope = load_program(job["code"], job.get("prelude", ""))

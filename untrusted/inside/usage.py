@@ -1,28 +1,35 @@
-"""How much the programs of a zygote keep in the folder they write in. Imports the standard library only."""
+"""How much the programs of a zygote keep in the folder they write in.
+
+Imports the standard library only.
+"""
 
 import contextlib
 import os
 import stat
 from collections.abc import Iterator
 
+# Bytes that the files of a program may have together.
 WORK_BYTES = 64 * 2**20
-"""Bytes that the files of a program may have together."""
 MAX_NAMES = 4096
+# What a file or folder counts at least, as each takes room and time to remove, however empty.
 NAME_BYTES = WORK_BYTES // MAX_NAMES
-"""What a file or folder counts at least, as each takes room and time to remove, however empty."""
+# Bytes that one file of a program may have.
 MAX_FILE = 16 * 2**20
-"""Bytes that one file of a program may have."""
 
 
 def used_bytes(folder: str, pids: list[int]) -> int:
-    """Add up what a folder holds, and what was removed from it but is still open or mapped in a process."""
+    """Add up what a folder holds, and what was removed from it but is still open or mapped in a
+    process.
+    """
     files = dict(files_held(folder))
     for pid in pids:
         with contextlib.suppress(OSError):
             files |= dict(removed_but_open(pid))
         with contextlib.suppress(OSError):
             # A mapping does not say how long its file is.
-            files |= {inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files}
+            files |= {
+                inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files
+            }
     return sum(max(NAME_BYTES, size) for size in files.values())
 
 
@@ -59,5 +66,9 @@ def removed_but_mapped(pid: int, folder: str) -> Iterator[int]:
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith(f"{folder}/") and fields[5].endswith(" (deleted)"):
+            if (
+                len(fields) == 6
+                and fields[5].startswith(f"{folder}/")
+                and fields[5].endswith(" (deleted)")
+            ):
                 yield int(fields[4])

@@ -1,8 +1,9 @@
 """Values as JSON, and the comparison of such a value with a literal.
 
-None, booleans, text, floats and integers of ordinary size are themselves and lists are arrays; everything else is an
-object `{"t": tag, "v": content}`. So a tuple is no list, and an object that claims to equal everything is only
-an object. Imports the standard library only: both sides of the sandbox use it.
+None, booleans, text, floats and integers of ordinary size are themselves and lists are arrays;
+everything else is an object `{"t": tag, "v": content}`. So a tuple is no list, and an object that
+claims to equal everything is only an object. Imports the standard library only: both sides of the
+sandbox use it.
 """
 
 import argparse
@@ -21,8 +22,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 LARGEST_NUMBER = 10**1000
+# Bytes of one message; a program that answers with more has failed.
 MAX_MESSAGE = 4 * 2**20
-"""Bytes of one message; a program that answers with more has failed."""
 PLAIN = frozenset({type(None), bool, str, float})
 
 Convert = Callable[[Any], Any]
@@ -46,7 +47,9 @@ def restore_zone(parts: list[Any]) -> datetime.timezone:
     return plain if plain.tzname(None) == parts[1] else datetime.timezone(offset, parts[1])
 
 
-def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]) -> re.Match | None:
+def rebuild_match(
+    pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]
+) -> re.Match | None:
     """Find the same match again."""
     tries = (
         *(find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch)),
@@ -56,7 +59,9 @@ def rebuild_match(pattern: re.Pattern, text: Any, start: int, end: int, span: tu
 
 
 def user_container(kind: type) -> Callable[[Any], Any]:
-    """Return what builds a container of `collections` around the very list or dictionary that it is given."""
+    """Return what builds a container of `collections` around the very list or dictionary that it is
+    given.
+    """
 
     def build(content: Any) -> Any:
         made = kind()
@@ -68,6 +73,8 @@ def user_container(kind: type) -> Callable[[Any], Any]:
     return build
 
 
+# Types whose values hold no others: how they are written and read. Of other types than these,
+# nothing is read.
 SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (bytes.hex, bytes.fromhex),
     complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
@@ -79,15 +86,25 @@ SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     type(Ellipsis): (lambda _: None, lambda _: Ellipsis),
     type(NotImplemented): (lambda _: None, lambda _: NotImplemented),
 }
-"""Types whose values hold no others: how they are written and read. Of other types than these, nothing is read."""
 
+# Types whose values are made of others: how they are taken apart and put together.
 PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     tuple: (list, lambda *items: items),
     frozenset: (list, lambda *items: frozenset(items)),
     range: (lambda r: [r.start, r.stop, r.step], range),
     slice: (lambda s: [s.start, s.stop, s.step], slice),
     datetime.datetime: (
-        lambda d: [d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.tzinfo, d.fold],
+        lambda d: [
+            d.year,
+            d.month,
+            d.day,
+            d.hour,
+            d.minute,
+            d.second,
+            d.microsecond,
+            d.tzinfo,
+            d.fold,
+        ],
         lambda *parts: datetime.datetime(*parts[:-1], fold=parts[-1]),
     ),
     datetime.time: (
@@ -95,24 +112,34 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
         lambda *parts: datetime.time(*parts[:-1], fold=parts[-1]),
     ),
     property: (lambda p: [p.fget, p.fset, p.fdel, p.__doc__], property),
-    re.Pattern: (lambda p: [p.pattern, p.flags], lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE)),
+    re.Pattern: (
+        lambda p: [p.pattern, p.flags],
+        lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE),
+    ),
     re.Match: (lambda m: [m.re, m.string, m.pos, m.endpos, m.span()], rebuild_match),
     # With the dictionary itself: they are alive.
     type({}.keys()): (gc.get_referents, dict.keys),
     type({}.items()): (gc.get_referents, dict.items),
     type({}.values()): (gc.get_referents, dict.values),
     types.MappingProxyType: (gc.get_referents, types.MappingProxyType),
-    types.SimpleNamespace: (lambda space: [vars(space)], lambda content: types.SimpleNamespace(**content)),
-    argparse.Namespace: (lambda space: [vars(space)], lambda content: argparse.Namespace(**content)),
+    types.SimpleNamespace: (
+        lambda space: [vars(space)],
+        lambda content: types.SimpleNamespace(**content),
+    ),
+    argparse.Namespace: (
+        lambda space: [vars(space)],
+        lambda content: argparse.Namespace(**content),
+    ),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserDict: (lambda user: [user.data], user_container(collections.UserDict)),
     collections.UserList: (lambda user: [user.data], user_container(collections.UserList)),
     collections.UserString: (lambda user: [user.data], collections.UserString),
 }
-"""Types whose values are made of others: how they are taken apart and put together."""
 
 TAGS: dict[str, type] = {kind.__name__: kind for kind in (*SCALARS, *PARTS)}
 
+# Types of modules that few programs import: the module, what in it reads their text, and how that
+# is written.
 RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "UUID": ("uuid", "UUID", str),
     "ZoneInfo": ("zoneinfo", "ZoneInfo", str),
@@ -121,7 +148,6 @@ RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "Logger": ("logging", "getLogger", operator.attrgetter("name")),
     "RootLogger": ("logging", "getLogger", operator.attrgetter("name")),
 }
-"""Types of modules that few programs import: the module, what in it reads their text, and how that is written."""
 
 
 def is_rare(kind: type) -> bool:
@@ -157,7 +183,9 @@ def is_array(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Tell whether a value is a number of numpy."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
+    return (
+        numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
+    )
 
 
 def array_parts(array: Any) -> ArrayParts:
@@ -185,7 +213,10 @@ def encode(value: Any, convert: Convert) -> Any:
         return {"t": kind.__name__, "v": SCALARS[kind][0](value)}
     if kind in PARTS:
         parts = PARTS[kind][0](value)
-        return {"t": kind.__name__, "v": parts if is_plain(parts) else [encode(part, convert) for part in parts]}
+        return {
+            "t": kind.__name__,
+            "v": parts if is_plain(parts) else [encode(part, convert) for part in parts],
+        }
     if is_rare(kind):
         return {"t": kind.__name__, "v": RARE[kind.__name__][2](value)}
     if kind is ArrayParts or is_number(value):
@@ -213,21 +244,35 @@ def decode(wire: Any, convert: Convert) -> Any:
         return SCALARS[kind][1](content)
     if not isinstance(content, list):
         raise UnknownValueError(f"a {tag} of {content!r:.40}")
-    return PARTS[kind][1](*(content if is_plain(content) else [decode(part, convert) for part in content]))
+    return PARTS[kind][1](
+        *(content if is_plain(content) else [decode(part, convert) for part in content])
+    )
 
 
 def encode_literal(value: Any) -> Any:
-    """Encode data without any identity: what a literal can be, in the forms that `matches` compares."""
+    """Encode data without any identity: what a literal can be, in the forms that `matches`
+    compares.
+    """
     kind = type(value)
     if kind is list:
         return value if is_plain(value) else [encode_literal(item) for item in value]
     if kind is dict:
-        return {"t": "dict", "v": [[encode_literal(k), encode_literal(v)] for k, v in value.items()]}
+        return {
+            "t": "dict",
+            "v": [[encode_literal(k), encode_literal(v)] for k, v in value.items()],
+        }
     if kind is bytearray:
         return {"t": "bytearray", "v": value.hex()}
     if kind is set:
         return {"t": "set", "v": [encode_literal(item) for item in value]}
-    if kind in SCALARS or kind in PARTS or kind is int or kind in PLAIN or is_rare(kind) or is_number(value):
+    if (
+        kind in SCALARS
+        or kind in PARTS
+        or kind is int
+        or kind in PLAIN
+        or is_rare(kind)
+        or is_number(value)
+    ):
         return encode(value, encode_literal)
     return {"t": "object", "v": type(value).__name__}
 
@@ -249,9 +294,11 @@ def decode_literal(wire: Any) -> Any:
 
 
 def canonical(wire: Any) -> Any:
-    """Reduce the form of a literal to one that is the same for all values that Python's == calls equal.
+    """Reduce the form of a literal to one that is the same for all values that Python's == calls
+    equal.
 
-    Sets and dictionaries become sorted lists and are never built, so that no chosen hash can slow this process.
+    Sets and dictionaries become sorted lists and are never built, so that no chosen hash can slow
+    this process.
     """
     if isinstance(wire, bool | int):
         return int(wire)
@@ -265,11 +312,18 @@ def canonical(wire: Any) -> Any:
     if tag == "int":
         return int(content, 16)
     if tag == "complex":
-        return canonical(content[0]) if content[1] == 0 else (tag, canonical(content[0]), canonical(content[1]))
+        return (
+            canonical(content[0])
+            if content[1] == 0
+            else (tag, canonical(content[0]), canonical(content[1]))
+        )
     if tag in ("set", "frozenset"):
         return ("set", sorted((canonical(item) for item in content), key=repr))
     if tag == "dict":
-        return (tag, sorted(([canonical(key), canonical(value)] for key, value in content), key=repr))
+        return (
+            tag,
+            sorted(([canonical(key), canonical(value)] for key, value in content), key=repr),
+        )
     if tag in ("bytes", "bytearray"):
         return ("bytes", content)
     if tag == "tuple":

@@ -1,7 +1,7 @@
 """The files that exist for a confined process where no mount namespace hides the others.
 
-Resolves names itself, step by step, and looks at nothing that the process must not know of: so its answers cannot
-depend on it. Imports the standard library only.
+Resolves names itself, step by step, and looks at nothing that the process must not know of: so its
+answers cannot depend on it. Imports the standard library only.
 """
 
 import errno
@@ -16,7 +16,8 @@ class Place(NamedTuple):
     """A file by the name that the process knows and by its name on the host.
 
     Attributes:
-        kind: to be read; in the folder to write in; a folder above one of these, of which nothing is shown; or hidden.
+        kind: to be read; in the folder to write in; a folder above one of these, of which nothing
+            is shown; or hidden.
     """
 
     name: str
@@ -35,20 +36,30 @@ class World:
 
     def __init__(self, readable: list[str], hidden: list[str], folder: str) -> None:
         self.folder = folder
-        groups: dict[Kind, list[str]] = {"hidden": hidden, "read": [*readable, os.devnull], "work": [folder]}
+        groups: dict[Kind, list[str]] = {
+            "hidden": hidden,
+            "read": [*readable, os.devnull],
+            "work": [folder],
+        }
         kinds: dict[str, Kind] = {path: kind for kind, paths in groups.items() for path in paths}
         # What a folder above those says of itself is what this one says.
         stand_in = next(path for path in readable if os.path.isdir(path))
-        self.marks = {path: Place(path, os.path.realpath(path), kind) for path, kind in kinds.items()}
+        self.marks = {
+            path: Place(path, os.path.realpath(path), kind) for path, kind in kinds.items()
+        }
         for path in [path for path, kind in kinds.items() if kind != "hidden"]:
             for above in folders_above(path):
-                nearest = next((kinds[folder] for folder in (above, *folders_above(above)) if folder in kinds), None)
+                nearest = next(
+                    (kinds[folder] for folder in (above, *folders_above(above)) if folder in kinds),
+                    None,
+                )
                 if nearest in (None, "hidden"):
                     self.marks[above] = Place(above, stand_in, "above")
         self.top = self.marks["/"]
 
     def resolve(self, name: str, *, follow: bool = True, create: bool = False) -> Place:
-        """Find what an absolute name means; OSError as a kernel would say it if nothing else existed.
+        """Find what an absolute name means; OSError as a kernel would say it if nothing else
+        existed.
 
         Args:
             follow: whether the last part, if it is a link, means what it leads to.
@@ -61,7 +72,9 @@ class World:
             if part == "..":
                 trail = trail[:-1] or [self.top]
                 continue
-            place = self.child(trail[-1], part, errno.EACCES if create and not rest else errno.ENOENT)
+            place = self.child(
+                trail[-1], part, errno.EACCES if create and not rest else errno.ENOENT
+            )
             link = self.link_of(place, bool(rest)) if follow or rest or is_folder else None
             if link is None:
                 trail.append(place)
@@ -72,7 +85,9 @@ class World:
             rest += name_parts(link)
             trail = [self.top] if link.startswith("/") else trail
         place = trail[-1]
-        return place._replace(real=f"{place.real}/") if is_folder and place.kind != "above" else place
+        return (
+            place._replace(real=f"{place.real}/") if is_folder and place.kind != "above" else place
+        )
 
     def child(self, above: Place, part: str, missing: int) -> Place:
         name = f"{above.name.rstrip('/')}/{part}"
@@ -97,7 +112,9 @@ class World:
     def name_of(self, real: str) -> str:
         """Find the name under which the process knows an open folder."""
         found = [place for place in self.marks.values() if place.kind in ("read", "work")]
-        found = [place for place in found if real == place.real or real.startswith(f"{place.real}/")]
+        found = [
+            place for place in found if real == place.real or real.startswith(f"{place.real}/")
+        ]
         if not found:
             raise os_error(errno.ENOTDIR)
         place = max(found, key=lambda place: len(place.real))

@@ -1,9 +1,10 @@
 """The sandbox's own interpreter: forks a confined process per program and per test.
 
-It runs no code of a program or a test and never sees one: a child reads its job from its own socket after it
-has been confined, so that no child inherits another's job, and one zygote can serve program after program. Where no
-namespace hides what a child must not know of, it answers the child's calls that name something (`broker`). It is
-started by `untrusted.session` and imports the standard library only, as everything in this folder.
+It runs no code of a program or a test and never sees one: a child reads its job from its own socket
+after it has been confined, so that no child inherits another's job, and one zygote can serve
+program after program. Where no namespace hides what a child must not know of, it answers the
+child's calls that name something (`broker`). It is started by `untrusted.session` and imports the
+standard library only, as everything in this folder.
 """
 
 import contextlib
@@ -28,13 +29,16 @@ from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used
 from untrusted.inside.world import World
 
 COLLECT = b"c"
+# Packages that start a thread per core, with memory for each, would exceed a program's memory by
+# that alone.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-"""Packages that start a thread per core, with memory for each, would exceed a program's memory by that alone."""
+# Seconds between two looks at what the folder holds, at most; at least, however often it grows.
 TICK, RECENT = 0.1, 0.01
-"""Seconds between two looks at what the folder holds, at most; at least, however often it grows."""
-TOO_MUCH = f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
+TOO_MUCH = (
+    f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
+)
+# Descriptors from here on are out of the way of those that a child gets.
 FIRST_SPARE = 100
-"""Descriptors from here on are out of the way of those that a child gets."""
 
 
 class Zygote:
@@ -42,12 +46,15 @@ class Zygote:
 
     Attributes:
         children: the processes that are running.
-        strangers: by a descriptor on which each will hand over its calls: processes that are being confined.
+        strangers: by a descriptor on which each will hand over its calls: processes that are being
+            confined.
         brokers: by the descriptor on which they hear: who answers these calls.
         reason: why the processes were ended before the parent said so.
     """
 
-    def __init__(self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str) -> None:
+    def __init__(
+        self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
+    ) -> None:
         self.control, self.tier, self.readable, self.folder = control, tier, readable, folder
         self.world = World(readable, hidden, folder) if tier == "landlock" else None
         self.children: list[int] = []
@@ -107,12 +114,15 @@ class Zygote:
         if child == 0:
             try:
                 self.control.close()
-                leave = live(descriptors, [far, self.rules], self.tier, request, self.readable, self.folder)
+                leave = live(
+                    descriptors, [far, self.rules], self.tier, request, self.readable, self.folder
+                )
             except BaseException:  # the child must not go on as a second zygote, whatever happened
                 os._exit(1)
             if leave is None:
                 os._exit(0)
-            # The interpreter's own end: it waits for threads, calls what is registered for exit, flushes every file.
+            # The interpreter's own end: it waits for threads, calls what is registered for exit,
+            # flushes every file.
             raise leave
         if not self.children:
             self.looked = time.monotonic()
@@ -147,7 +157,8 @@ class Zygote:
     def may_grow(self, seconds: float = RECENT) -> bool:
         """Tell whether the folder may hold more, as of at most some seconds ago."""
         if time.monotonic() - self.looked > seconds:
-            # bubblewrap's folder has a size of its own, which counts no file or folder that is empty.
+            # bubblewrap's folder has a size of its own, which counts no file or folder that is
+            # empty.
             if self.tier == "bubblewrap":
                 self.used = names_used(self.folder) * NAME_BYTES
             else:
@@ -156,7 +167,9 @@ class Zygote:
         return self.used <= WORK_BYTES
 
     def collect(self) -> dict[str, Any]:
-        """End all children and forget what they left; returns their wait statuses and what they were ended for."""
+        """End all children and forget what they left; returns their wait statuses and what they
+        were ended for.
+        """
         end(self.children)
         statuses = [os.waitpid(child, 0)[1] for child in self.children]
         for descriptor in self.strangers:
@@ -172,13 +185,19 @@ class Zygote:
 
 
 def live(
-    descriptors: list[int], kept: list[int], tier: str, request: dict[str, Any], readable: list[str], folder: str
+    descriptors: list[int],
+    kept: list[int],
+    tier: str,
+    request: dict[str, Any],
+    readable: list[str],
+    folder: str,
 ) -> SystemExit | None:
     """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
 
-    They are the socket to the parent, standard input, output and error and, if there is one, the socket to the other.
-    `kept` are, in the Landlock tier, what leads to who answers calls that name something, and its rules; else negative.
-    Returns how a script leaves the interpreter; None for other jobs.
+    They are the socket to the parent, standard input, output and error and, if there is one, the
+    socket to the other. `kept` are, in the Landlock tier, what leads to who answers calls that name
+    something, and its rules; else negative. Returns how a script leaves the interpreter; None for
+    other jobs.
     """
     os.setsid()
     os.chdir(folder)
@@ -186,10 +205,13 @@ def live(
         # Elsewhere it is found to be the only one that can be written.
         tempfile.tempdir = folder
     # First out of the way of the numbers they get, as these may be among them.
-    high = [os.dup2(descriptor, FIRST_SPARE + index) for index, descriptor in enumerate(descriptors)]
+    high = [
+        os.dup2(descriptor, FIRST_SPARE + index) for index, descriptor in enumerate(descriptors)
+    ]
     last = FIRST_SPARE + len(high)
     broker, rules = (
-        os.dup2(descriptor, last + index) if descriptor >= 0 else -1 for index, descriptor in enumerate(kept)
+        os.dup2(descriptor, last + index) if descriptor >= 0 else -1
+        for index, descriptor in enumerate(kept)
     )
     introduction = socket.socket(fileno=broker) if broker >= 0 else None
     targets = (3, 0, 1, 2, 4)[: len(high)]
@@ -238,7 +260,8 @@ def empty(folder: str) -> None:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
                 continue
-            # Flat, as no path may become too long; and twice, as a folder of that name may be the program's.
+            # Flat, as no path may become too long; and twice, as a folder of that name may be the
+            # program's.
             number += 1
             os.chmod(entry.path, 0o700)
             flat = os.path.join(folder, f"{number}.{os.urandom(8).hex()}")
@@ -256,7 +279,12 @@ def load(names: list[str], packages: dict[str, str]) -> None:
 
 
 def main(
-    descriptor: int, tier: str, readable: list[str], hidden: list[str], folder: str, packages: dict[str, str]
+    descriptor: int,
+    tier: str,
+    readable: list[str],
+    hidden: list[str],
+    folder: str,
+    packages: dict[str, str],
 ) -> None:
     """Serve the parent until it closes its end."""
     # Also of what is made for the children.

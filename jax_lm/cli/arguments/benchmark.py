@@ -1,10 +1,19 @@
-"""Arguments of `diffucoder bench`, `compare`, `experiment`, `parity check` and `parity record`. Imports no JAX."""
+"""Arguments of `diffucoder bench`, `compare`, `experiment`, `parity check` and `parity record`.
+
+Imports no JAX.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import ExperimentSettings, QualitySettings, RecordingShape, ScaleSettings, Workload
+from jax_lm.benchmark.settings import (
+    ExperimentSettings,
+    QualitySettings,
+    RecordingShape,
+    ScaleSettings,
+    Workload,
+)
 from jax_lm.cli.declared import Positional
 
 SPEED = Workload()
@@ -35,8 +44,8 @@ class Bench:
         dtype: float32 or bfloat16; depends on the device by default.
         presets: decoding presets to measure.
         workload: batch sizes and lengths.
-        random_shape: use random weights instead of a model: small (the published vocabulary, 8 layers
-            of width 512) or 7b (the published shape).
+        random_shape: use random weights instead of a model: small (the published vocabulary, 8
+            layers of width 512) or 7b (the published shape).
         frontier: measure pass@1 against tokens per forward pass for every commit rule and setting
             instead. If the command is killed, the same command resumes it.
         quality: tasks of the frontier.
@@ -54,20 +63,25 @@ class Bench:
 
     def __post_init__(self) -> None:
         if self.frontier and (self.random_shape or self.out is None):
-            raise ValueError("frontier: takes a folder (out) and no random_shape, whose weights solve nothing")
+            raise ValueError(
+                "frontier: takes a folder (out) and no random_shape, whose weights solve nothing"
+            )
         if not self.presets:
             raise ValueError("presets=(): must name at least one")
         if self.model and self.random_shape:
-            raise ValueError(f"random_shape={self.random_shape!r}: give either a model or a random shape")
+            raise ValueError(
+                f"random_shape={self.random_shape!r}: give either a model or a random shape"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
     """Run the same checkpoint in PyTorch and in JAX, and report the differences.
 
-    The exit status is 1 if the numbers differ. The backends run one after the other, each in its own
-    process. The PyTorch side is transformers' Qwen2 without a causal mask and the published loop; no
-    code of the checkpoint is executed. Needs the extra: pip install 'jax-diffucoder[parity]'.
+    The exit status is 1 if the numbers differ. The backends run one after the other, each in its
+    own process. The PyTorch side is transformers' Qwen2 without a causal mask and the published
+    loop; no code of the checkpoint is executed. Needs the extra: pip install
+    'jax-diffucoder[parity]'.
 
     Examples:
         diffucoder compare --out comparison
@@ -76,10 +90,10 @@ class Compare:
     Attributes:
         model: folder or hub id; the built-in model by default.
         dtype: dtype of both backends.
-        tolerance: maximum relative difference of a module's output; by default 1e-4 in float32 and 0.05
-            in bfloat16.
-        workload: every prompt length at batch size 1, every batch size at the first prompt length, and
-            one length of answers.
+        tolerance: maximum relative difference of a module's output; by default 1e-4 in float32 and
+            0.05 in bfloat16.
+        workload: every prompt length at batch size 1, every batch size at the first prompt length,
+            and one length of answers.
         out: folder for comparison.json, comparison.md, comparison.html and the charts.
     """
 
@@ -91,7 +105,9 @@ class Compare:
 
     def __post_init__(self) -> None:
         if len(self.workload.new_tokens) != 1:
-            raise ValueError(f"new_tokens={self.workload.new_tokens}: a comparison takes one length")
+            raise ValueError(
+                f"new_tokens={self.workload.new_tokens}: a comparison takes one length"
+            )
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"tolerance={self.tolerance}: must be positive")
 
@@ -112,9 +128,9 @@ class Experiment:
 
     Attributes:
         out: folder for steps.jsonl, results.json, report.md, report.html and the charts.
-        full: measure the machine at full size with random weights instead: forward passes and presets
-            by batch, training updates, the server, and PyTorch. Runs for some minutes at a time; the
-            same command continues.
+        full: measure the machine at full size with random weights instead: forward passes and
+            presets by batch, training updates, the server, and PyTorch. Runs for some minutes at a
+            time; the same command continues.
         settings: what the results depend on; a resumed run must have the same settings.
         scale: size of a full experiment, besides dtype, new_tokens, repeats and timeout.
     """
@@ -126,7 +142,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if not self.full and self.scale != SCALE:
-            raise ValueError("random_shape, canvas, rows, clients, training_rows, minutes: go with full")
+            raise ValueError(
+                "random_shape, canvas, rows, clients, training_rows, minutes: go with full"
+            )
         own = ("model", "recorded", "batch_sizes", "largest_batch", "tasks")
         given = [name for name in own if getattr(self.settings, name) != getattr(EXPERIMENT, name)]
         if self.full and given:
@@ -134,7 +152,9 @@ class Experiment:
         if self.full and self.settings.dtype == "int8":
             raise ValueError("dtype='int8': must be bfloat16 or float32 with full")
         if self.full and not self.settings.new_tokens < self.scale.canvas:
-            raise ValueError(f"new_tokens={self.settings.new_tokens}: must be less than canvas={self.scale.canvas}")
+            raise ValueError(
+                f"new_tokens={self.settings.new_tokens}: must be less than canvas={self.scale.canvas}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from jax_lm.options import DEFAULTS, GenerationOptions
 class Chat:
     """Chat with a model in the terminal, and watch the canvas fill in.
 
-    Each line is a message; a backslash at its end continues it on the next line. /infill fills holes
-    in text, /reset clears the conversation, /save FILE writes it as JSON, /help lists the commands.
-    Ctrl-C stops an answer; /exit, Ctrl-D, or Ctrl-C at the prompt quits.
+    Each line is a message; a backslash at its end continues it on the next line. /infill fills
+    holes in text, /reset clears the conversation, /save FILE writes it as JSON, /help lists the
+    commands. Ctrl-C stops an answer; /exit, Ctrl-D, or Ctrl-C at the prompt quits.
 
     Examples:
         diffucoder chat --model apple/DiffuCoder-7B-Instruct
@@ -20,7 +20,8 @@ class Chat:
         echo "Write a function gcd(a, b)." | diffucoder chat
 
     Attributes:
-        model: folder or hub id; by default the built-in model, which only knows small Python functions.
+        model: folder or hub id; by default the built-in model, which only knows small Python
+            functions.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
             `model` is given.
         tokenizer: folder of the tokenizer; the model's own by default.
@@ -31,7 +32,16 @@ class Chat:
         seed: random seed of the first answer; later answers use the next seeds.
     """
 
-    FIRST: ClassVar = ("model", "system", "max_new_tokens", "temperature", "preset", "num_steps", "dtype", "seed")
+    FIRST: ClassVar = (
+        "model",
+        "system",
+        "max_new_tokens",
+        "temperature",
+        "preset",
+        "num_steps",
+        "dtype",
+        "seed",
+    )
 
     model: str | None = None
     adapter: str | None = None
@@ -46,4 +56,6 @@ class Chat:
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must not be negative")
         if self.generation.grammar == "python":
-            raise ValueError("grammar='python': completes a program, while chat answers in a conversation")
+            raise ValueError(
+                "grammar='python': completes a program, while chat answers in a conversation"
+            )

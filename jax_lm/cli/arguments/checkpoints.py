@@ -59,9 +59,9 @@ class Verify:
 class Push:
     """Upload weights, configuration, tokenizer and a model card to the hub.
 
-    Without `--yes`, only lists what would be uploaded. The token is read from HF_TOKEN alone. Pickles
-    are never uploaded; code is limited to the files that `auto_map` names and what they import. The
-    model card is the README.md of the folder, or else made from the configuration.
+    Without `--yes`, only lists what would be uploaded. The token is read from HF_TOKEN alone.
+    Pickles are never uploaded; code is limited to the files that `auto_map` names and what they
+    import. The model card is the README.md of the folder, or else made from the configuration.
 
     Examples:
         diffucoder push out/merged me/my-diffucoder                       (a dry run)

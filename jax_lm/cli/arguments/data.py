@@ -1,4 +1,6 @@
-"""Arguments of the commands about data: `data prepare-acecode`, `data show`, `data tokenize`. Imports no JAX."""
+"""Arguments of the commands about data: `data prepare-acecode`, `data show`, `data tokenize`.
+Imports no JAX.
+"""
 
 import os
 from dataclasses import dataclass, field, fields
@@ -34,8 +36,8 @@ class DatasetPart:
     """Which part of a data set of `datasets` is read.
 
     Attributes:
-        split: split to read, of a hub id, a folder in the hub's layout, or a folder with train.jsonl
-            and test.jsonl. JSON files have no splits.
+        split: split to read, of a hub id, a folder in the hub's layout, or a folder with
+            train.jsonl and test.jsonl. JSON files have no splits.
         subset: name of the subset, if the data set has several.
     """
 
@@ -50,7 +52,10 @@ class NamedColumns:
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
         """Our name and the data set's name of each column that was named."""
-        columns = ((field.name.removesuffix("_column"), getattr(self, field.name), field) for field in fields(self))
+        columns = (
+            (field.name.removesuffix("_column"), getattr(self, field.name), field)
+            for field in fields(self)
+        )
         return tuple((name, column) for name, column, field in columns if column != field.default)
 
 
@@ -71,9 +76,13 @@ class ConversationColumns(NamedColumns):
     def __post_init__(self) -> None:
         if (self.prompt_column is None) != (self.response_column is None):
             name = "prompt_column" if self.response_column is None else "response_column"
-            raise ValueError(f"{name}={getattr(self, name)!r}: prompt_column and response_column need each other")
+            raise ValueError(
+                f"{name}={getattr(self, name)!r}: prompt_column and response_column need each other"
+            )
         if self.messages_column is not None and self.prompt_column is not None:
-            raise ValueError(f"messages_column={self.messages_column!r}: excludes prompt_column and response_column")
+            raise ValueError(
+                f"messages_column={self.messages_column!r}: excludes prompt_column and response_column"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +142,8 @@ class Show:
         model: folder or hub id of the tokenizer and chat template; the built-in model by default.
         kind: conversations for `sft`, text for `adapt`.
         limit: number of samples to print, including refused lines.
-        mask_ratio: share of the learned tokens that is masked. Training draws a ratio per sample and
-            step.
+        mask_ratio: share of the learned tokens that is masked. Training draws a ratio per sample
+            and step.
         max_length: maximum length of a conversation in tokens, and length of the pieces of a text.
         seed: random seed of the masks.
         part: which part of a data set is read.
@@ -161,9 +170,11 @@ class Show:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenize:
-    """Tokenise a data set once, so that `adapt` and `sft` can read it from disk, even if it exceeds memory.
+    """Tokenise a data set once, so that `adapt` and `sft` can read it from disk, even if it exceeds
+    memory.
 
-    If the command is killed, the same command writes the missing shards, with any number of workers.
+    If the command is killed, the same command writes the missing shards, with any number of
+    workers.
 
     Examples:
         diffucoder data tokenize --data corpus/ --model Qwen/Qwen2.5-Coder-7B --out tokens/
@@ -179,8 +190,8 @@ class Tokenize:
         max_length: maximum length of a conversation in tokens; longer ones are refused and counted.
             Texts may have any length.
         workers: number of processes; the number of cores by default.
-        num_shards: number of output files; by default one per 256 MiB of JSONL, per 131,072 rows, or
-            per file that is streamed.
+        num_shards: number of output files; by default one per 256 MiB of JSONL, per 131,072 rows,
+            or per file that is streamed.
         part: which part of a data set is read.
         columns: names of the columns.
         streaming: read a data set of `datasets` without copying it into the cache.

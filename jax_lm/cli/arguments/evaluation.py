@@ -1,4 +1,6 @@
-"""Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports no JAX."""
+"""Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports
+no JAX.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from jax_lm.cli.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
+# Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas.
 ONE_PER_STEP = GenerationOptions(
     max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
 )
-"""Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas."""
 
 SMALL_SUITES = ("builtin", "infilling")
 
@@ -20,8 +22,8 @@ SMALL_SUITES = ("builtin", "infilling")
 class Analyze:
     """Measure how a model decodes: AR-ness, order, confidence, and how temperature affects them.
 
-    Definitions are those of the DiffuCoder paper (arXiv 2506.20639). Programs run in the sandbox for
-    pass@k.
+    Definitions are those of the DiffuCoder paper (arXiv 2506.20639). Programs run in the sandbox
+    for pass@k.
 
     Examples:
         diffucoder analyze --out analysis
@@ -40,8 +42,8 @@ class Analyze:
         temperatures: sampling temperatures; each is measured separately.
         generation: max_new_tokens is the length of the canvas, and the number of steps unless
             num_steps is smaller. Then the published schedule decides several positions per step,
-            which are ordered by confidence, because the paper does not define their order; the output
-            says so.
+            which are ordered by confidence, because the paper does not define their order; the
+            output says so.
         seed: random seed.
         executor: isolation of programs; auto is bubblewrap, or else Landlock.
         out: folder for analysis.json, analysis.html and the charts.
@@ -75,12 +77,16 @@ class Analyze:
 
     def __post_init__(self) -> None:
         if self.n < 1 or not self.temperatures:
-            raise ValueError(f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each")
+            raise ValueError(
+                f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each"
+            )
         steps, positions = self.generation.num_steps, self.generation.max_new_tokens
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         if self.generation.temperature or self.generation.early_stop:
-            raise ValueError("temperature, early_stop: analyze decodes whole canvases at each of `temperatures`")
+            raise ValueError(
+                "temperature, early_stop: analyze decodes whole canvases at each of `temperatures`"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,30 +107,31 @@ class Evaluate:
         diffucoder eval livecodebench --data test.jsonl --model apple/DiffuCoder-7B-Instruct --limit 100
 
     Attributes:
-        suite: benchmark; builtin are held-out problems of the built-in model's corpus, the others are
-            published files.
+        suite: benchmark; builtin are held-out problems of the built-in model's corpus, the others
+            are published files.
         data: file of the problems, .jsonl or .jsonl.gz; none for builtin.
         model: folder or hub id; the built-in model by default.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
             `model` is given.
         dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
-        limit: number of problems, spread evenly over the file; by default 300 of builtin and all of a
-            file.
+        limit: number of problems, spread evenly over the file; by default 300 of builtin and all of
+            a file.
         n: samples per problem.
         k: values of k for pass@k, at most n.
         batch_size: number of answers decoded together.
-        generation: max_new_tokens is the length of the canvas, or of the longest gap that is tried. It
-            is 512 by default, as published, and 144 for the built-in model, builtin and infilling.
-            The temperature is 0.2 by default, as published, and 0 for builtin and infilling.
-        middle_length: tokens of an infilled gap, auto (the most likely of several lengths) or oracle
-            (the length of the canonical filling); max_new_tokens by default.
+        generation: max_new_tokens is the length of the canvas, or of the longest gap that is tried.
+            It is 512 by default, as published, and 144 for the built-in model, builtin and
+            infilling. The temperature is 0.2 by default, as published, and 0 for builtin and
+            infilling.
+        middle_length: tokens of an infilled gap, auto (the most likely of several lengths) or
+            oracle (the length of the canonical filling); max_new_tokens by default.
         chat: use the chat template; the default for the published instruct models.
         base: complete the text even with an instruct model.
         canonical: score the canonical solutions instead of a model; all of them must pass.
         empty: score empty bodies instead of a model; none of them may pass.
         seed: random seed.
-        out: folder for attempts.jsonl, report.md and report.html. A killed run resumes there if it has
-            the same settings.
+        out: folder for attempts.jsonl, report.md and report.html. A killed run resumes there if it
+            has the same settings.
         timeout: seconds for the tests of one program; by default what the suite needs (5 to 60).
         executor: isolation of programs; auto is bubblewrap, or else Landlock.
         allow_unsafe_exec: run programs without isolation if the host has none.
@@ -145,7 +152,9 @@ class Evaluate:
         "out",
     )
 
-    suite: Positional[Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]]
+    suite: Positional[
+        Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
+    ]
     data: Path | None = None
     model: str | None = None
     adapter: str | None = None
@@ -180,20 +189,31 @@ class Evaluate:
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self) -> None:
-        for one, other in (("chat", "base"), ("canonical", "empty"), ("canonical", "chat"), ("empty", "chat")):
+        for one, other in (
+            ("chat", "base"),
+            ("canonical", "empty"),
+            ("canonical", "chat"),
+            ("empty", "chat"),
+        ):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other}: give one of them")
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(f"chat: problems of {self.suite} are no questions")
         if self.middle_length is not None and self.suite not in SMALL_SUITES:
-            raise ValueError(f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap")
+            raise ValueError(
+                f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap"
+            )
         if self.n < 1:
             raise ValueError(f"n={self.n}: must be at least 1")
         if not self.k or not all(1 <= k <= self.n for k in self.k):
-            raise ValueError(f"k={' '.join(map(str, self.k))}: each must be between 1 and n={self.n}")
+            raise ValueError(
+                f"k={' '.join(map(str, self.k))}: each must be between 1 and n={self.n}"
+            )
         if self.timeout is not None and not 0 < self.timeout <= 3600:
             raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
         options = self.generation
-        draws = options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
+        draws = (
+            options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
+        )
         if self.n > 1 and not draws and not (self.canonical or self.empty):
             raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

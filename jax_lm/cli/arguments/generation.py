@@ -38,9 +38,10 @@ class Generate:
         prefix: text before a hole, instead of a prompt.
         suffix: text after the hole.
         file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
-        middle_length: number of tokens between prefix and suffix; auto tries several lengths and keeps
-            the most likely. With a model that grows holes, the initial length.
-        prompts: JSONL file of prompts; each line is a string, or has "prompt" (text or chat messages).
+        middle_length: number of tokens between prefix and suffix; auto tries several lengths and
+            keeps the most likely. With a model that grows holes, the initial length.
+        prompts: JSONL file of prompts; each line is a string, or has "prompt" (text or chat
+            messages).
         out: JSONL file for the answers to `prompts`; a killed run resumes there.
         batch_size: number of prompts of a file decoded together; they have similar lengths.
         hosts: run on several hosts as one; the first one prints.
@@ -83,15 +84,21 @@ class Generate:
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
         if (self.prompts is None) != (self.out is None):
-            raise ValueError(f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both")
+            raise ValueError(
+                f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both"
+            )
         if self.prompts is not None and (self.watch or self.json):
-            raise ValueError("prompts: watch and json are for one prompt; the file of answers is JSONL already")
+            raise ValueError(
+                "prompts: watch and json are for one prompt; the file of answers is JSONL already"
+            )
         if self.watch and self.json:
             raise ValueError("watch, json: one of them; what is watched is no JSON")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")
         if self.chat and self.generation.grammar == "python":
-            raise ValueError("grammar='python': completes a program, while chat answers in a conversation")
+            raise ValueError(
+                "grammar='python': completes a program, while chat answers in a conversation"
+            )
         self.require_one_source()
 
     @property
@@ -105,7 +112,9 @@ class Generate:
         if self.middle_length is None or self.middle_length == "auto":
             return self.middle_length
         if not self.middle_length.isdecimal():
-            raise ValueError(f"middle_length={self.middle_length!r}: must be a number of tokens, or auto")
+            raise ValueError(
+                f"middle_length={self.middle_length!r}: must be a number of tokens, or auto"
+            )
         return int(self.middle_length)
 
     def require_one_source(self) -> None:
@@ -118,10 +127,14 @@ class Generate:
         }
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} given: the text can come from one of {', '.join(sources)}")
+            raise ValueError(
+                f"{' and '.join(given)} given: the text can come from one of {', '.join(sources)}"
+            )
         if self.hole_length is not None and not self.infills:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
         if self.chat and given and given[0] not in ("prompt", "prompts"):
             raise ValueError(f"chat: answers a prompt, not {given[0]}")
         if self.infills and (self.watch or self.stats):
-            raise ValueError("prefix/suffix: watch and stats work with a prompt or a file with holes")
+            raise ValueError(
+                "prefix/suffix: watch and stats work with a prompt or a file with holes"
+            )

@@ -1,4 +1,7 @@
-"""Arguments that several commands share: how the processes of a run find each other. Imports no JAX."""
+"""Arguments that several commands share: how the processes of a run find each other.
+
+Imports no JAX.
+"""
 
 from dataclasses import dataclass
 
@@ -9,8 +12,8 @@ class Hosts:
 
     Attributes:
         multi_host: run as one of several processes that JAX detects by itself, as on a TPU pod.
-        coordinator: address and port of process 0, for example 10.0.0.1:1234, where JAX cannot detect
-            the processes.
+        coordinator: address and port of process 0, for example 10.0.0.1:1234, where JAX cannot
+            detect the processes.
         num_processes: number of processes.
         process_id: number of this process, from 0.
     """

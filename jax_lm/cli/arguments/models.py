@@ -12,7 +12,8 @@ class Models:
         diffucoder models --delete apple/DiffuCoder-7B-Base --yes
 
     Attributes:
-        delete: hub id or owner/name@revision to delete. Without `yes`, only prints what would be freed.
+        delete: hub id or owner/name@revision to delete. Without `yes`, only prints what would be
+            freed.
         yes: delete instead of a dry run.
         json: print JSON instead of a table.
     """

@@ -13,9 +13,9 @@ from jax_lm.options import DEFAULTS, GenerationOptions
 class Plan:
     """Plan the memory and speed of a step on a TPU or GPU before renting it.
 
-    Compiles the real program for the TPU (extra `plan`) or NVIDIA GPU (extra `plan-gpu`), which need
-    not be present; this takes about a minute for 7B. Without the extra, the plan is an estimate by
-    arithmetic. The exit status is 1 if the step does not fit.
+    Compiles the real program for the TPU (extra `plan`) or NVIDIA GPU (extra `plan-gpu`), which
+    need not be present; this takes about a minute for 7B. Without the extra, the plan is an
+    estimate by arithmetic. The exit status is 1 if the step does not fit.
 
     Examples:
         diffucoder plan --model-config 7b --topology v5e:2x2
@@ -27,7 +27,8 @@ class Plan:
 
     Attributes:
         step: generate, or a training update: sft or grpo, where max_new_tokens is the completion.
-        topology: chips and their shape, for example v5e:2x2, v6e:1x1, v4:2x2x1, h100:8 or rtx4090:1.
+        topology: chips and their shape, for example v5e:2x2, v6e:1x1, v4:2x2x1, h100:8 or
+            rtx4090:1.
         model: folder or hub id; only its config.json is read.
         model_config: known model shape, instead of `model`: 7b or small.
         dtype: bfloat16, float32 or int8 (kernels only; in training, kernels below adapters).
@@ -72,7 +73,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.explain and self.estimate:
-            raise ValueError("explain=True: reads a compiled program, estimate=True compiles none; give one of them")
+            raise ValueError(
+                "explain=True: reads a compiled program, estimate=True compiles none; give one of them"
+            )
         require_at_least_one(self, "batch_size", "max_length")
 
     IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}

@@ -31,10 +31,10 @@ class SandboxCheck:
 class SandboxRun:
     """Run a Python file in the sandbox, with tests if there are any; exit status 1 unless all pass.
 
-    Tests are files for pytest or unittest, or plain Python, where each statement with an assertion is
-    a test, and runs after the statements above it. They may import the program by any name. Or they
-    are contest cases: the program runs once per case, with the input on standard input, and must
-    print the expected output.
+    Tests are files for pytest or unittest, or plain Python, where each statement with an assertion
+    is a test, and runs after the statements above it. They may import the program by any name. Or
+    they are contest cases: the program runs once per case, with the input on standard input, and
+    must print the expected output.
 
     Examples:
         diffucoder sandbox run solution.py --tests tests.py
@@ -45,18 +45,19 @@ class SandboxRun:
 
     Attributes:
         file: the program.
-        tests: test file, or folder with test_*.py or *_test.py files or with cases (1.in and 1.out or
-            1.ans, or input1.txt and output1.txt). Without tests the program only runs.
+        tests: test file, or folder with test_*.py or *_test.py files or with cases (1.in and 1.out
+            or 1.ans, or input1.txt and output1.txt). Without tests the program only runs.
         input: file of the standard input of a single case; needs `expected`.
         expected: file of the output that the case expects.
-        comparison: tolerant compares tokens line by line, and numbers within 1e-6; exact compares the
-            text, except for one newline at its end.
+        comparison: tolerant compares tokens line by line, and numbers within 1e-6; exact compares
+            the text, except for one newline at its end.
         packages: installed packages that the program and tests may import.
         same_process: judge tests that need one process with the program in its process, still
             contained; such a verdict is the program's own word, and is marked.
         timeout: seconds of wall-clock time per test.
         memory_mib: limit of the address space in MiB.
-        executor: isolation; auto is bubblewrap, or else Landlock, and refuses to run if neither works.
+        executor: isolation; auto is bubblewrap, or else Landlock, and refuses to run if neither
+            works.
         allow_unsafe_exec: run without isolation if the host has none.
     """
 

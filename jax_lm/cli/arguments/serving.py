@@ -33,14 +33,14 @@ class Serve:
         allow_host: host names that clients may use for this server, besides its address.
         slots: maximum number of sequences decoded together.
         queue: maximum number of waiting sequences; more are refused with 429.
-        context: maximum tokens of prompt and answer together; by default 2048, or the model's context
-            if that is smaller.
+        context: maximum tokens of prompt and answer together; by default 2048, or the model's
+            context if that is smaller.
         max_tokens: maximum length of an answer.
         timeout: maximum seconds per request.
         draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off.
             Answers stay the same.
-        grace: seconds from SIGTERM to the end of the process; a supervisor must wait longer before it
-            kills the process.
+        grace: seconds from SIGTERM to the end of the process; a supervisor must wait longer before
+            it kills the process.
         connections: maximum number of open connections; by default what the limit on open files
             allows, at most 1024.
         log_prompts: log prompts, and answers that are not streamed.

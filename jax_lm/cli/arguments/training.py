@@ -5,17 +5,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jax_lm.cli.arguments.data import ONE_SPLIT, ConversationColumns, DatasetPart, PromptColumns, TextColumn
+from jax_lm.cli.arguments.data import (
+    ONE_SPLIT,
+    ConversationColumns,
+    DatasetPart,
+    PromptColumns,
+    TextColumn,
+)
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
+# Value of `data` for the tasks of the built-in corpus.
 BUILTIN = "builtin"
-"""Value of `data` for the tasks of the built-in corpus."""
 
 OUR_PROMPTS = PromptColumns()
+# A short training moves most weights by less than half a step of bfloat16.
 SavedDtype = Literal["float32", "bfloat16"]
-"""A short training moves most weights by less than half a step of bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +30,12 @@ class ModelArguments:
 
     Attributes:
         model: folder or hub id; the built-in model by default.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout to train further. Its base model is
-            used unless `model` is given.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout to train further. Its base
+            model is used unless `model` is given.
         lora_rank: train adapters of this rank instead of all weights.
         lora_alpha: adapters are scaled by alpha / rank; twice the rank by default.
-        lora_targets: layers with adapters, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
-            down_proj; all of them by default.
+        lora_targets: layers with adapters, of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj
+            and down_proj; all of them by default.
         quantize: quantize the kernels below the adapters to int8, which halves the memory of the
             weights.
         save_dtype: dtype of the saved model or adapter; bfloat16 rounds small updates away.
@@ -48,14 +54,19 @@ class ModelArguments:
     hosts: Hosts = ONE_HOST
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")}
+        given = {
+            name: getattr(self, name)
+            for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")
+        }
         for name, value in given.items():
             if value is None:
                 continue
             if self.adapter is not None and name != "quantize":
                 raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")
             if self.adapter is None and self.lora_rank is None:
-                raise ValueError(f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}")
+                raise ValueError(
+                    f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}"
+                )
 
 
 ONE_MODEL = ModelArguments()
@@ -65,19 +76,19 @@ ONE_MODEL = ModelArguments()
 class MergeLora:
     """Merge an adapter into the weights of its model, and save a checkpoint that needs no adapter.
 
-    Tokenizer, settings, licence and code of the model are copied. An adapter with the fingerprint of
-    its base model is not merged into another one.
+    Tokenizer, settings, licence and code of the model are copied. An adapter with the fingerprint
+    of its base model is not merged into another one.
 
     Examples:
         diffucoder merge-lora --adapter out/lora/adapter --out out/merged
         diffucoder merge-lora --adapter me/my-lora --model ./DiffuCoder-7B-Instruct --out out/merged
 
     Attributes:
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft --lora-rank`
-            saves it.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout, as `diffucoder sft
+            --lora-rank` saves it.
         out: folder for the checkpoint.
-        model: folder or hub id of the model that the adapter was trained on; by default the model that
-            the adapter names.
+        model: folder or hub id of the model that the adapter was trained on; by default the model
+            that the adapter names.
         allow_other_base: merge into another model of the same shape.
         save_dtype: dtype of the checkpoint; bfloat16 rounds small updates away.
     """
@@ -93,8 +104,8 @@ class MergeLora:
 class Sft:
     """Fine-tune on conversations; the model learns the last answer of each.
 
-    If the command is killed, the same command resumes the run and ends with the same weights. SIGTERM
-    saves a checkpoint first.
+    If the command is killed, the same command resumes the run and ends with the same weights.
+    SIGTERM saves a checkpoint first.
 
     Examples:
         diffucoder sft --data train.jsonl --out out/sft --max-steps 200 --max-length 256
@@ -105,9 +116,9 @@ class Sft:
 
     Attributes:
         data: JSONL file, or JSON file with an array, whose rows have "messages" ([{"role": …,
-            "content": …}, …]), "conversations" ([{"from": "human", "value": …}, …]), or "prompt" and
-            "response" (or "completion"). Or a folder written by `data tokenize --kind conversations`,
-            or with the extra `datasets` a hub id, folder or Parquet file.
+            "content": …}, …]), "conversations" ([{"from": "human", "value": …}, …]), or "prompt"
+            and "response" (or "completion"). Or a folder written by `data tokenize --kind
+            conversations`, or with the extra `datasets` a hub id, folder or Parquet file.
         out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/ or adapter/.
         part: which part of a data set is read.
         columns: names of the columns.
@@ -143,9 +154,9 @@ class Sft:
 class Grpo:
     """Train by coupled-GRPO: sample completions, reward them, and make the better ones more likely.
 
-    The defaults are DiffuCoder's published recipe. If the command is killed, the same command resumes
-    the run and ends with the same weights. Programs run in the sandbox; the command refuses to run on
-    a host without one.
+    The defaults are DiffuCoder's published recipe. If the command is killed, the same command
+    resumes the run and ends with the same weights. Programs run in the sandbox; the command refuses
+    to run on a host without one.
 
     Examples:
         diffucoder grpo --model apple/DiffuCoder-7B-Instruct --data hard.jsonl --out runs/out
@@ -156,10 +167,10 @@ class Grpo:
 
     Attributes:
         out: folder of the run: metrics.jsonl, completions/, checkpoints/ and, in the end, model/.
-        data: JSONL file, or JSON file with an array, whose rows have "prompt" (text or chat messages)
-            and the columns that rewards read: "test_cases", or those of LiveCodeBench, APPS, TACO or
-            open-r1. Or with the extra `datasets` a hub id, folder or Parquet file. Or builtin, tasks
-            of the built-in corpus.
+        data: JSONL file, or JSON file with an array, whose rows have "prompt" (text or chat
+            messages) and the columns that rewards read: "test_cases", or those of LiveCodeBench,
+            APPS, TACO or open-r1. Or with the extra `datasets` a hub id, folder or Parquet file. Or
+            builtin, tasks of the built-in corpus.
         limit: number of tasks of the built-in corpus, at most 4,000.
         part: which part of a data set is read.
         columns: names of the columns.
@@ -191,7 +202,8 @@ class Grpo:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapt:
-    """Train masked diffusion on plain text, from an autoregressive Qwen2 checkpoint or from scratch.
+    """Train masked diffusion on plain text, from an autoregressive Qwen2 checkpoint or from
+    scratch.
 
     Attention opens from causal to full over the first steps. If the command is killed, the same
     command resumes the run.
@@ -207,7 +219,8 @@ class Adapt:
         out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/.
         part: which part of a data set is read.
         columns: names of the columns.
-        from_scratch: use only the shape (config.json) and the tokenizer, and initialise the weights.
+        from_scratch: use only the shape (config.json) and the tokenizer, and initialise the
+            weights.
         save_dtype: dtype of the saved model; bfloat16 rounds small updates away.
         mesh: devices that share the training, for example data=2,fsdp=4; all on fsdp by default.
         hosts: train on several hosts as one.

@@ -38,11 +38,17 @@ def answer_file(arguments: Generate) -> int:
     run = settings_digest(arguments, rows)
     answers = read_answers(out, run)
     engine = DiffuCoderInference(
-        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+        arguments.model,
+        arguments.tokenizer,
+        arguments.dtype,
+        mesh=arguments.mesh,
+        adapter=arguments.adapter,
     )
     prompts = [prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows]
     lengths = token_counts(engine, prompts, arguments.generation.max_new_tokens, arguments.prompts)
-    waiting = sorted((n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n))
+    waiting = sorted(
+        (n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n)
+    )
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size, options = arguments.batch_size, arguments.generation
@@ -62,7 +68,9 @@ def answer_file(arguments: Generate) -> int:
             if report:
                 report(len(answers), len(rows))
     if distributed.is_first():
-        write_whole(out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers)))
+        write_whole(
+            out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers))
+        )
         print(f"wrote {len(answers)} answers to {out}")
     return 0
 
@@ -94,7 +102,9 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
     if not out.exists():
         return {}
     if not out.is_file():
-        raise ValueError(f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)")
+        raise ValueError(
+            f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
+        )
     try:
         content = out.read_bytes()
     except OSError as error:
@@ -120,11 +130,15 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
 
 
 def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
-    """Return the text to complete; chat messages, and with `chat` any prompt, use the chat template."""
+    """Return the text to complete; chat messages, and with `chat` any prompt, use the chat
+    template.
+    """
     return engine.chat_prompt(prompt) if chat or not isinstance(prompt, str) else prompt
 
 
-def token_counts(engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path) -> list[int]:
+def token_counts(
+    engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path
+) -> list[int]:
     """Return the tokens of every prompt; ValueError names the first one that exceeds the context."""
     lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
     for number, length in enumerate(lengths, 1):

@@ -19,7 +19,14 @@ from jax_lm.benchmark.experiment import ExperimentSteps
 from jax_lm.benchmark.experiment_report import CRITERIA, SCALE_CRITERIA, experiment_report
 from jax_lm.benchmark.frontier import frontier_report, measure_frontier
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits, machine_lines
-from jax_lm.benchmark.parity import FILES, TOLERANCE, check_parity, check_training_parity, read_golden, read_recording
+from jax_lm.benchmark.parity import (
+    FILES,
+    TOLERANCE,
+    check_parity,
+    check_training_parity,
+    read_golden,
+    read_recording,
+)
 from jax_lm.benchmark.scale import ScaleSteps
 from jax_lm.benchmark.speed import measure_speed, speed_report
 from jax_lm.checkpoints import huggingface
@@ -50,7 +57,9 @@ def run_bench(arguments: Bench) -> int:
     sampler = load_sampler(arguments, model["dtype"])
     load_seconds = time.perf_counter() - start
     with terminal.progress("measuring") as report:
-        rows = measure_speed(sampler, arguments.presets, arguments.workload, limits, on_progress=report)
+        rows = measure_speed(
+            sampler, arguments.presets, arguments.workload, limits, on_progress=report
+        )
     speed = {
         "about": machine,
         "model": model,
@@ -73,7 +82,9 @@ def run_frontier(arguments: Bench, out: Path) -> int:
     problems, total = suite_problems(quality.suite, quality.data, quality.limit)
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
     with terminal.progress("measuring") as report:
-        points = measure_frontier(engine, problems, quality, out, model=arguments.model, on_progress=report)
+        points = measure_frontier(
+            engine, problems, quality, out, model=arguments.model, on_progress=report
+        )
     metadata = {
         "model": f"{arguments.model or 'built-in model'}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "problems": f"{len(problems)} of {total} of {quality.suite}",
@@ -92,7 +103,10 @@ def choose_model(arguments: Bench) -> dict[str, Any]:
     The dtype is chosen by the device if none is given.
     """
     if arguments.random_shape:
-        config, name = (SHAPES[arguments.random_shape], f"random weights of the shape {arguments.random_shape}")
+        config, name = (
+            SHAPES[arguments.random_shape],
+            f"random weights of the shape {arguments.random_shape}",
+        )
     else:
         config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
         name = arguments.model or "built-in model"
@@ -120,12 +134,16 @@ def run_compare(arguments: Compare) -> int:
     out, tolerance = arguments.out, arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     if lacking := comparison.missing_packages():
         missing = " and ".join(lacking)
-        raise ValueError(f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}")
+        raise ValueError(
+            f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}"
+        )
     if out:
         require_writable(out)
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
-        result = comparison.compare(folder, arguments.dtype, arguments.workload, tolerance, on_progress=report)
+        result = comparison.compare(
+            folder, arguments.dtype, arguments.workload, tolerance, on_progress=report
+        )
     document = comparison.comparison_report(result, arguments.model or "built-in model")
     if out:
         output_folder(out)
@@ -148,7 +166,11 @@ def run_experiment(arguments: Experiment) -> int:
     """
     settings, scale, out = arguments.settings, arguments.scale, arguments.out
     if arguments.full:
-        steps, criteria, seconds = (ScaleSteps(settings, scale).steps(), SCALE_CRITERIA, 60 * scale.minutes)
+        steps, criteria, seconds = (
+            ScaleSteps(settings, scale).steps(),
+            SCALE_CRITERIA,
+            60 * scale.minutes,
+        )
         name = f"random weights of the shape {scale.random_shape}"
         identity = {"full": True, **asdict(settings), **asdict(scale)}
         # Runs of different lengths share a folder.
@@ -156,18 +178,25 @@ def run_experiment(arguments: Experiment) -> int:
     else:
         if settings.recorded is not None:
             read_golden(settings.recorded)
-        folder, name = (huggingface.resolve(settings.model or BUILTIN_MODEL), settings.model or "built-in model")
+        folder, name = (
+            huggingface.resolve(settings.model or BUILTIN_MODEL),
+            settings.model or "built-in model",
+        )
         steps, criteria, seconds = ExperimentSteps(folder, settings).steps(), CRITERIA, math.inf
         identity = asdict(settings) | {
             "recorded": None if settings.recorded is None else str(settings.recorded),
             "weights": f"sampled sha256:{weights_digest(folder)}",
         }
     report = partial(experiment_report, steps=steps, name=name, criteria=criteria)
-    with Steps(out, identity | {"devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}"}) as run:
+    with Steps(
+        out, identity | {"devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}"}
+    ) as run:
         # Rows of an earlier run are read before anything is measured.
         report(run.outcomes)
         if run.outcomes:
-            Console(stderr=True).print(f"resuming after {len(run.outcomes)} steps of an earlier run")
+            Console(stderr=True).print(
+                f"resuming after {len(run.outcomes)} steps of an earlier run"
+            )
         with terminal.progress("experiment") as progress:
             left = run.run(steps, seconds=seconds, on_step=progress)
         document = report(run.outcomes)
@@ -178,7 +207,9 @@ def run_experiment(arguments: Experiment) -> int:
     print_path(out / "report.html")
     if left:
         names = ", ".join(left)
-        Console(highlight=False).print(f"{len(left)} steps are left for the same command: {names}", soft_wrap=True)
+        Console(highlight=False).print(
+            f"{len(left)} steps are left for the same command: {names}", soft_wrap=True
+        )
     return 1 if any(outcome.state == FAILED for outcome in run.outcomes.values()) else 0
 
 
@@ -193,7 +224,9 @@ def run_parity_check(arguments: ParityCheck) -> int:
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
     tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
     findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer)
-    for finding in chain(findings, check_training_parity(arguments.folder) if arguments.training else ()):
+    for finding in chain(
+        findings, check_training_parity(arguments.folder) if arguments.training else ()
+    ):
         failures += not finding.passed
         verdict = "ok" if finding.passed else "[red]FAILED[/red]"
         table.add_row(finding.name, finding.measured, finding.allowed, verdict)

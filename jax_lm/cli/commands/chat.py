@@ -49,7 +49,12 @@ class Dialogue:
 
     def commands(self) -> dict[str, Callable[[str], None]]:
         """Return the slash commands except /exit."""
-        return {"/infill": self.infill, "/reset": self.reset, "/save": self.save, "/help": lambda _: print(HELP)}
+        return {
+            "/infill": self.infill,
+            "/reset": self.reset,
+            "/save": self.save,
+            "/help": lambda _: print(HELP),
+        }
 
     def take(self, line: str) -> bool:
         """Handle a line of input; False for /exit."""
@@ -83,7 +88,9 @@ class Dialogue:
         answer = None
         try:
             prompt = self.engine.chat_prompt(self.messages)
-            answer = self.write(Template.completion(prompt, self.options.max_new_tokens), shows_given=False)
+            answer = self.write(
+                Template.completion(prompt, self.options.max_new_tokens), shows_given=False
+            )
             self.messages.append({"role": "assistant", "content": answer})
         finally:
             if answer is None:
@@ -95,7 +102,9 @@ class Dialogue:
             text = terminal.read_text_file(Path(path).expanduser())
         else:
             if sys.stdin.isatty():
-                terminal.say(f"enter a text with <|hole|> marks; end it with a line of a single {END}")
+                terminal.say(
+                    f"enter a text with <|hole|> marks; end it with a line of a single {END}"
+                )
             text = "\n".join(iter(lambda: next(self.lines, END), END))
         self.write(Template.parse(text, self.options.max_new_tokens), shows_given=True)
 
@@ -105,7 +114,9 @@ class Dialogue:
             row = watch(self.engine, template, self.options, self.seed, shows_given=shows_given)
         else:
             (row,) = self.engine.decode([template], self.options, seed=self.seed).rows
-            print((template.filled(row.holes) if shows_given else row.text).rstrip("\n"), flush=True)
+            print(
+                (template.filled(row.holes) if shows_given else row.text).rstrip("\n"), flush=True
+            )
         self.seed += 1
         return row.text
 
@@ -117,14 +128,20 @@ class Dialogue:
         """Write the messages to a file; ValueError if none is named."""
         if not path:
             raise ValueError("/save: needs a file name")
-        write_whole(Path(path).expanduser(), json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n")
+        write_whole(
+            Path(path).expanduser(), json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n"
+        )
         terminal.say(f"wrote {len(self.messages)} messages to {path}")
 
 
 def run_chat(arguments: Chat) -> int:
     """Chat until the input ends."""
     engine = DiffuCoderInference(
-        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+        arguments.model,
+        arguments.tokenizer,
+        arguments.dtype,
+        mesh=arguments.mesh,
+        adapter=arguments.adapter,
     )
     # A model without a chat template should be refused before the first message.
     engine.chat_prompt("x")

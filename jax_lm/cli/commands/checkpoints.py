@@ -17,7 +17,13 @@ from jax_lm.conversion.verify import verify
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning.memory import PRECISIONS, Memory, PlannedStep, estimated_memory, parameter_count
+from jax_lm.planning.memory import (
+    PRECISIONS,
+    Memory,
+    PlannedStep,
+    estimated_memory,
+    parameter_count,
+)
 from jax_lm.planning.roofline import gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
@@ -34,7 +40,9 @@ def run_info(arguments: Info) -> int:
         print(json.dumps(model_facts(arguments, config, shape), indent=1))
         return 0
     rows = [("model", arguments.model or BUILTIN_NOTICE)]
-    rows += [("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")]
+    rows += [
+        ("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")
+    ]
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         rows.append((name, f"{getattr(config, name):,}"))
     for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id"):
@@ -43,7 +51,12 @@ def run_info(arguments: Info) -> int:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
         stops = ", ".join(map(str, tokenizer.stop_ids))
         chat = "with" if tokenizer.chat_template else "without"
-        rows.append(("tokenizer", f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"))
+        rows.append(
+            (
+                "tokenizer",
+                f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template",
+            )
+        )
     except TokenizerError as error:
         rows.append(("tokenizer", f"none ({error})"))
     rows.append(("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"))
@@ -51,7 +64,12 @@ def run_info(arguments: Info) -> int:
     for device in devices:
         if statistics := device.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
-            rows.append((f"memory of {device}", f"{gib(used)} in use{f', {gib(limit - used)} free' if limit else ''}"))
+            rows.append(
+                (
+                    f"memory of {device}",
+                    f"{gib(used)} in use{f', {gib(limit - used)} free' if limit else ''}",
+                )
+            )
     print_rows([*rows, *precision_rows(arguments, config, shape)])
     return 0
 
@@ -63,7 +81,10 @@ def precision_rows(arguments: Info, config: DreamConfig, shape: MeshShape) -> Ro
         sizes = f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if shape.size > 1 else ''}"
         note = "  (default here)" if dtype == default else ""
         rows.append(
-            (f"memory, {dtype}", f"{gib(memory.weights)} weights + about {gib(memory.working)} for {sizes}{note}")
+            (
+                f"memory, {dtype}",
+                f"{gib(memory.weights)} weights + about {gib(memory.working)} for {sizes}{note}",
+            )
         )
     return rows
 
@@ -72,7 +93,9 @@ def expected_memory(arguments: Info, config: DreamConfig, shape: MeshShape) -> d
     """Estimate the memory per device of each precision."""
     length = arguments.max_length
     steps = {
-        dtype: PlannedStep(precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length)
+        dtype: PlannedStep(
+            precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
+        )
         for dtype in PRECISIONS
     }
     return {dtype: estimated_memory(config, planned, shape) for dtype, planned in steps.items()}
@@ -85,10 +108,16 @@ def model_facts(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[
         "model": arguments.model or "builtin",
         "parameters": count,
         "config": asdict(config),
-        "device": {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())},
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": len(jax.devices()),
+        },
         "mesh": str(shape),
         "dtype": fitting_dtype(count),
-        "memory": {name: asdict(each) for name, each in expected_memory(arguments, config, shape).items()},
+        "memory": {
+            name: asdict(each) for name, each in expected_memory(arguments, config, shape).items()
+        },
     }
 
 
@@ -141,7 +170,11 @@ def run_push(arguments: Push) -> int:
         print(f"dry run, nothing was sent to {arguments.repo}: --yes uploads")
         return 0
     address = hub.push(
-        upload, arguments.repo, message=arguments.message, is_public=arguments.public, revision=arguments.revision
+        upload,
+        arguments.repo,
+        message=arguments.message,
+        is_public=arguments.public,
+        revision=arguments.revision,
     )
     print(f"sent {sum(sizes.values()) / 2**20:,.1f} MiB: {address}")
     return 0

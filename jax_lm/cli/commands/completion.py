@@ -36,13 +36,18 @@ compadd -- ${=options} || _files
 def run_completion(arguments: Completion) -> int:
     """Print the script of a shell."""
     line = FISH if arguments.shell == "fish" else CASE
-    lines = [line.format(before=before, star=star, words=" ".join(words)) for before, star, words in completions()]
+    lines = [
+        line.format(before=before, star=star, words=" ".join(words))
+        for before, star, words in completions()
+    ]
     print(SCRIPTS[arguments.shell].replace("LINES", "\n".join(lines)), end="")
     return 0
 
 
 def completions() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield words, a star or nothing, and the completions after these words, or anywhere later if starred."""
+    """Yield words, a star or nothing, and the completions after these words, or anywhere later if
+    starred.
+    """
     first = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     yield "", "", first
     for word in first:

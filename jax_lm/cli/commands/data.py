@@ -48,9 +48,13 @@ def run_data_show(arguments: Show) -> int:
 
 
 def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
-    """Yield the first samples with their places; for a refused line, the reason instead of a sample."""
+    """Yield the first samples with their places; for a refused line, the reason instead of a
+    sample.
+    """
     source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
-    to_rows = rows_reader(arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind))
+    to_rows = rows_reader(
+        arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind)
+    )
     left = arguments.limit
     for part in range(source.parts):
         for where, line in source.read(part):
@@ -80,10 +84,15 @@ def run_data_tokenize(arguments: Tokenize) -> int:
     folder = huggingface.resolve(arguments.model, with_weights=False)
     job = Tokenization(
         source=open_source(
-            arguments.data, arguments.num_shards, **asdict(arguments.part), streaming=arguments.streaming
+            arguments.data,
+            arguments.num_shards,
+            **asdict(arguments.part),
+            streaming=arguments.streaming,
         ),
         tokenizer=str(folder),
-        fingerprint=DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text").fingerprint,
+        fingerprint=DiffuCoderTokenizer.from_pretrained(
+            folder, adds_mask=arguments.kind == "text"
+        ).fingerprint,
         kind=arguments.kind,
         max_length=arguments.max_length,
         columns=arguments.columns.of(arguments.kind),

@@ -9,7 +9,14 @@ from rich.console import Console
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
-from jax_lm.evaluation.attempts import Attempt, Evaluator, Journal, execute_attempts, journal_settings, problem_executor
+from jax_lm.evaluation.attempts import (
+    Attempt,
+    Evaluator,
+    Journal,
+    execute_attempts,
+    journal_settings,
+    problem_executor,
+)
 from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
@@ -28,7 +35,9 @@ def run_eval(arguments: Evaluate) -> int:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
     # A missing sandbox should be reported before the model has written programs.
     executor = problem_executor(
-        arguments.executor, allow_unsafe=arguments.allow_unsafe_exec, same_process=arguments.same_process
+        arguments.executor,
+        allow_unsafe=arguments.allow_unsafe_exec,
+        same_process=arguments.same_process,
     )
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
@@ -37,17 +46,23 @@ def run_eval(arguments: Evaluate) -> int:
         engine=engine,
         executor=executor,
         options=arguments.generation,
-        prompting=choose_prompting(engine, problems, arguments.middle_length, chat=arguments.chat, base=arguments.base),
+        prompting=choose_prompting(
+            engine, problems, arguments.middle_length, chat=arguments.chat, base=arguments.base
+        ),
         batch_size=arguments.batch_size,
         seed=arguments.seed,
     )
     others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
-    settings = journal_settings(evaluator, problems, data=arguments.data, model=arguments.model, **others)
+    settings = journal_settings(
+        evaluator, problems, data=arguments.data, model=arguments.model, **others
+    )
     with Journal(arguments.out, settings) as journal:
         if journal.records:
             terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
         with terminal.progress("evaluating") as progress:
-            for attempt in evaluator.attempts(problems * arguments.n, done=journal.done, on_progress=progress):
+            for attempt in evaluator.attempts(
+                problems * arguments.n, done=journal.done, on_progress=progress
+            ):
                 journal.append(attempt.record())
         records = list(journal.records.values())
         document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
@@ -55,20 +70,33 @@ def run_eval(arguments: Evaluate) -> int:
             document.write(arguments.out, "report")
     print_report(document, with_sections=True)
     if arguments.out is not None:
-        Console(highlight=False).print(f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True)
+        Console(highlight=False).print(
+            f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True
+        )
     return 0
 
 
 def described_model(arguments: Analyze) -> str:
     """Name the analysed model, with its adapter."""
-    named = [part for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}") if part]
+    named = [
+        part
+        for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}")
+        if part
+    ]
     return ", ".join(named) or "built-in model"
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
-    """Score canonical or empty solutions; the status is 1 unless all pass or all fail, respectively."""
-    fillings = [(problem, problem.canonical if arguments.canonical else problem.empty) for problem in problems]
-    written = [Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling]
+    """Score canonical or empty solutions; the status is 1 unless all pass or all fail,
+    respectively.
+    """
+    fillings = [
+        (problem, problem.canonical if arguments.canonical else problem.empty)
+        for problem in problems
+    ]
+    written = [
+        Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling
+    ]
     if not written:
         kind = "canonical" if arguments.canonical else "empty"
         raise ValueError(f"{kind}: problems of {problems[0].group} have no {kind} filling")
@@ -95,11 +123,19 @@ def run_analyze(arguments: Analyze) -> int:
     require_writable(arguments.out)
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
-    options = [replace(generation, temperature=temperature) for temperature in arguments.temperatures]
+    options = [
+        replace(generation, temperature=temperature) for temperature in arguments.temperatures
+    ]
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
-    analysis = analyze_order(engine, problems, executor, options, samples=arguments.n, seed=arguments.seed)
-    steps = f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
-    together = "; positions of one step are ordered by confidence, the paper does not define their order"
+    analysis = analyze_order(
+        engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
+    )
+    steps = (
+        f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
+    )
+    together = (
+        "; positions of one step are ordered by confidence, the paper does not define their order"
+    )
     metadata = {
         "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
@@ -109,6 +145,10 @@ def run_analyze(arguments: Analyze) -> int:
     settings = json.loads(json.dumps(asdict(arguments), default=str))
     analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
     measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())
-    print_report(Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True)
-    Console(highlight=False).print(f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True)
+    print_report(
+        Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True
+    )
+    Console(highlight=False).print(
+        f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True
+    )
     return 0

@@ -22,7 +22,11 @@ def run_generate(arguments: Generate) -> int:
     if arguments.prompts is not None:
         return answer_file(arguments)
     engine = DiffuCoderInference(
-        arguments.model, arguments.tokenizer, arguments.dtype, mesh=arguments.mesh, adapter=arguments.adapter
+        arguments.model,
+        arguments.tokenizer,
+        arguments.dtype,
+        mesh=arguments.mesh,
+        adapter=arguments.adapter,
     )
     lengths = []
     if arguments.infills or template:
@@ -50,11 +54,17 @@ def shows_given(arguments: Generate) -> bool:
     return not (arguments.chat or arguments.only_new)
 
 
-def show(engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch) -> None:
+def show(
+    engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch
+) -> None:
     """Print the text or a JSON object; warnings and statistics go to standard error."""
     (row,) = batch.rows
     full = template.filled(row.holes)
-    doubt = row.doubt(arguments.generation.temperature) if engine.is_builtin and not arguments.infills else None
+    doubt = (
+        row.doubt(arguments.generation.temperature)
+        if engine.is_builtin and not arguments.infills
+        else None
+    )
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:

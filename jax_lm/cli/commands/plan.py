@@ -37,14 +37,18 @@ def run_plan(arguments: Plan) -> int:
         lora_rank=arguments.lora_rank,
         extra_canvases=options.extra_canvases,
     )
-    plan = MachinePlan(config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh))
+    plan = MachinePlan(
+        config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh)
+    )
     if compiles(arguments, CompilerPackage.of(topology)):
         with platforms.without_driver_notes():
             passes = tuple(compile_passes(plan, options, explains=arguments.explain))
             plan = replace(plan, passes=passes)
     elif options.extra_canvases:
         option = options.extra_canvases_option
-        raise ValueError(f"{option}: the estimate does not cover additional canvases; compile, or set it to 0")
+        raise ValueError(
+            f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
+        )
     record = json.dumps(plan.record, indent=1)
     if arguments.out:
         write_whole(arguments.out, f"{record}\n")
@@ -72,7 +76,9 @@ def plan_config(arguments: Plan) -> DreamConfig:
     if (arguments.model is None) == (arguments.model_config is None):
         raise ValueError("model, model_config: give one of them")
     if arguments.model is not None:
-        return DreamForCausalLM.read_config(huggingface.resolve(arguments.model, with_weights=False))
+        return DreamForCausalLM.read_config(
+            huggingface.resolve(arguments.model, with_weights=False)
+        )
     assert arguments.model_config is not None
     require_one_of("model_config", arguments.model_config, tuple(SHAPES))
     return SHAPES[arguments.model_config]

@@ -40,28 +40,43 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
         failures += sum(not finding.stopped for finding in findings)
         table.add_row(
             name,
-            *("stopped" if f.stopped else f"[red]NOT STOPPED[/red] {escape(printable(f.detail))}" for f in findings),
+            *(
+                "stopped" if f.stopped else f"[red]NOT STOPPED[/red] {escape(printable(f.detail))}"
+                for f in findings
+            ),
         )
     console.print(table)
     total = len(attacks()) * len(available)
-    console.print(f"{total - failures} of {total} stopped; --executor {arguments.executor} runs programs in {chosen}")
+    console.print(
+        f"{total - failures} of {total} stopped; --executor {arguments.executor} runs programs in {chosen}"
+    )
     return 1 if failures else 0
 
 
-PAIRS = ((re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")), (re.compile(r"input(.*)\.txt"), ("output{}.txt",)))
-"""Names of input files, and of their output files."""
+# Names of input files, and of their output files.
+PAIRS = (
+    (re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")),
+    (re.compile(r"input(.*)\.txt"), ("output{}.txt",)),
+)
 
 
 def paired_files(folder: Path) -> list[tuple[Path, Path]]:
-    """Return the input and output files of a folder, 2 before 10; ValueError if an output is missing."""
+    """Return the input and output files of a folder, 2 before 10; ValueError if an output is
+    missing.
+    """
     pairs = []
-    for path in sorted(folder.iterdir(), key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)]):
+    for path in sorted(
+        folder.iterdir(),
+        key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)],
+    ):
         for pattern, names in PAIRS:
             if match := pattern.fullmatch(path.name):
                 outputs = [folder / name.format(match[1]) for name in names]
                 existing = [output for output in outputs if output.is_file()]
                 if not existing:
-                    raise ValueError(f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}")
+                    raise ValueError(
+                        f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}"
+                    )
                 pairs.append((path, existing[0]))
     return pairs
 
@@ -75,12 +90,16 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
         pairs = paired_files(folder)
         files = sorted({*folder.rglob("test_*.py"), *folder.rglob("*_test.py")})
         if not files and not pairs:
-            raise ValueError(f"--tests {folder}: holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out")
+            raise ValueError(
+                f"--tests {folder}: holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out"
+            )
     elif folder is not None:
         files = [folder]
     tests: list[tuple[str, Test]] = []
     for path in files:
-        tests += [(title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))]
+        tests += [
+            (title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))
+        ]
     for pair in pairs:
         given, expected = (terminal.read_text_file(path, keep_line_ends=True) for path in pair)
         tests.append((pair[0].name, Case(given, expected, arguments.comparison)))
@@ -102,7 +121,13 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
     )
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1][0] if tests else "the program"
-        reason = f"  # {test.detail}" if test.detail else "" if test.border else "  # judged in the program's process"
+        reason = (
+            f"  # {test.detail}"
+            if test.detail
+            else ""
+            if test.border
+            else "  # judged in the program's process"
+        )
         print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
     for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         if text.strip():
@@ -110,7 +135,9 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
     contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
     summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, without tests"
     without = sum(not test.border for test in result.tests)
-    print(f"{result.outcome}: {summary}, {contained}{f', {without} without a border' if without else ''}")
+    print(
+        f"{result.outcome}: {summary}, {contained}{f', {without} without a border' if without else ''}"
+    )
     return 0 if result.outcome in ("passed", "untested") else 1
 
 
@@ -123,7 +150,10 @@ def run_sandbox_serve(arguments: SandboxServe) -> int:
         allow_unsafe=arguments.allow_unsafe_exec,
     )
     host, port = worker.server_address[:2]
-    print(f"running programs in {worker.pool.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
+    print(
+        f"running programs in {worker.pool.tier} for http://{host}:{port}; Ctrl-C ends it",
+        flush=True,
+    )
     try:
         worker.serve_forever()
     finally:

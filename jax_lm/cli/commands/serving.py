@@ -23,7 +23,9 @@ def run_serve(arguments: Serve) -> NoReturn:
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK
     if not (is_local or keys or arguments.allow_no_key):
-        raise ValueError(f"host={arguments.host}: needs api_key_file on another address than loopback, or allow_no_key")
+        raise ValueError(
+            f"host={arguments.host}: needs api_key_file on another address than loopback, or allow_no_key"
+        )
     listen = ListenOptions(
         host=arguments.host,
         port=arguments.port,
@@ -34,15 +36,23 @@ def run_serve(arguments: Serve) -> NoReturn:
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     require_free_address(listen.host, listen.port)
     configure_logging()
-    inference = DiffuCoderInference(arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter)
+    inference = DiffuCoderInference(
+        arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter
+    )
     engine = Engine(inference, options)
     name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
     # Keys already protect the server from foreign web pages.
     hosts = (
-        () if keys else (*LOOPBACK, arguments.host, *arguments.allow_host) if is_local or arguments.allow_host else ()
+        ()
+        if keys
+        else (*LOOPBACK, arguments.host, *arguments.allow_host)
+        if is_local or arguments.allow_host
+        else ()
     )
     settings = ServerSettings(
-        model=name, notice=BUILTIN_NOTICE if inference.is_builtin else "", logs_prompts=arguments.log_prompts
+        model=name,
+        notice=BUILTIN_NOTICE if inference.is_builtin else "",
+        logs_prompts=arguments.log_prompts,
     )
     app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
     engine.start()
@@ -64,7 +74,10 @@ def run_serve(arguments: Serve) -> NoReturn:
 
 
 def announce(host: str, port: int) -> None:
-    print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it", flush=True)
+    print(
+        f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it",
+        flush=True,
+    )
 
 
 def configure_logging() -> None:

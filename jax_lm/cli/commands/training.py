@@ -29,8 +29,8 @@ from jax_lm.training.sft import adapt, fine_tune
 from jax_lm.training.trained_model import TrainedModel, add_expansion, load_for_training
 from untrusted.runner import choose_tier
 
+# Rewards that run programs.
 SANDBOXED = {"code", "binary_code", "completed_code"}
-"""Rewards that run programs."""
 
 
 def run_sft(arguments: Sft) -> int:
@@ -126,7 +126,12 @@ def run_adapt(arguments: Adapt) -> int:
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     rows, digest, refused = open_samples(
-        arguments.data, arguments.columns.given, "text", tokenizer, settings.max_length, **asdict(arguments.part)
+        arguments.data,
+        arguments.columns.given,
+        "text",
+        tokenizer,
+        settings.max_length,
+        **asdict(arguments.part),
     )
     mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
@@ -136,7 +141,9 @@ def run_adapt(arguments: Adapt) -> int:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model.config = config
     identity = {"data": digest, "from_scratch": arguments.from_scratch}
-    finished = adapt(model, rows, settings, arguments.out, pad_id=tokenizer.pad_id, identity=identity)
+    finished = adapt(
+        model, rows, settings, arguments.out, pad_id=tokenizer.pad_id, identity=identity
+    )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
 
@@ -144,7 +151,9 @@ def run_adapt(arguments: Adapt) -> int:
 def run_merge_lora(arguments: MergeLora) -> int:
     """Save the sum of a model and an adapter as a checkpoint."""
     require_writable(arguments.out)
-    found = find_model(arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base)
+    found = find_model(
+        arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base
+    )
     assert found.adapter is not None
     require_elsewhere(arguments.out, found.folder)
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
@@ -152,12 +161,16 @@ def run_merge_lora(arguments: MergeLora) -> int:
     model = DreamForCausalLM.from_pretrained(found.folder, dtype="float32")
     lora.load_adapter(model, found.adapter)
     lora.merge(model)
-    model.save_pretrained(arguments.out, dtype=arguments.save_dtype, tokenizer=tokenizer, source=found.folder)
+    model.save_pretrained(
+        arguments.out, dtype=arguments.save_dtype, tokenizer=tokenizer, source=found.folder
+    )
     print(f"wrote {arguments.out}: {found.name} with {found.adapter.folder}")
     return 0
 
 
-def load_model(arguments: ModelArguments, out: Path, seed: int) -> tuple[DreamForCausalLM, TrainedModel]:
+def load_model(
+    arguments: ModelArguments, out: Path, seed: int
+) -> tuple[DreamForCausalLM, TrainedModel]:
     """Join the other hosts, and load the model to train."""
     distributed.start(**asdict(arguments.hosts))
     return load_for_training(

@@ -17,19 +17,29 @@ from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MASK_GLYPH = "░"
+# Upper bounds of the confidence, and their colours.
 COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"))
-"""Upper bounds of the confidence, and their colours."""
 
 
 def watch(
-    engine: DiffuCoderInference, template: Template, options: GenerationOptions, seed: int, *, shows_given: bool
+    engine: DiffuCoderInference,
+    template: Template,
+    options: GenerationOptions,
+    seed: int,
+    *,
+    shows_given: bool,
 ) -> Generation:
     """Fill a template live in the terminal; returns the result."""
     console = Console(highlight=False)
     start = time.monotonic()
     with (
         compile_seconds() as compiled,
-        Live(Text(FIRST_NOTE, style="dim"), console=console, refresh_per_second=20, vertical_overflow="crop") as live,
+        Live(
+            Text(FIRST_NOTE, style="dim"),
+            console=console,
+            refresh_per_second=20,
+            vertical_overflow="crop",
+        ) as live,
     ):
 
         def show(canvas: Canvas, state: SamplerState) -> None:
@@ -44,7 +54,11 @@ def watch(
 
 
 def canvas_text(
-    state: SamplerState, tokenizer: DiffuCoderTokenizer, canvas: Canvas, *, shows_given: bool = False
+    state: SamplerState,
+    tokenizer: DiffuCoderTokenizer,
+    canvas: Canvas,
+    *,
+    shows_given: bool = False,
 ) -> Text:
     """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
@@ -57,7 +71,9 @@ def canvas_text(
         if not holes[place]:
             if shows_given:
                 # Holes that grow are surrounded by special tokens.
-                given = tokenizer.decode([tokens[place]], skip_special_tokens=canvas.room is not None)
+                given = tokenizer.decode(
+                    [tokens[place]], skip_special_tokens=canvas.room is not None
+                )
                 text.append(given, style="bold")
         elif starts[place] == ended:
             # Tokens after a stop token are not part of the answer.

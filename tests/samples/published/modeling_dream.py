@@ -12,4 +12,6 @@ class DreamModel(DreamGenerationMixin, Qwen2ForCausalLM):
     def forward(self, input_ids, **options):
         for layer in self.model.layers:
             layer.self_attn.is_causal = False
-        return super().forward(input_ids, attention_mask={"full_attention": None}, use_cache=False, **options)
+        return super().forward(
+            input_ids, attention_mask={"full_attention": None}, use_cache=False, **options
+        )
