@@ -117,9 +117,9 @@ def generation_programs(
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
         name: StepProgram(
-            run, (*arguments, each.config), each.config.rows or planned.canvas, block.length
+            run, (*arguments, step.config), step.config.rows or planned.canvas, block.length
         )
-        for name, each in zip(names, passes, strict=True)
+        for name, step in zip(names, passes, strict=True)
     }
 
 

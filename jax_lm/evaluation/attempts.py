@@ -23,10 +23,10 @@ from untrusted.runner import choose_tier
 
 # Outcome of a problem that does not fit into the model's context.
 TOO_LONG = "too long"
-# Outcomes of a program that the sandbox could not run, and of one whose tests no border can judge.
+# Outcomes of a program that the sandbox could not run, or whose tests it could not judge.
 SANDBOX_ERROR, CANNOT_JUDGE = "sandbox_error", "cannot_judge"
 UNJUDGED = (SANDBOX_ERROR, CANNOT_JUDGE)
-# Follows the tier of a verdict that is the program's own word.
+# Suffix of the tier if the program ran in the process of its tests, and could forge the verdict.
 NO_BORDER = ", in the program's process"
 COMPLETION = CompletionPrompting()
 # 1 GiB: numpy and EvalPlus's largest inputs do not fit into the sandbox's default of half of it.
@@ -43,8 +43,8 @@ class Attempt:
     Attributes:
         problem: the problem.
         program: code executed before the tests.
-        outcome: passed, failed, timeout, out_of_memory, sandbox_error (which says nothing about the
-            program), or too long for the model's context; empty before execution.
+        outcome: passed, failed, timeout, out_of_memory, sandbox_error or cannot_judge (which say
+            nothing about the program), or too long for the model's context; empty before execution.
         detail: reason of an outcome other than passed.
         tier: isolation tier of the sandbox.
         sample: index among the samples of the same problem.
@@ -220,7 +220,7 @@ def execute_attempts(
 
 
 def tier_of(result: Result) -> str:
-    """Name how a program was contained, and whether its verdict has a border."""
+    """Return the isolation tier of a result, marked if a verdict has no border."""
     return result.tier + (NO_BORDER if any(not test.border for test in result.tests) else "")
 
 
