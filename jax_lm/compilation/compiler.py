@@ -157,6 +157,7 @@ def describe_topology(topology: Topology) -> topologies.TopologyDescription:
         return topologies.get_topology_desc(platform="cuda", target_config=config, topology=name)
     # A host has four chips by default. A smaller topology is a single host of its size:
     # shape (2, 1) -> chips_per_host_bounds (2, 1, 1)
+    # (the bounds always have three axes)
     chips = topology.devices // topology.chip.cores
     bounds = (*topology.shape, *[1] * (3 - len(topology.shape)))
     options = {"chips_per_host_bounds": bounds} if chips < SMALLEST_HOST else {}
@@ -168,6 +169,7 @@ def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
+        # any other error is not about tiles: a second attempt would fail in the same way
         if UNTILED not in str(error):
             raise
     # On a real card, autotuning tries several tilings of each product and skips those that do not
@@ -183,12 +185,14 @@ def compile_program(program: StepProgram) -> Compiled:
     try:
         compiled = compile_lowered(program.lower())
     except jax.errors.JaxRuntimeError as error:
+        # only a lack of memory is a result of planning; other errors are defects
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         used = USED.search(str(error))
         return Compiled(
             refusal=f"needs {used[1]} of {used[2]}" if used else str(error).splitlines()[0][:300]
         )
+    # no dictionary if the backend does not count costs
     cost = compiled.cost_analysis()
     cost = cost if isinstance(cost, dict) else {}
     return Compiled(
@@ -217,5 +221,6 @@ def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
 
 def on_tpus(compiled: jax.stages.Compiled) -> bool:
     """Return whether a program is compiled for TPUs."""
+    # all inputs are on the same mesh, so that any one of them decides
     devices = jax.tree.leaves(compiled.input_shardings)[0].device_set
     return next(iter(devices)).platform == "tpu"

@@ -144,6 +144,7 @@ def explain(text: str, shape: StepShape) -> Explanation:
         parameter.op_name or parameter.name: parameter for parameter in module.entry.parameters
     }
     tracer = Tracer(module, is_tpu=TILED in text)
+    # the name of an argument is its path in Python, such as "params['layers'][3]…"
     everything, _ = tracer.run(
         module.entry, [parameter.op_name or parameter.name for parameter in module.entry.parameters]
     )
@@ -151,6 +152,7 @@ def explain(text: str, shape: StepShape) -> Explanation:
     loop = largest_loop(tracer) if shape.in_loop else None
     step = everything if loop is None else loop.kernels
     inner = list(tracer.loops.values()) if loop is None else loop.inner
+    # multiset difference: [a, a, b] - [a] -> [a, b]
     outside = list((Counter(everything) - Counter(step)).elements())
     is_head = head_of(arguments)
     return Explanation(
@@ -198,6 +200,7 @@ def head_of(arguments: Iterable[str]) -> Callable[[str], bool]:
 
     These are the weights of the head or, if embeddings are tied, the embedding table.
     """
+    # With tied embeddings the checkpoint has no `lm_head`.
     word = HEAD if any(HEAD in name for name in arguments) else TABLE
     return lambda name: is_weight(name) and word in name
 
@@ -223,6 +226,7 @@ def traffic(
 ) -> Traffic:
     """Return the memory traffic of the arguments that `belongs` selects."""
     read = {name: size for name, size in read_by_argument(step).items() if belongs(name)}
+    # `once` is at most the argument's size: 3 reads of 1 GiB are read 3 GiB, once 1 GiB
     return Traffic(
         sum(min(size, arguments[name].bytes) for name, size in read.items()), sum(read.values())
     )
@@ -230,6 +234,7 @@ def traffic(
 
 def read_again(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[Group]:
     """Yield the weight matrices that are read more than once."""
+    # Biases and norms are small, so that reading them again costs nothing.
     for name, size in read_by_argument(step).items():
         argument = arguments[name]
         times = size / max(argument.bytes, 1)
@@ -244,6 +249,7 @@ def moves(step: list[Kernel], arguments: dict[str, Instruction]) -> Iterator[tup
             if is_matrix(arguments[name]) and (is_weight(name) or is_cache(name)):
                 size = arguments[name].bytes
                 source = kernel.source or kernel.name
+                # the count is 0 here; `group_equal` adds up the runs per step
                 yield (
                     Group(LAYER.sub("[*]", name), shape_of(arguments[name]), size, 0, source),
                     kernel.times,
@@ -298,6 +304,7 @@ def product_rows(
         ]
         matrices = [shape for shape in shapes if len(shape.dimensions) > 1]
         if kernel.kind == "product" and matrices and len(kernel.factors) == 2:
+            # a kernel of shape [outputs, inputs]: f32[3584,512] has 512 inputs
             weights, inputs = sum(shape.elements for shape in matrices), matrices[0].dimensions[-1]
             # One factor is the weights, the other one the inputs, of shape [rows, inputs]. If both
             # have the same size, either one gives the number of rows.
@@ -309,10 +316,12 @@ def buffers(
     kernels: list[Kernel], arguments: dict[str, Instruction], least: float
 ) -> Iterator[tuple[Group, float]]:
     """Yield arrays of at least `least` bytes: arguments, and results not inside another array."""
+    # buffers that exist for the whole call
     for name, argument in arguments.items():
         if argument.bytes >= least:
             group = Group(LAYER.sub("[*]", name), shape_of(argument), argument.bytes, 0, "argument")
             yield group, 1
+    # results of kernels; not all of them are live at the same time
     for kernel in kernels:
         for array in kernel.shapes:
             if array.bytes >= least:
@@ -334,6 +343,7 @@ def group_equal(items: Iterable[tuple[Group, float]]) -> tuple[Group, ...]:
     counts = sum_by_key(
         ((group.bytes, group.what, group.shape, group.source), count) for group, count in items
     )
+    # sum_by_key sorts by bytes first, ascending; hence `reversed`
     return tuple(
         Group(what, shape, size, count, source)
         for (size, what, shape, source), count in reversed(counts.items())

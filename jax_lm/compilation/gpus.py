@@ -60,6 +60,7 @@ class GpuGeneration:
 
 
 # block_memory is shared_memory less the 1024 bytes that CUDA reserves for each block.
+# Arguments: capability, float32 units, threads, shared memory, memory of one block (in bytes).
 AMPERE = GpuGeneration((8, 0), 64, 2048, 167936, 166912)
 ADA = GpuGeneration((8, 9), 128, 1536, 102400, 101376)
 HOPPER = GpuGeneration((9, 0), 128, 2048, 233472, 232448)
@@ -86,6 +87,7 @@ class Card:
 
 # By `Topology.family`.
 CARDS = {
+    # number of multiprocessors that are enabled on the card, not on the full die
     "a100": Card("NVIDIA A100-SXM4-80GB", AMPERE, 108, 40 * 2**20, 1.41),
     "h100": Card("NVIDIA H100 80GB HBM3", HOPPER, 132, 50 * 2**20, 1.98),
     "h200": Card("NVIDIA H200", HOPPER, 132, 60 * 2**20, 1.98),
@@ -97,6 +99,7 @@ CARDS = {
 def target_config(family: str) -> str:
     """Return a card's description for XLA's compiler, a GpuTargetConfigProto in text format."""
     card, chip = CARDS[family], CHIPS[family]
+    # bandwidth in bytes per second, memory in bytes
     return TARGET.format(
         generation=card.generation,
         cores=card.cores,

@@ -124,6 +124,7 @@ class Instruction:
     def op_name(self) -> str:
         """Origin in the source: the path of JAX's tracing, or the argument of a parameter."""
         match = OP_NAME.search(self.attributes)
+        # HLO text escapes quotes: op_name="params[\'embed\']"
         return match[1].replace("\\'", "'").replace('\\"', '"') if match else ""
 
     @property
@@ -167,6 +168,7 @@ class Computation:
         """Instructions that read each result, by its name."""
         users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for user in self.instructions.values():
+            # x * x is one user of x, not two
             for operand in dict.fromkeys(user.operands):
                 users[operand].append(user)
         return users
@@ -193,13 +195,16 @@ def parse_hlo(text: str) -> Module:
     entry: Computation | None = None
     current: Computation | None = None
     for line in join_lines_of_instructions(text):
+        # between computations
         if current is None:
             header = HEADER.match(line)
             if header:
                 current = computations[header[2]] = Computation(header[2])
                 entry = current if header[1] else entry
+        # end of a computation
         elif line.startswith("}"):
             current = None
+        # inside a computation
         elif start := INSTRUCTION.match(line):
             current.instructions[start[2]] = parse_instruction(line, start)
     if entry is None:
@@ -280,6 +285,7 @@ def split_at_commas(text: str) -> Iterator[str]:
     # "f32[2,4]{1,0}, (u32[2], pred[])" -> "f32[2,4]{1,0}", " (u32[2], pred[])"
     depth, start = 0, 0
     for index, character in enumerate(text):
+        # +1 for each opening bracket, -1 for each closing one; 0 is outside all of them
         depth += (character in OPENING) - (character in CLOSING)
         if character == "," and depth == 0:
             yield text[start:index]

@@ -152,11 +152,13 @@ class Tracer:
         Returns:
             The kernels that it runs, and the origin of its result.
         """
+        # In a scheduled program each operand precedes its users, so that one pass is enough.
         values: dict[str, Value] = {}
         kernels: list[Kernel] = []
         for instruction in computation.instructions.values():
             operands = [values[name] for name in instruction.operands]
             if instruction.opcode == "parameter":
+                # the literal of a parameter is its index: "parameter(2)"
                 values[instruction.name] = (
                     arguments[int(instruction.literal)]
                     if int(instruction.literal) < len(arguments)
@@ -179,6 +181,7 @@ class Tracer:
         if opcode == "tuple":
             return [], tuple(operands)
         if opcode == "get-tuple-element":
+            # "get-tuple-element((f32[], s32[]) %t), index=1": the origin of element 1
             index = int(instruction.attributes.partition("index=")[2].split(",")[0])
             return [], first[index] if isinstance(first, tuple) and index < len(first) else None
         if opcode == "while":
@@ -186,6 +189,7 @@ class Tracer:
         if opcode == "conditional":
             return self.run_branches(instruction, operands)
         if opcode == "call" or (opcode == "async-start" and instruction.callees):
+            # an asynchronous start carries (operands, result) until its `async-done`
             kernels, value = self.run(self.module.computations[instruction.callees[0]], operands)
             return kernels, value if opcode == "call" else (tuple(operands), value)
         if opcode in ("async-done", "async-update"):
@@ -194,6 +198,7 @@ class Tracer:
             ) else None
         # instructions without a kernel
         if opcode in FREE or opcode.endswith("-done") or instruction.target in NOTHING_TARGETS:
+            # `copy-start` returned (result, operand): both have the same origin
             done = first[0] if opcode == "copy-done" and isinstance(first, tuple) else first
             return [], done if opcode in SAME else None
         # one kernel; the origin passes through copies, in-place updates and moves
@@ -217,8 +222,10 @@ class Tracer:
             self.module.computations[instruction.computation(role) or ""]
             for role in ("condition", "body")
         )
+        # loops found while the body is traced are inside this one
         outer = dict(self.loops)
         kernels, end = self.run(body, [start])
+        # the condition runs once per iteration, like the body
         kernels += self.run(condition, [start])[0]
         inner = [run for name, run in self.loops.items() if name not in outer]
         self.loops[instruction.name] = LoopRun(
@@ -234,6 +241,7 @@ class Tracer:
         self, instruction: Instruction, operands: list[Value]
     ) -> tuple[list[Kernel], Value]:
         """Trace all branches, and return the one that reads and writes the most bytes."""
+        # the first operand selects the branch; each other one is the argument of a branch
         branches = [
             self.run(self.module.computations[name], [argument])
             for name, argument in zip(instruction.callees, operands[1:], strict=True)
@@ -247,6 +255,7 @@ class Tracer:
     ) -> Kernel:
         """Return the kernel of an instruction."""
         access = self.access_of(computation, instruction)
+        # Two operands may have the same origin: x * x reads it twice.
         reads: dict[str | None, int] = {}
         for operand, size in zip(operands, access.reads, strict=True):
             origin = operand if isinstance(operand, str) else None
@@ -281,6 +290,7 @@ class Tracer:
 
     def access_of(self, computation: Computation, instruction: Instruction) -> Access:
         """Return the bytes that an instruction reads from memory and writes to it."""
+        # bytes of each operand in memory: a fusion may read less than the whole
         shapes = [computation.instructions[name].shape for name in instruction.operands]
         if instruction.opcode == "fusion":
             inner = self.access_of_fusion(instruction.callees[0])
@@ -310,6 +320,7 @@ class Tracer:
 
     def access_of_fusion(self, name: str) -> Access:
         """Return the bytes that a fused computation reads from each parameter, and writes."""
+        # cached, as every use of the fusion asks for it again
         if name not in self.accesses:
             computation = self.module.computations[name]
             reads = tuple(
@@ -326,10 +337,13 @@ class Tracer:
         """
         total = 0
         for user in computation.users[value.name]:
+            # a slice of the value; as an index (operands[1:]) it is read whole
             if user.opcode in SLICING and value.name not in user.operands[1:]:
                 total += user.bytes
+            # the value is rewritten in place: what is not updated is never read
             elif user.opcode in IN_PLACE and value.name not in user.operands[1:]:
                 continue
+            # the same bytes under another name: its users decide
             elif self.renames(user):
                 total += self.count_read(computation, user)
             elif user.opcode == "fusion":
@@ -339,6 +353,7 @@ class Tracer:
                     for name, size in zip(user.operands, inner.reads, strict=True)
                     if name == value.name
                 )
+            # any other user reads the value as a whole
             elif user.opcode != "tuple":
                 return value.bytes
         return total
@@ -348,6 +363,7 @@ class Tracer:
 
         An in-place update writes only the updated part.
         """
+        # several results: each is written
         if root.opcode == "tuple":
             return sum(
                 self.count_written(computation, computation.instructions[name])
@@ -359,6 +375,7 @@ class Tracer:
             return computation.instructions[root.operands[IN_PLACE[root.opcode]]].bytes
         if root.opcode == "fusion":
             return self.access_of_fusion(root.callees[0]).written
+        # a parameter that is returned unchanged is not written
         return 0 if root.opcode == "parameter" else root.bytes
 
     def renames(self, instruction: Instruction) -> bool:
@@ -372,6 +389,7 @@ class Tracer:
 
     def kind(self, instruction: Instruction) -> str:
         """Return the kind of an instruction, including everything that is fused into it."""
+        # the first match wins: a fusion with a sort and a product is a sort
         inner = list(self.module.walk(instruction))
         opcodes = {nested.opcode.removesuffix("-start") for nested in inner}
         targets = " ".join(nested.target.lower() for nested in inner if nested.target)
@@ -392,6 +410,7 @@ class Tracer:
 
     def factors(self, computation: Computation, instruction: Instruction) -> Iterator[int]:
         """Yield the elements of both operands of a product, which may be inside a fusion."""
+        # the product inside has the factors, not the fusion around it
         if instruction.opcode == "fusion":
             inner = self.module.computations[instruction.callees[0]]
             for nested in inner.instructions.values():
@@ -411,6 +430,7 @@ class Tracer:
         if any(nested.opcode not in MOVING for nested in self.module.walk(instruction)):
             return
         # The result of concatenating a [4] and b [4] is [8]: there is room for both.
+        # Broadcast scalars (one element) are not counted as moved.
         room = sum(array.elements for array in self.fresh(instruction))
         for name, origin in zip(instruction.operands, operands, strict=True):
             whole = sum(array.elements for array in arrays(computation.instructions[name].shape))
@@ -428,6 +448,7 @@ class Tracer:
         root = computation.root
         if root.opcode != "tuple":
             return self.find_rewritten_parameter(computation, root)
+        # tuple root: (update of parameter 1, new value) -> (1, None)
         numbers = tuple(
             self.find_rewritten_parameter(computation, computation.instructions[name])
             for name in root.operands
@@ -437,6 +458,7 @@ class Tracer:
     def find_rewritten_parameter(self, computation: Computation, value: Instruction) -> int | None:
         """Return the index of the parameter that a value of a fused computation rewrites."""
         is_rewritten = False
+        # walk up from the result: update(bitcast(update(parameter 0))) -> parameter 0
         while value.opcode in IN_PLACE or self.renames(value):
             is_rewritten = is_rewritten or value.opcode in IN_PLACE
             value = computation.instructions[value.operands[0]]

@@ -33,6 +33,7 @@ from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, policy_score
 from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
+# The rate is arbitrary: it is a number inside the program, and changes neither cost nor memory.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
 # Steps of the learning rate schedule. The cost of an update does not depend on their number.
 STEPS = 1000
@@ -78,12 +79,15 @@ def generation_programs(
     """Return the programs of `Sampler` for the first block of a generation."""
     # abstract model and canvas
     model = DreamForCausalLM.abstract(config, jnp.dtype(planned.dtype), int8=planned.is_int8)
+    # The mesh is set after construction, as shapes have no placement.
     model.model.mesh = mesh
     sampler = Sampler(model)
+    # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
     block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
     params = place_on(sampler.params, tree_shardings(sampler.params, config, mesh))
+    # limits of steps and forward passes: at most one of each per new token
     window = Window.of(
         block=block.start,
         rows=0,
@@ -95,6 +99,7 @@ def generation_programs(
     method = sampler.canvas_config(canvas, options)
 
     # state, inputs and cache as shapes with shardings
+    # Evaluated for its shapes alone: nothing is allocated.
     def start() -> tuple[Any, BatchInputs]:
         state = method.variant.begin(sampler.start(canvas, 0), canvas)
         return state, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
@@ -103,6 +108,7 @@ def generation_programs(
     kind, cache = options.decoding.settings.cache, KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
+        # Only the compiler knows how it shards the empty cache.
         cache = place_on(lowered.out_info, lowered.compile().output_shardings)
     replicated = NamedSharding(mesh, PartitionSpec())
     arguments = (
@@ -114,6 +120,7 @@ def generation_programs(
     )
     # one program for each kind of pass
     passes = block_passes(canvas, block, [], options.decoding, method)
+    # with a cache: one pass over all rows, then passes over a window
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
         name: StepProgram(
@@ -142,6 +149,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     model.model.mesh = mesh
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
+    # full training: every parameter; LoRA: the adapters alone
     trained = partition(params, lambda name: planned.lora_rank is None or lora.is_lora(name))
     others = partition(params, lambda name: not (planned.lora_rank is None or lora.is_lora(name)))
     frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
@@ -153,10 +161,12 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     optimizer = jax.eval_shape(transform.init, trained)
     shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
     rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
+    # parts=1: without gradient accumulation
     update = make_update(
         loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=shardings
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    # SFT computes logits everywhere, coupled-GRPO for the completion alone.
     head_rows = planned.new_tokens if planned.kind == "grpo" else planned.canvas
     return StepProgram(
         update,
@@ -176,6 +186,7 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCa
     """Return the model of an update, with shapes in place of arrays."""
 
     def make() -> DreamForCausalLM:
+        # float32 as the masters of the trainer; frozen weights are converted afterwards
         model = DreamForCausalLM(config, dtype=jnp.float32)
         if planned.is_int8:
             model.quantize()
@@ -190,11 +201,13 @@ def make_sft_inputs(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, Batch]:
     """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows."""
+    # remat: activations are recomputed in the backward pass
     settings = LossConfig(normalisation="sequence", remat=True)
     loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
 
     def make_batch() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
+        # tokens, canvas and positions: all [batch, canvas]
         arrays: Any = tokens, tokens.astype(bool), tokens, None
         return Batch(*arrays)
 
@@ -206,6 +219,7 @@ def make_grpo_inputs(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Return the coupled-GRPO loss with published settings, and a batch on every device."""
+    # the size of the model decides on remat and the chunks of scoring
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     assert settings.score_chunk is not None
     score = functools.partial(
@@ -221,6 +235,7 @@ def make_grpo_inputs(
     def make_batch() -> PolicyBatch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
+        # one key per row, as raw data [batch, 2]
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
         masked = MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys)
         return PolicyBatch(masked, scores, scores, scores[:, 0])

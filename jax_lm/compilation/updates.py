@@ -61,8 +61,10 @@ def training_program(
     # settings that depend on the size of the model
     mesh, (graph, state) = model.mesh, nnx.split(model)
     weights, count = nnx.to_pure_dict(state), weight_count(state)
+    # e.g. the compute dtype: large models train in bfloat16
     training = resolve_trainer(settings.training, count)
     dtype = training.dtype
+    # policy gradient, or the masked-diffusion loss
     if isinstance(settings, GRPOConfig):
         loss, batch = policy_update(graph, model, resolve_grpo(settings, count, mesh))
     else:
@@ -79,6 +81,7 @@ def training_program(
     optimizer = jax.eval_shape(transform.init, float32)
     # the update itself, and its arguments with shardings
     places = [tree_shardings(tree, model.config, mesh) for tree in (float32, optimizer, frozen)]
+    # Donated arguments keep their placement: (masters, optimizer state).
     update = make_update(
         loss,
         transform,
@@ -102,6 +105,7 @@ def diffusion_update(
     """Return the loss of fine-tuning or adaptation, and a batch sharded by rows."""
     # Adaptation always packs: its rows are cut from the concatenated texts.
     is_adapted = isinstance(settings, AdaptConfig)
+    # packed rows hold several texts, so that attention needs a mask per query
     packed = is_adapted or settings.packed
     loss = resolve_remat(settings.loss, count)
     loss = diffusion_loss(
@@ -143,10 +147,12 @@ def policy_update(
     # prompts are padded to a multiple of the bucket: 500 -> 512 with WIDTH_BUCKET = 32
     width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
 
+    # one row per completion: [completions, prompt width + new tokens]
     def make_batch() -> PolicyBatch:
         tokens = jnp.zeros((rows, width + new_tokens), jnp.int32)
         scores = jnp.zeros((rows, new_tokens))
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), rows))
+        # commit steps exist only for masks that follow the order of decoding
         steps = scores.astype(jnp.int32) if settings.masks.reads_steps else None
         return PolicyBatch(
             MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys, steps),

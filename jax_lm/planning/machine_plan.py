@@ -61,6 +61,7 @@ class CompiledPass:
         """List what the compiler made of the pass; empty if it was not explained."""
         if (explanation := self.explanation) is None:
             return []
+        # "12 copy, 200 other, 85 product"
         kinds = ", ".join(f"{count} {kind}" for kind, count in explanation.kernels.items())
         rows = [
             ("kernels", f"{explanation.launches}: {kinds}"),
@@ -75,9 +76,11 @@ class CompiledPass:
             ("head", explanation.head),
             ("cache", explanation.cache),
         ):
+            # e.g. no traffic of the cache in a step without one
             if traffic.once:
                 times = f"{traffic.read / traffic.once:.3f} times {gib(traffic.once)}"
                 rows.append((f"{name} read", f"{gib(traffic.read)}, {times}"))
+        # "196 of 33 rows, 1 of 32 rows": products by their number of rows
         products = ", ".join(f"{count} of {rows} rows" for rows, count in explanation.rows.items())
         return [
             *rows,
@@ -103,6 +106,7 @@ def list_groups(groups: tuple[Group, ...]) -> str:
         f"{each.count:g} x {each.what} {each.shape}, {each.bytes / GIB:.3f} GiB {each.source}".rstrip()
         for each in groups[:SHOWN]
     ]
+    # the rest is only counted
     lines += [f"and {len(groups) - SHOWN} other kinds"] if len(groups) > SHOWN else []
     return "\n".join(lines) or "none"
 
@@ -128,6 +132,7 @@ class MachinePlan:
     @property
     def compiled(self) -> Compiled | None:
         """The pass that was refused, or else takes most memory; None if nothing was compiled."""
+        # a refused pass has no total, and decides alone
         passes = (each.compiled for each in self.passes)
         return max(passes, key=lambda c: (c.refusal is not None, c.total or 0), default=None)
 
@@ -144,6 +149,7 @@ class MachinePlan:
         """Name the cheapest changes with which the step would fit."""
         if self.fits:
             return []
+        # bytes that the compiled program needs beyond the estimate
         beyond = max((self.total or 0) - self.estimate.total, 0)
         step = self.config, self.planned, self.mesh, self.topology
         return memory.cheapest_changes(*step, beyond=beyond)
@@ -154,6 +160,7 @@ class MachinePlan:
 
     def rows(self) -> Rows:
         """List the plan as names and values for people."""
+        # The smallest topology is an estimate even if this plan was compiled.
         config, planned, topology, mesh = self.config, self.planned, self.topology, self.mesh
         smallest = memory.smallest_topology(config, planned, topology)
         where = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
@@ -185,12 +192,15 @@ class MachinePlan:
         """List what a device needs, and the total against what it has."""
         estimate, compiled = self.estimate, self.compiled
         limit = f"{gib(self.topology.chip.memory)}, of which {memory.RESERVED:.0%} must stay free"
+        # exact figures first: weights, then keys and values
         kept = "masters and moments" if self.planned.is_training else "weights per device"
         rows = [(kept, gib(estimate.weights))]
         rows += [("keys and values", gib(estimate.cache))] if estimate.cache else []
+        # without a compiler, an estimate
         if compiled is None:
             rows += [("working memory", f"about {gib(estimate.working)}")]
             return [*rows, ("in all", f"about {gib(estimate.total)} of {limit}")]
+        # with a compiler, its figures or its refusal
         if compiled.total is None:
             return [*rows, ("in all", f"refused by the compiler: {compiled.refusal}")]
         return [
@@ -202,11 +212,14 @@ class MachinePlan:
     def speed_rows(self) -> Rows:
         """List the cost of a step, and the time and rate that follow from it."""
         least = memory.bound(self.config, self.planned, self.mesh, self.topology)
+        # least work by arithmetic
         cost = f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device"
         rows = [("step at least", cost)]
+        # work that the compiler counted; XLA counts the body of a loop once
         if (compiled := self.compiled) and compiled.flops and compiled.bytes is not None:
             cost = f"{compiled.flops / 1e12:.3f} TFLOP and {gib(compiled.bytes)}"
             rows.append(("step as compiled", f"{cost} per device, one loop body"))
+        # thresholds commit several tokens at once, which no arithmetic knows
         rate = "depends on how many a step commits"
         if least.tokens_per_second is not None:
             unit = " learnt from" if self.planned.is_training else ", at one token per row and step"
@@ -239,6 +252,7 @@ def planned_mesh(
     config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None
 ) -> MeshShape:
     """Return the mesh that a user names, or the default; ValueError unless it takes all devices."""
+    # "data=2,tensor=4", or the default of the step
     mesh = MeshShape.parse(text) if text else planned.default_mesh(config, topology.devices)
     mesh.require(config)
     if mesh.size != topology.devices:
@@ -263,8 +277,10 @@ def compile_passes(
         memory=plan.topology.chip.memory,
         in_loop=not planned.is_training,
     )
+    # programs are sorted by memory: without an explanation, the first decides whether it fits
     for name, program in list(programs.items())[: None if explains else 1]:
         compiled = compiler.compile_program(program)
+        # lower bound of the bytes that the pass must read
         least = memory.forward_cost(
             config,
             planned.precision,

@@ -57,6 +57,7 @@ def memory_estimate(
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1")
     size = jnp.dtype(dtype).itemsize
+    # bytes per element, and positions in the batch
     rows = batch * canvas
     # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate
     # and up branch. XLA reuses their memory, so that only the widest pair counts, besides the
@@ -64,6 +65,7 @@ def memory_estimate(
     all_logits = 4 * rows * config.vocab_size
     logits = 2 * min(all_logits, logit_bytes or all_logits)
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
+    # gate and up projection
     branches = 2 * 4 * rows * config.intermediate_size
     hidden = 4 * size * rows * config.hidden_size
     return parameter_count(config) * size, hidden + max(logits, scores, branches)
@@ -80,6 +82,7 @@ def forward_cost(
         dtype: dtype of the weights and of cached keys and values; int8 means int8 weights.
     """
     shapes = parameter_shapes(config).items()
+    # kernels alone: vectors (biases, norms) cost next to nothing
     body = sum(
         math.prod(shape)
         for name, shape in shapes
@@ -90,9 +93,11 @@ def forward_cost(
     attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
     # Each weight costs one multiplication and one addition per position.
     flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
+    # elements per sequence: keys and values of every layer and position
     key_values = (
         2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     )
+    # Keys and values are never int8: at least 2 bytes each.
     size = jnp.dtype(dtype).itemsize
     return Cost(flops, (body + head) * size + batch * key_values * max(size, 2))
 
@@ -217,7 +222,9 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     """Return the bytes of the parameters on one device."""
     total, size = 0, jnp.dtype(planned.dtype).itemsize
     for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
+        # number of devices over which the parameter is split
         parts = math.prod(mesh.sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
+        # int8: scales are float32, kernels one byte, everything else bfloat16
         item = 4 if name.endswith(".scale") else 1 if planned.is_int8 and is_kernel(name) else size
         total += math.prod(shape) * item // parts
     return total
@@ -235,6 +242,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     if planned.is_training:
         return training_memory(config, planned, mesh)
     rows = rows_per_device(planned, mesh)
+    # heads that do not divide by the tensor axis are replicated: 4 heads on 8 devices stay 4
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
@@ -261,17 +269,21 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     gradient (in coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices:
     the one in use and the next one.
     """
+    # bytes of one float32 copy of the trained parameters, per device
     masters = master_bytes(config, planned, mesh)
     size = jnp.dtype(planned.dtype).itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
+    # with remat, the input of each layer is kept for the backward pass
     kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
     _, widest = memory_estimate(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
     )
     gathered = 2 * config.vocab_size * config.hidden_size * size if mesh.fsdp > 1 else 0
+    # float32 gradients, and weights and gradients in the compute dtype (size of 4 bytes)
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
     working = gradients + gathered + (kept + 2 * widest) // mesh.tensor
+    # masters and two AdamW moments; training has no KV cache
     return Memory(frozen + 3 * masters, 0, working)
 
 
@@ -283,6 +295,7 @@ def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     for name, shape in parameter_shapes(config).items():
         if name.startswith("model.layers.") and is_kernel(name):
             layer = name.removesuffix("weight")
+            # kernel [out, in] -> lora_b [out, rank], lora_a [rank, in]
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
                 spec = partition_spec(f"{layer}{factor}", config, mesh)
                 total += (
@@ -304,6 +317,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
     decoding = planned.decoding
+    # drafts and branches are additional rows of each step
     batch = rows_per_device(planned, mesh) * (1 + planned.extra_canvases)
     block = decoding.block_columns(planned.new_tokens)
     # The head only runs on masked positions: from the whole block down to one, on average half.
@@ -319,6 +333,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
             head_rows=masked,
         )
 
+    # the first step of a block computes the whole canvas
     steps = [cost(planned.canvas)]
     if decoding.settings.cache != "none":
         # One step over all positions, then steps over the block and the position before it.
@@ -331,6 +346,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     limits = topology.chip.limits
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
     is_counted = decoding.settings.commit == "steps" and not planned.extra_canvases
+    # one token per row and step
     rate = planned.batch / seconds if is_counted else None
     return Bound(mean, seconds, mean.limit(limits), rate)
 
@@ -373,6 +389,7 @@ def training_flops(
     forward = forward_cost(
         config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows
     )
+    # per token: the row's operations over its length
     return (3 if all_weights else 2) * forward.flops / length
 
 
@@ -390,6 +407,7 @@ def smallest_topology(
         more_than: number of devices that the topology must exceed.
         beyond: bytes by which the compiled program exceeds the estimate.
     """
+    # smallest first, so that the first one that fits is the answer
     for topology in family.same_family():
         mesh = planned.default_mesh(config, topology.devices)
         need = estimated_memory(config, planned, mesh).total + beyond
@@ -400,6 +418,7 @@ def smallest_topology(
 
 def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
     """List options that each save memory, with their estimates; those with the least loss first."""
+    # Each variant changes one option; a variant equal to the plan is not offered.
     half = max(1, planned.canvas // 2)
     trains_all = planned.is_training and planned.lora_rank is None
     variants = (
@@ -443,6 +462,7 @@ def cheapest_changes(
         for name, size in options
         if fits(size, topology)
     ]
+    # last, as more devices cost more money
     larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
         changes.append(f"--topology {larger[0]} (mesh {larger[1]})")
@@ -461,6 +481,7 @@ def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Ite
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        # XLA reports a lack of memory by this status; any other error passes through
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         need = estimated_memory(config, planned, mesh)

@@ -67,9 +67,11 @@ def rollout_shape(
     """
     if free is None:
         return MeshShape.for_generation(config, training.size)
+    # Key-value heads cannot be split further: 4 heads on 8 devices allow tensor 1, 2 or 4.
     sizes = sorted(
         tensor for tensor in divisors(training.size) if config.num_key_value_heads % tensor == 0
     )
+    # Least split first: fewer devices share a layer, so that less is sent between them.
     shapes = [MeshShape(data=training.size // tensor, tensor=tensor) for tensor in sizes]
     fitting = (
         shape
@@ -87,10 +89,12 @@ def planned_shape(
     def copy_bytes(shape: MeshShape) -> int:
         return device_bytes(config, planned, shape)
 
+    # 4 bytes per float32 weight: bytes // 4 is the number of weights
     held = (
         HELD_PER_WEIGHT * device_bytes(config, replace(planned, precision="float32"), training) // 4
     )
     free = (1 - RESERVED) * topology.chip.memory - held - copy_bytes(training)
+    # Without room for a copy, sampling streams the sharded training weights.
     return rollout_shape(config, training, copy_bytes, free) or training
 
 
@@ -115,6 +119,7 @@ def sampling(
     config: DreamConfig, planned: PlannedStep, shape: MeshShape, topology: Topology
 ) -> Sampling:
     """Return the least time of sampling all completions together, at one step per new token."""
+    # compute and links overlap at best, so that the slower one counts
     generation = replace(planned, kind="generate")
     least, link = bound(config, generation, shape, topology), LINKS[topology.family]
     bytes_received = received(config, generation, shape)
@@ -125,10 +130,12 @@ def sampling(
 
 def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
     """Return the bytes that a device receives per denoising step, on average."""
+    # bytes of the weights that one device would have without FSDP
     whole = device_bytes(config, planned, replace(shape, fsdp=1))
     decoding, rows = planned.decoding, planned.canvas
     if decoding.settings.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
+        # average of one refresh of the canvas and block - 1 steps on a window of block + 1
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
     hidden = (
         rows_per_device(planned, shape)
@@ -139,6 +146,7 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
     # Attention and feed-forward each end with an all-reduce over the devices that share a layer,
     # which receives every value twice: its partial sums, then the total.
     sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
+    # FSDP gathers the shards of all other devices: 3/4 of the weights with fsdp=4
     return whole * (shape.fsdp - 1) // shape.fsdp + sums
 
 
@@ -149,6 +157,7 @@ def rollout_rows(
 
     Both on the training mesh, where weights are streamed, and on a mesh with a copy of the weights.
     """
+    # without duplicates, as both may be the same mesh
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
     ways = [
@@ -157,6 +166,7 @@ def rollout_rows(
         for shape in shapes
     ]
     update = bound(config, planned, training, topology).seconds
+    # scoring is a forward pass, one of the PASSES of an update: under policy and reference
     scores = 2 * ITERATIONS * update / PASSES
     rows = [
         (

@@ -70,10 +70,14 @@ class Chip:
     cores: int = 1
 
 
+# Shapes in chips: v5e and v6e are connected in two dimensions, v4 and v5p in three.
 SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8")
 CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
+# GPUs of one host.
 COUNTS = ("1", "2", "4", "8")
+# Bytes of memory, operations per second, bytes per second.
 CHIPS = {
+    # per core: a v4 chip has two, which share 32 GiB and 275 TFLOP/s
     "v4": Chip(16 * GIB, MachineLimits(275e12 / 2, 1228e9 / 2), CUBES, cores=2),
     "v5e": Chip(16 * GIB, MachineLimits(197e12, 819e9), SQUARES),
     "v5p": Chip(95 * GIB, MachineLimits(459e12, 2765e9), CUBES),
@@ -126,6 +130,7 @@ class Topology:
             raise ValueError(
                 f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2"
             )
+        # v5e is 2-D, "2x2"; v5p is 3-D, "2x2x1"; GPUs are a count, "8"
         axes = CHIPS[family].topologies[0].count("x") + 1
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
             examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])
