@@ -79,7 +79,7 @@ def generation_programs(
     """Return the programs of `Sampler` for the first block of a generation."""
     # abstract model and canvas
     model = DreamForCausalLM.abstract(config, jnp.dtype(planned.dtype), int8=planned.is_int8)
-    # The mesh is set after construction, as shapes have no placement.
+    # hidden states are sharded by rows on this mesh
     model.model.mesh = mesh
     sampler = Sampler(model)
     # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
@@ -207,7 +207,7 @@ def make_sft_inputs(
 
     def make_batch() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
-        # tokens, canvas and positions: all [batch, canvas]
+        # tokens, canvas and samples: all [batch, canvas]; no openness, as attention is not annealed
         arrays: Any = tokens, tokens.astype(bool), tokens, None
         return Batch(*arrays)
 
@@ -219,7 +219,7 @@ def make_grpo_inputs(
     graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Return the coupled-GRPO loss with published settings, and a batch on every device."""
-    # the size of the model decides on remat and the chunks of scoring
+    # the size of the model decides on remat, the mesh on the chunks of scoring
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     assert settings.score_chunk is not None
     score = functools.partial(

@@ -61,7 +61,7 @@ def training_program(
     # settings that depend on the size of the model
     mesh, (graph, state) = model.mesh, nnx.split(model)
     weights, count = nnx.to_pure_dict(state), weight_count(state)
-    # e.g. the compute dtype: large models train in bfloat16
+    # compute dtype: bfloat16 for large models
     training = resolve_trainer(settings.training, count)
     dtype = training.dtype
     # policy gradient, or the masked-diffusion loss

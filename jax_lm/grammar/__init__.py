@@ -42,6 +42,7 @@ def find_grammar(name: str, seconds: float | None = None) -> Grammar:
     Raises:
         ValueError: an unknown name, or a grammar that cannot be prepared.
     """
+    # "regex:[a-z]+" -> "regex", "[a-z]+"; a name without a colon has no text
     kind, _, text = name.partition(":")
     # Imported on demand: most commands need no parser.
     if name == "python":

@@ -28,9 +28,11 @@ MAX_MOVES = 200_000
 
 def main(kind: str, text: str) -> None:
     """Write the start, the ends, and the moves of each state by ranges of bytes."""
+    # Both limits hold for this process alone, which is why the automaton is made here.
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     library: Any = outlines_core
+    # The vocabulary is the 256 bytes: the automaton moves by bytes, not by tokens.
     letters = {bytes([byte]): [byte] for byte in range(END)}
     try:
         if kind == "json_schema":
@@ -43,9 +45,11 @@ def main(kind: str, text: str) -> None:
         index = library.Index(rf"(?:{text})\x00", vocabulary)
     except ValueError as error:
         refuse(" ".join(str(error).split())[:200])
+    # a state is an end if the end byte (0) leads to a final state
     final = set(index.get_final_states())
     transitions = index.get_transitions().items()
     ends = [state for state, steps in transitions if steps.get(0) in final]
+    # the end byte itself is left out of the moves
     moves = [
         (state, ranges({byte: after for byte, after in steps.items() if byte}))
         for state, steps in transitions
@@ -70,6 +74,7 @@ def ranges(steps: Mapping[int, int]) -> list[tuple[int, int, int]]:
     for byte, state in sorted(steps.items()):
         if byte == END:
             continue
+        # extend the last range if this byte follows it and leads to the same state
         first = byte
         if merged and merged[-1][1:] == (byte - 1, state):
             first, _, _ = merged.pop()

@@ -44,6 +44,7 @@ class Constraint:
     given_up: threading.Event = field(default_factory=threading.Event, init=False)
 
     def __post_init__(self) -> None:
+        # An empty answer must have an end that fits: otherwise no answer can be found later either.
         rest = self.search([])
         if rest is None:
             raise ValueError(
@@ -59,6 +60,7 @@ class Constraint:
     def rest(self, ids: Sequence[int]) -> list[int] | None:
         """Find tokens that complete these: [] if they are complete, None if no end is known."""
         rest = self.search(ids)
+        # known [5, 6, 7] with ids [5, 6] -> [7], even if the search finds no end any more
         if rest is None and self.known[: len(ids)] == list(ids):
             return self.known[len(ids) :]
         return rest
@@ -72,6 +74,7 @@ class Constraint:
         end = self.find_end(text)
         if end is None or any(stop in text + end for stop in self.stops):
             return None
+        # the end must fit too: 6 tokens and an end of 3 need 9 of the hole's tokens
         rest = self.tokenizer.encode_plain(end)
         return None if len(ids) + len(rest) > self.room else rest
 
@@ -82,6 +85,7 @@ class Constraint:
         """Find a text that completes the text of an answer."""
         if self.given_up.is_set():
             raise GivenUpError
+        # a program is prompt, answer and suffix together
         if self.grammar.reads_prompt:
             return self.grammar.completion(self.before + text, self.after)
         return self.grammar.completion(text)
@@ -89,6 +93,7 @@ class Constraint:
     def is_met(self, ids: Sequence[int]) -> bool:
         """Whether an answer is valid as it is, up to a stop text."""
         text = self.decode(ids)
+        # with stops ("\n\n",) the text "a\n\nb" is judged as "a"
         stops = [text.find(stop) for stop in self.stops if stop in text]
         return self.find_end(text[: min(stops)]) == "" if stops else self.rest(ids) == []
 
@@ -98,6 +103,8 @@ class Constraint:
 
     def count_valid(self, ids: Sequence[int], least: int) -> int:
         """Find a number of tokens, at least `least`, that have a known end, by bisection."""
+        # if some tokens have an end, so has every beginning of them: bisection needs this
+        # `least` tokens have an end all the time, and the result lies in [least, most]
         most = len(ids)
         while least < most:
             middle = (least + most + 1) // 2
@@ -114,6 +121,7 @@ class Constraint:
         """
         rest, stops = self.rest(ids), self.tokenizer.stop_ids
         assert rest is not None, "tokens with a known end"
+        # candidates come in the order of preference
         for token in candidates:
             if token in stops:
                 if not rest:
@@ -121,5 +129,6 @@ class Constraint:
             elif (end := self.rest([*ids, token])) is not None:
                 self.known[:] = [*ids, token, *end]
                 return token
+        # no candidate fits: continue with the known end
         self.known[:] = [*ids, *rest]
         return rest[0] if rest else stops[0]

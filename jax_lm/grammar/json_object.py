@@ -49,25 +49,32 @@ class JsonObjectGrammar:
 
     def completion(self, text: str, after: str = "") -> str | None:
         """Return the shortest end; None if no object begins like this. Ignores `after`."""
+        # `closers` is what closes everything open, innermost first: after '{"a": [' it is "]}".
         expects, closers, place = "object", "", 0
         while place < len(text):
+            # the text ends inside this token, or the token is wrong
             if (read := token_length(text, place, expects, closers[:1])) == 0:
                 end = missing_end(text[place:], expects)
                 return None if end is None else end + SHORTEST[after_scalar(expects)] + closers
             char, place = text[place], place + read
+            # open a level
             if char in "{[":
                 expects, closers = (
                     ("first key", "}" + closers) if char == "{" else ("item", "]" + closers)
                 )
                 if len(closers) > MAX_DEPTH:
                     return None
+            # close the innermost level
             elif char in "}]":
                 closers = closers[1:]
                 expects = "next" if closers else ""
+            # in an object a comma is followed by a key, in an array by a value
             elif char in ",:":
                 expects = "key" if char == "," and closers[0] == "}" else "value"
+            # a string, a number or a literal
             else:
                 expects = after_scalar(expects)
+            # white space after the token
             space = SPACE.match(text, place)
             place = space.end() if space else place
         return SHORTEST[expects] + closers
@@ -81,6 +88,7 @@ def after_scalar(expects: str) -> str:
 def token_length(text: str, place: int, expects: str, closer: str) -> int:
     """Return the length of the token at a place; 0 if it is unexpected or incomplete."""
     char = text[place]
+    # punctuation that each state accepts
     marks = {
         "object": "{",
         "value": "{[",
@@ -106,12 +114,15 @@ def missing_end(token: str, expects: str) -> str | None:
         match = OPEN_STRING.fullmatch(token)
         if match is None:
             return None
+        # the escape that is cut off at the end: "ab\u00 -> \u00
         cut = match[1] or ""
         # An escape cut at \ud8 ends with 00\udc00, the rest of the last of ESCAPE_ENDS.
         ends = [end[len(cut) :] for end in ESCAPE_ENDS if ESCAPE.fullmatch(cut + end[len(cut) :])]
         return '"' if not cut else f'{ends[0]}"' if ends else None
     if expects not in VALUES:
         return None
+    # "tr" -> "ue"
     if literal := next((each for each in LITERALS if each.startswith(token)), None):
         return literal[len(token) :]
+    # "-" or "1." need one more digit
     return "0" if NUMBER.fullmatch(token + "0") else None

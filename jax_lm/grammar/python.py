@@ -25,13 +25,16 @@ MAX_PARSES = 300
 # Limit of the pieces of an end.
 MAX_DEPTH = 40
 
+# Brackets that are closed in the reverse order of their opening.
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
 # Comments, strings with or without their end, and brackets.
 MARKS = re.compile(
     r"""#[^\n]*|(?P<quote>'''|\"\"\"|'|")(?:\\.|(?!(?P=quote)).)*(?P<end>(?P=quote))?|[()\[\]{}]""",
     re.DOTALL,
 )
+# Pieces that complete an expression.
 OPERANDS = ("x", " x", " else x", " in x")
+# Pieces that complete a statement, mostly the header of a block.
 HEADERS = (
     ": pass",
     ":",
@@ -49,6 +52,7 @@ HEADERS = (
 CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
 KEYWORDS = (*kwlist, *softkwlist)
 LAST_WORD = re.compile(r"\w+\Z")
+# Statements that may stand on a line of their own.
 SUITES = ("pass", "finally: pass", "except: pass", "def f(): pass", "case _: pass")
 
 
@@ -75,23 +79,27 @@ def completion(text: str, after: str) -> str | None:
     """Search for an end, depth first, by pieces that leave the beginning of a program."""
     if verdict(text + after) is ParserVerdict.WHOLE:
         return ""
+    # a stack: the piece that was yielded first is tried first
     tried = set()
     waiting = [(text + piece, 1) for piece in reversed(list(first_pieces(text)))]
     while waiting:
         candidate, depth = waiting.pop()
         if candidate in tried:
             continue
+        # give up: a valid end may exist all the same
         if len(tried) == MAX_PARSES:
             return None
         tried.add(candidate)
         result = verdict(candidate + after)
         if result is ParserVerdict.WHOLE:
             return candidate.removeprefix(text)
+        # with a suffix, the candidate alone decides whether it can be continued
         if after:
             result = verdict(candidate)
         # No piece ends a string that is still open.
         if depth == MAX_DEPTH or scan(candidate)[0]:
             continue
+        # go on only from the beginning of a program
         if result is not ParserVerdict.WRONG or is_beginning(candidate):
             more = reversed(list(pieces(candidate)))
             waiting += [(candidate + piece, depth + 1) for piece in more]
@@ -104,6 +112,7 @@ def verdict(text: str) -> ParserVerdict:
         compile(text, FILE, "exec", flags=ast.PyCF_ONLY_AST | INCOMPLETE_INPUT, dont_inherit=True)
     except SyntaxError as error:
         return ParserVerdict.OPEN if error.msg == "incomplete input" else ParserVerdict.WRONG
+    # such as null bytes, or code that is nested too deeply
     except (ValueError, OverflowError, MemoryError, RecursionError):
         return ParserVerdict.WRONG
     return ParserVerdict.WHOLE
@@ -120,9 +129,11 @@ def first_pieces(text: str) -> Iterator[str]:
     if quote:
         # First complete a backslash, an escape or a replacement field.
         for filling in ("", "n", "0", "00", "0000", "}", "x}", "0}", "x]}"):
+            # ''' is open: try ''', then '' and ', as one or two of them may be there already
             for length in range(len(quote), 0, -1):
                 yield filling + quote[:length]
         return
+    # a comment reaches to the end of its line, so that code goes on in a new one
     if in_comment:
         yield from line_pieces(text)
         if brackets:
@@ -130,10 +141,12 @@ def first_pieces(text: str) -> Iterator[str]:
         yield "\n"
         return
     yield from pieces(text)
+    # the last word may be a keyword that was cut: "retur" -> "n"
     if word := LAST_WORD.search(text):
         for keyword in KEYWORDS:
             if keyword.startswith(word[0]) and keyword != word[0]:
                 yield keyword.removeprefix(word[0])
+    # "a !" -> "="
     yield from CUT_OPERATORS.get(text[-1:], ())
 
 
@@ -142,6 +155,7 @@ def pieces(text: str) -> Iterator[str]:
     _, brackets, _ = scan(text)
     if brackets:
         yield brackets[-1]
+    # after a word, only pieces that begin with a blank are separate tokens
     is_word = text[-1:].isalnum() or text[-1:] == "_"
     if not brackets:
         yield from HEADERS[:1]
@@ -156,6 +170,7 @@ def line_pieces(text: str) -> Iterator[str]:
     """Yield new lines at the indentation of any line before, or one deeper; and rests of lines."""
     lines = [line for line in text.splitlines() if line.strip()]
     last = text[text.rfind("\n") + 1 :]
+    # indentations of earlier lines, the latest first, each once
     levels = dict.fromkeys(line[: len(line) - len(line.lstrip())] for line in reversed(lines))
     for level in levels:
         for indent in (level, level + " "):
@@ -168,8 +183,10 @@ def line_pieces(text: str) -> Iterator[str]:
 def scan(text: str) -> tuple[str, list[str], bool]:
     """Find what is open at the end: the quotes of a string, missing brackets, a comment."""
     brackets: list[str] = []
+    # comments and strings are matched whole, so that brackets inside them do not count
     for match in MARKS.finditer(text):
         mark = match[0]
+        # a string without its end reaches to the end of the text
         if match["quote"] and match["end"] is None:
             return match["quote"], brackets, False
         if mark in CLOSERS:

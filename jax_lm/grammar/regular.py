@@ -65,25 +65,30 @@ class RegularGrammar:
     def __init__(self, kind: str, text: str, seconds: float | None = None) -> None:
         # Messages name the expression or schema by its beginning.
         name = f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
+        # checked before the text is parsed or given to another process
         if len(text) > MAX_LENGTH:
             raise ValueError(f"{name}: {len(text)} characters, at most {MAX_LENGTH}")
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
         table = make_automaton(kind, text, name, float(seconds or SECONDS))
         self.start: int = table["start"]
+        # JSON has lists instead of tuples
         self.moves: Moves = {
             state: [tuple(step) for step in steps] for state, steps in table["moves"]
         }
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
+        # no end can be reached from the start
         if self.start not in self.nearest:
             raise ValueError(f"{name}: matches no text")
 
     def completion(self, text: str, after: str = "") -> str | None:
         """Return the shortest end in bytes; None if no match begins like this. Ignores `after`."""
+        # follow the text
         state, end = self.start, bytearray()
         for byte in text.encode():
             if (state := self.next_state(state, byte)) not in self.nearest:
                 return None
+        # then go to the nearest end, byte by byte
         while (byte := self.nearest[state]) is not None:
             end.append(byte)
             state = self.next_state(state, byte)
@@ -120,13 +125,16 @@ def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
     States without an end are left out. Of several bytes the first letter or digit is taken, so
     that completed texts read well.
     """
+    # the moves backwards: next state -> (state, byte), preferred bytes first
     before: dict[int, list[tuple[int, int]]] = {}
     for state, steps in moves.items():
+        # one byte of each range is enough: (48, 57) -> 48, the digit 0
         bytes_after = [
             (min(range(first, last + 1), key=reading_order), after) for first, last, after in steps
         ]
         for byte, after in sorted(bytes_after, key=lambda step: reading_order(step[0])):
             before.setdefault(after, []).append((state, byte))
+    # breadth-first from the ends, so that each state is reached by its shortest way
     nearest: dict[int, int | None] = dict.fromkeys(sorted(ends))
     waiting = deque(nearest)
     while waiting:
@@ -159,6 +167,7 @@ def require_supported(schema: Any) -> None:
     if not isinstance(schema, dict):
         raise ValueError(f"json_schema: must be an object, not {json.dumps(schema)[:60]}")
     for name, value in schema.items():
+        # an expression of listed properties allows no others anyway
         if name == "additionalProperties" and value is False and "properties" in schema:
             continue
         if name not in SUPPORTED | ANNOTATIONS:
@@ -166,6 +175,7 @@ def require_supported(schema: Any) -> None:
                 f"json_schema: {name[:60]!r} is not supported; leave it out, or express it with "
                 f"{SUPPORTED_WORDS}"
             )
+        # schemas inside this one
         parts: list[Any] = []
         if name in NAMED_PARTS:
             parts = list(value.values()) if isinstance(value, dict) else [value]

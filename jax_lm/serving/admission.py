@@ -24,6 +24,7 @@ def sequence_of(
     request: Request, inference: DiffuCoderInference, *, context: int, max_tokens: int
 ) -> AnySequence:
     """Make the sequence of a request; ValueError names what does not fit."""
+    # limits of the server
     options, hole = request.options, request.options.max_new_tokens
     if hole > max_tokens:
         raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
@@ -33,8 +34,10 @@ def sequence_of(
             f"prompt ({given}) and max_tokens ({hole}) take {given + hole} tokens: "
             f"the context holds {context}"
         )
+    # a key of its own for each answer: seed and index
     key = jax.random.fold_in(jax.random.key(request.seed), request.index)
     key_data = np.asarray(jax.random.key_data(key))
+    # a hole that finds its own length
     if inference.is_growing(options) and request.is_gap:
         if options.grammar is not None:
             raise ValueError(
@@ -46,11 +49,13 @@ def sequence_of(
         raise ValueError(
             "growth='on': fills holes between texts; the length of a completion is given"
         )
+    # [before, hole, after]; the tokens of the hole are placeholders
     start = len(request.before)
     tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
     fields: dict[str, Any] = {
         "tokens": tokens,
         "hole": Block(start, start + hole),
+        # the grammar is the repair's, not the step's
         "options": options.with_settings(grammar=None),
         "stop_ids": inference.tokenizer.stop_ids if options.early_stop else (),
         "key": key_data,
@@ -88,6 +93,7 @@ def growing_sequence(
         raise ValueError(
             f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
         )
+    # [begin, before, masks, after]; the end token is added by the slots
     start = len(begin) + len(request.before)
     masks = initial_length(options.max_new_tokens, None)
     ids = [*begin, *request.before, *[inference.sampler.mask_id] * masks, *request.after]

@@ -30,7 +30,9 @@ from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
 
 logger = logging.getLogger(__name__)
 
+# Length of the hole if a request does not name one.
 DEFAULT_TOKENS = 128
+# Fields of a commit that clients of /v1/denoise receive.
 COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
 
 
@@ -86,12 +88,14 @@ class Server:
             length: tokens of the hole, if the body does not say so.
         """
         before = before or [self.tokenizer.token_id(END_OF_TEXT)]
+        # tokens of the context that are left for the hole
         room = self.engine.context - len(before) - len(after or ())
         length = length or body.length or max(1, min(DEFAULT_TOKENS, room))
         try:
             options = body.options(length)
         except ValueError as problem:
             raise invalid(problem) from problem
+        # answers to one prompt differ only in their index
         request = jobs.Request(
             before=tuple(before),
             after=tuple(after or ()),
@@ -224,6 +228,7 @@ class Server:
         submitted = await self.submit_any(body, requests, stream, http)
         # The answers to one prompt share its tokens.
         prompt_tokens = sum(request.prompt_tokens for request in requests if not request.index)
+        # stream, or wait for all answers
         if body.stream:
             pieces = self.pieces(submitted, stream, before, answer_format, prompt_tokens)
             return self.stream_response(submitted, pieces)
@@ -252,6 +257,7 @@ class Server:
             events = stream.events(len(submitted))
             return {event.job: event async for event in events if event.reason}
 
+        # the first to finish: all answers, or the client's disconnect
         work = asyncio.create_task(wait())
         disconnect = asyncio.ensure_future(http.receive())
         try:
@@ -260,6 +266,7 @@ class Server:
                 raise failure("cancelled")
             ends = [work.result()[job] for job in submitted]
         finally:
+            # jobs that have ended ignore this
             self.engine.cancel(submitted)
             work.cancel()
             disconnect.cancel()
@@ -272,11 +279,13 @@ class Server:
     async def infill(self, body: InfillBody, http: Request) -> Response:
         """Fill the gap between two texts `n_cmpl` times, in llama.cpp's format."""
         self.require_model(body)
+        # other files, then text before and after the cursor
         extra = "".join(f"{snippet.text}\n" for snippet in body.input_extra)
         texts = (extra, body.input_prefix + body.prompt, body.input_suffix)
         extra, before, after = map(self.tokenizer.encode_plain, texts)
         context = self.engine.context
         length = min(DEFAULT_TOKENS, context // 2) if body.length is None else body.length
+        # one token of the context is kept for the beginning of an empty text
         before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
         ends = [Event(reason="length")] * body.n_cmpl
         if length:
@@ -299,11 +308,14 @@ class Server:
         prompt_tokens: int,
     ) -> AsyncIterator[str]:
         """Yield chunks of text that can no longer change; Refusal if a job has no answer."""
+        # number of each choice, characters sent of it, and tokens of all of them
         numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
         sent, tokens = [0] * len(submitted), 0
+        # opening chunks: the role of a message, or the echo of the prompt
         for number, text in enumerate(before):
             for choice in answer_format.opening(number, text):
                 yield data(answer_format.chunk(choice))
+        # progress: text that is final and not sent yet
         async for event in stream.events(len(submitted)):
             if event.reason and not event.is_answer:
                 raise failure(event.reason)
@@ -315,6 +327,7 @@ class Server:
             if event.reason:
                 tokens += len(event.tokens)
                 yield data(answer_format.chunk(answer_format.delta(number, "", event)))
+        # usage and [DONE]
         for piece in answer_format.closing(prompt_tokens, tokens):
             yield data(piece)
 
@@ -357,17 +370,20 @@ class Server:
         }
 
         async def pieces() -> AsyncIterator[str]:
+            # 1. start
             yield data(start, "start")
             async for event in stream.events(1):
                 if event.reason and not event.is_answer:
                     raise failure(event.reason)
                 text, forwards = {"text": event.text}, {"forwards": event.forwards}
+                # 2. commits
                 if event.commits:
                     commits = [
                         {name: getattr(commit, name) for name in COMMIT_FIELDS}
                         for commit in event.commits
                     ]
                     yield data(text | forwards | {"commits": commits}, "commits")
+                # 3. the end
                 if event.reason:
                     end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
                     yield data(text | end | forwards, "done")
@@ -428,6 +444,7 @@ def create_app(
     )
     server = Server(engine, settings)
     answers: dict[int | str, dict[str, Any]] = {400: {"description": "an option is out of range"}}
+    # POST: requests for text
     for path, endpoint in (
         ("/v1/completions", server.completions),
         ("/v1/chat/completions", server.chat),
@@ -435,6 +452,7 @@ def create_app(
         ("/infill", server.infill),
     ):
         app.post(path, response_model=None, responses=answers)(endpoint)
+    # GET: state of the server
     for path, endpoint in (
         ("/v1/models", server.models),
         ("/v1/models/{name:path}", server.model),
@@ -449,6 +467,7 @@ def create_app(
 
 def data(content: dict[str, Any] | str, event: str | None = None) -> str:
     """Format a server-sent event."""
+    # "event: done\ndata: {...}\n\n"; a blank line ends the event
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return (f"event: {event}\n" if event else "") + f"data: {text}\n\n"
 

@@ -59,22 +59,26 @@ class CompileScheduler:
     ) -> None:
         self.inference, self.context = inference, context
         widest = [slots for slots in groups if slots.columns >= context]
+        # without these nothing can be decoded
         self.urgent: list[Shape] = [(slots, 1) for slots in widest]
         self.soon: list[Shape] = [(slots, count) for slots in widest if count > 1]
         # Small batches and narrow slots first: one sequence in a batch for sixteen costs as much
         # as sixteen.
+        # count 6: sizes 1, 4 and 6
         sizes = [*(size for size in BATCH_SIZES if size < count), count]
         shapes = [(slots, size) for size in sizes for slots in groups]
         self.pending = [shape for shape in shapes if shape not in self.urgent + self.soon]
         self.requested: set[Slots | GrowingSlots] = set()
         self.pause = IDLE_SECONDS
         self.is_cancelled = False
+        # never started: `is_alive` is False until the first compilation
         self.thread = threading.Thread()
 
     def warm_up(self) -> bool:
         """Compile the urgent shapes and start on those needed soon; False if cancelled before."""
         for shape in self.urgent:
             self.compile(*shape)
+        # cancelled during warm-up
         if not all(slots.sizes for slots, _ in self.urgent):
             return False
         # Not only when idle: otherwise a burst of requests at start-up would be served one at a
@@ -100,6 +104,7 @@ class CompileScheduler:
         """
         wanted = self.wanted[:1]
         if wanted and not self.thread.is_alive():
+            # one shape at a time, so that requests in between find the processor free
             self.pending.remove(wanted[0])
             self.start(wanted)
 
@@ -110,6 +115,7 @@ class CompileScheduler:
         )
         try:
             self.thread.start()
+        # no thread could be started
         except RuntimeError:
             self.postpone(shapes)
 
@@ -123,6 +129,7 @@ class CompileScheduler:
 
     def postpone(self, shapes: Sequence[Shape]) -> None:
         """Put shapes back after an error and wait longer before the next attempt."""
+        # 1, 2, 4, ... up to 300 s
         self.pause = min(2 * self.pause, MAX_PAUSE)
         self.pending += shapes
         logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
@@ -132,6 +139,7 @@ class CompileScheduler:
         if self.is_cancelled:
             return
         decoding = Decoding(preset="fast" if slots.is_cached else "exact")
+        # one given token and a hole of two: content and length do not matter for the shape
         request = Request(
             before=(self.inference.tokenizer.pad_id,),
             options=GenerationOptions(max_new_tokens=2, decoding=decoding),

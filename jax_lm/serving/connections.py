@@ -23,6 +23,7 @@ KERNEL_QUEUE = 1024
 RESERVED = 32 + 4 * ACCEPTED_AT_ONCE
 # Share of all connections that one address may have; a proxy is one address.
 SHARE = 0.75
+# Time between two searches for overdue connections.
 SWEEP_SECONDS = 0.5
 
 
@@ -53,6 +54,7 @@ class ConnectionLimits:
     @classmethod
     def here(cls, wanted: int | None) -> "ConnectionLimits":
         """Allow `wanted` connections, by default as many as possible; ValueError for too many."""
+        # files that may still be opened, without those that are open now
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = allowed - len(os.listdir("/dev/fd")) - RESERVED
         total = min(MOST, room) if wanted is None else wanted
@@ -74,6 +76,7 @@ class Connections:
     def admit(self, new: "Connection") -> None:
         """Accept a connection; beyond the limits, drop one without a request, or the new one."""
         self.open[new] = None
+        # a client is an address: `client_of`
         own = [each for each in self.open if each.address == new.address]
         if len(own) > self.limits.per_address:
             self.drop_one_of(own)
@@ -82,8 +85,10 @@ class Connections:
 
     def drop_one_of(self, connections: "list[Connection]") -> None:
         """Drop the oldest without a whole request, or else between two, or else the newest."""
+        # oldest first; requests that are being answered are never dropped
         *others, newest = connections
         others = [each for each in others if not each.is_answered]
+        # a client that sends slowly is dropped before one that is between two requests
         partial = (each for each in others if not each.is_idle)
         self.drop(next(partial, others[0] if others else newest))
 
@@ -120,6 +125,7 @@ class Connection(H11Protocol):
         self.others.admit(self)
 
     def data_received(self, data: bytes) -> None:
+        # first byte of the next request: the time for its head begins
         if self.is_idle:
             self.begun = self.loop.time()
         super().data_received(data)
@@ -145,11 +151,13 @@ class Connection(H11Protocol):
 
     def is_overdue(self, now: float, limits: ConnectionLimits) -> bool:
         """Whether the client takes too long to send a request or to read its answer."""
+        # bytes that the client has not read; any progress starts the time anew
         unread = self.transport.get_write_buffer_size()
         if unread != self.unread or not unread:
             self.unread, self.unread_since = unread, now
         if now - self.unread_since > limits.unread_seconds:
             return True
+        # the head of a request is incomplete for too long
         return (
             not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
         )
@@ -157,5 +165,6 @@ class Connection(H11Protocol):
 
 def client_of(peer: Any) -> str:
     """Name the client behind an address: for IPv6 its /64 network, usually of one client."""
+    # "2001:db8::1%eth0" -> 20010db800000000; "192.0.2.1" stays
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     return IPv6Address(address.partition("%")[0]).packed[:8].hex() if ":" in address else address

@@ -46,6 +46,7 @@ class ConstrainedSequence(Sequence):
     @property
     def is_decoded(self) -> bool:
         """Whether no step can change the text, which may still be wrong."""
+        # tokens before the first mask
         clear = self.tokens[self.hole.start : super().settled]
         return not self.masked.any() or bool(np.isin(clear, self.stop_ids).any())
 
@@ -91,10 +92,12 @@ class ConstrainedSequence(Sequence):
             log_probs: log-probabilities at the temperature.
             raw: log-probabilities without temperature.
         """
+        # the first column that is not final
         column = self.fixed
         self.tokens[column], self.masked[column] = token, False
         self.commit_step[column], self.confidence[column] = self.step, np.exp(log_probs[token])
         if self.logprobs is not None:
+            # fewer than TOP_LOGPROBS if the vocabulary is smaller
             top = most_likely(raw, TOP_LOGPROBS)
             chosen, values, ids = self.logprobs
             chosen[column] = raw[token]
@@ -123,11 +126,14 @@ class Repairs:
 
     def advance(self, sequence: Any) -> None:
         """Repair a held sequence as far as possible without waiting; ignore other sequences."""
+        # only held sequences can be repaired: others are still being decoded
         is_held = isinstance(sequence, ConstrainedSequence) and sequence.is_held
         if not is_held or sequence.is_met:
             return
+        # go on with a repair that was waiting, or begin a new one
         repair, future = self.pending.pop(sequence, None) or (self.repair(sequence), None)
         with suppress(StopIteration):
+            # send results as long as they are there; StopIteration is the end of the repair
             while future is None or future.done():
                 future = repair.send(future and future.result())
             self.pending[sequence] = repair, future
@@ -135,12 +141,14 @@ class Repairs:
     def forget(self, sequence: Any) -> None:
         """Drop a sequence that has ended, also while a thread reads its text."""
         if isinstance(sequence, ConstrainedSequence):
+            # ends a search that is still running
             sequence.repair.constraint.given_up.set()
             self.pending.pop(sequence, None)
 
     def wait_if_idle(self, sequences: Collection[Any]) -> None:
         """Wait briefly for a grammar if no sequence can be decoded."""
         if self.pending and all(sequence.is_held for sequence in sequences):
+            # otherwise the engine's loop would spin
             futures = [future for _, future in self.pending.values()]
             wait(futures, timeout=MAX_WAIT, return_when=FIRST_COMPLETED)
 
@@ -156,18 +164,24 @@ class Repairs:
         """
         sequence.is_waiting = True
         while sequence.is_decoded:
+            # 1. how many tokens are valid
             kept = yield self.readers.submit(self.check, sequence)
             if kept is None:
                 sequence.is_met = True
                 break
+            # 2. mask everything from the first wrong token on
             sequence.reopen_from(kept)
+            # 3. one forward pass for that position
             logits = self.logits(sequence)
             sequence.forwards += 1
             raw = log_softmax(logits)
+            # temperature 0 takes the most likely token; its confidence is that at temperature 1
             log_probs = log_softmax(logits / (sequence.options.temperature or 1.0))
             top = most_likely(log_probs, GUESSED_CANDIDATES)
+            # a key of its own for each step of each sequence
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)
+            # 4. the first candidate that the grammar allows
             token = yield self.readers.submit(sequence.repair.choose, key, log_probs[top], top)
             sequence.decide(token, log_probs, raw)
         sequence.is_waiting = False
@@ -187,6 +201,7 @@ class Repairs:
         """Compute the logits of the first column that is not final."""
         length = len(sequence.tokens)
         tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens).astype(np.int32)
+        # [t] -> [width], so that few widths are compiled
         padded = np.pad(tokens, (0, self.width(sequence) - length))
         return self.sampler.logits_at(padded, length, sequence.fixed)
 
@@ -197,5 +212,6 @@ def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "
 
 
 def log_softmax(logits: Float[np.ndarray, "v"]) -> Float[np.ndarray, "v"]:
+    # subtract the maximum, as exp would overflow
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())

@@ -92,10 +92,12 @@ class Engine:
         self.inference, self.options = inference, options
         self.tokenizer = inference.tokenizer
         self.metrics = metrics or Metrics(options.slots)
+        # the model's own limit bounds the context
         limit = inference.config.max_position_embeddings
         if options.context is not None and options.context > limit:
             raise ValueError(f"context={options.context}: the model holds {limit} tokens")
         self.context = min(limit, options.context or WIDTHS[-1])
+        # context 1000: widths 96, 192, 384, 768 and 1000
         widths = [*(width for width in WIDTHS if width < self.context), self.context]
         make_slots = partial(
             slots_type,
@@ -113,6 +115,7 @@ class Engine:
             for width in widths
             for is_cached in (False, True)
         ]
+        # only models that were trained for it have holes that find their length
         if inference.sampler.growth:
             self.groups += [
                 GrowingSlots(inference.sampler, width, count=options.slots, every=STEPS_PER_CALL)
@@ -143,6 +146,7 @@ class Engine:
             ValueError: a request that the engine cannot decode.
             RejectedError: the queue is full, or the engine is shutting down.
         """
+        # one deadline for all answers of a request
         timeout = self.options.timeout
         deadline = time.monotonic() + min(seconds or timeout, timeout)
         jobs = [
@@ -178,6 +182,7 @@ class Engine:
 
     def give_up(self) -> None:
         """End all jobs with the reason `shutdown`, even while a call of the device goes on."""
+        # the engine's thread may hang in a call of the device: deliver from this thread
         for job in self.queue.jobs:
             job.deliver(job.ending("shutdown"))
 
@@ -216,6 +221,7 @@ class Engine:
                 return
             self.ready.set()
             self.metrics.ready.set(1)
+            # one round: at most STEPS_PER_CALL steps for every group
             while self.wait():
                 self.end_overdue()
                 self.admit()
@@ -252,11 +258,13 @@ class Engine:
 
     def admit(self) -> None:
         """Give waiting sequences slots of their kind, in order of arrival."""
+        # a copy, as `start` removes jobs from it
         for job in list(self.queue.waiting):
             slots = self.narrowest(job.sequence)
             if slots is not None:
                 slots.join(job.sequence)
                 self.queue.start(job)
+                # the group that fits best, even if the sequence had to take wider slots
                 self.compilations.requested.add(next(self.fitting(job.sequence)))
                 self.metrics.queue_seconds.observe(job.age)
         self.metrics.waiting.set(len(self.queue.waiting))
@@ -275,20 +283,24 @@ class Engine:
         sequences = slots.sequences
         self.metrics.batch_rows.observe(len(sequences))
         try:
+            # decode
             slots.advance(STEPS_PER_CALL)
         except Exception:  # the border: only the sequence that caused it may suffer
             logger.exception("a batch of %d sequences failed", len(sequences))
             self.isolate(slots, sequences)
+        # deliver what was decided; a sequence that failed has no running job any more
         for sequence in sequences:
             if sequence in self.queue.running:
                 self.deliver(self.queue.running[sequence])
 
     def isolate(self, slots: Any, sequences: list) -> None:
         """Take the steps of each sequence alone, and end the jobs of those that fail again."""
+        # empty the slots; a failed call has lost the cache, so that open blocks begin anew
         for sequence in sequences:
             slots.leave(sequence)
             if sequence.is_cached:
                 sequence.reopen()
+        # each sequence alone, to the end of its block: only then does its cache not matter
         for sequence in sequences:
             slots.join(sequence)
             try:
@@ -300,12 +312,14 @@ class Engine:
                 self.end(self.queue.running[sequence].ending("error", error))
             else:
                 slots.leave(sequence)
+        # put the others back together
         for sequence in sequences:
             if sequence in self.queue.running:
                 slots.join(sequence)
 
     def deliver(self, job: Job) -> None:
         """Deliver what was decided of an answer, and end its job once the answer is complete."""
+        # for the time to the first text
         had_text = bool(job.text)
         try:
             self.repairs.advance(job.sequence)
@@ -323,11 +337,13 @@ class Engine:
     def end(self, event: Event) -> None:
         """Free the slot of a job, count the job, and deliver its last event."""
         job: Any = event.job
+        # free the slot and everything that belongs to the sequence
         self.queue.remove(job)
         self.repairs.forget(job.sequence)
         for slots in self.groups:
             if job.sequence in slots.sequences:
                 slots.leave(job.sequence)
+        # count and estimate waiting times: moving average with weight 0.1
         self.metrics.count_end(event, job.age)
         if event.is_answer:
             self.queue.seconds_per_job += 0.1 * (job.age - self.queue.seconds_per_job)

@@ -13,6 +13,7 @@ from jax_lm.serving.queue import RejectedError
 
 logger = logging.getLogger(__name__)
 
+# Names of OpenAI's interface; all others are invalid requests or errors of the server.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Status and message by the reason for which there is no answer.
 FAILURES = {
@@ -61,6 +62,7 @@ def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
         grammar_field: the field of the request that names a grammar. Errors of grammars begin with
             the kind of the grammar instead.
     """
+    # "top_k=0: must be positive" is about the field top_k
     message = str(problem)
     param = schemas.field_of(message)
     if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
@@ -78,6 +80,7 @@ async def on_rejected(http: Request, problem: Any) -> Response:
 
 async def on_invalid_body(http: Request, problem: Any) -> Response:
     """Answer with the first error of a body, in one line."""
+    # one error is enough for a person to go on
     first = problem.errors()[0]
     if first["type"] == "json_invalid":
         return Refusal(400, "the body is not JSON").response

@@ -68,6 +68,7 @@ class GrowingSequence:
     @property
     def columns(self) -> int:
         """Columns that a canvas must have for it, with the token that ends the text."""
+        # given tokens, the longest hole, and the token that ends the text
         return len(self.tokens) - self.hole.length + self.most + 1
 
     @property
@@ -79,6 +80,7 @@ class GrowingSequence:
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
         """Return which positions of the hole are decided and will not move."""
+        # 3 settled tokens of at most 5: [1, 1, 1, 0, 0]; later ones may still move
         return np.arange(self.most) < self.settled - self.hole.start
 
     @property
@@ -88,6 +90,7 @@ class GrowingSequence:
 
     def canvas(self, columns: int) -> Canvas:
         """Lay the text out from the first of `columns` columns on."""
+        # the text with the token that ends it, and which of the columns are masks
         row = [*self.tokens.tolist(), self.delete_id], [*self.masked.tolist(), False]
         return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
@@ -100,6 +103,7 @@ class GrowingSequence:
             for part in (state.tokens, state.masked, state.commit_step, state.confidence)
         ]
         self.tokens, self.masked, self.commit_step, self.confidence = own
+        # tokens of the hole are those with a hole number; others have -1
         self.hole = Block(
             self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extra.hole[0]) >= 0))
         )
@@ -151,12 +155,14 @@ class GrowingSlots:
 
     def compile(self, size: int, sequence: GrowingSequence) -> None:
         """Compile the loop, if it is not yet; `sequence` is any that fits."""
+        # one state is enough to compile the loop
         if not self.sizes:
             list(islice(self.loop(sequence), 1))
             self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
         """Take the steps between two looks, with every sequence in turn."""
+        # in turn, as each sequence has a loop of its own
         for sequence, loop in list(self.loops.items()):
             if (state := next(loop, None)) is not None:
                 sequence.take(state)

@@ -48,6 +48,7 @@ class ListenOptions:
 
     @property
     def margin(self) -> float:
+        # grace 30: sequences end after 22 s, requests after 24 s, and 6 s are left for slow clients
         return min(2.0, self.grace / 8)
 
     @property
@@ -65,6 +66,7 @@ def require_free_address(host: str, port: int) -> None:
     """Raise ValueError unless a server can listen there; called before the model is loaded."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # bind for a moment, and release the address again
         for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,6 +93,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         self.engine, self.options, self.announce = engine, options, announce
         self.connections = connections.Connections(options.connections)
+        # timeouts of uvicorn are whole seconds
         protocol: Any = partial(connections.Connection, self.connections)
         config = uvicorn.Config(
             app,
@@ -111,6 +114,7 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # a duplicate of the socket, as `listen` again changes the length of the queue
         for listener in [listener for server in self.servers for listener in server.sockets]:
             with listener.dup() as same:
                 same.listen(connections.KERNEL_QUEUE)
@@ -119,6 +123,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests while sequences end, then accept no more connections and stop."""
+        # 1. no new requests; wait for the sequences
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.engine.refuse_new(self.options.engine)
@@ -126,7 +131,9 @@ class HttpServer(uvicorn.Server):
             if loop.time() - begun >= self.options.http:
                 break
             await asyncio.sleep(0.05)
+        # 2. end the jobs that the device still works on
         self.engine.give_up()
+        # 3. uvicorn's own shutdown, with a limit for clients that read slowly
         late = loop.call_later(self.options.margin / 2, self.drop_all)
         await super().shutdown(sockets)
         late.cancel()

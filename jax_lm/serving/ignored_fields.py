@@ -85,6 +85,7 @@ class Part(BaseModel):
     @staticmethod
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
         """Add the fields that the validator below accepts to the JSON schema."""
+        # pydantic's schema does not know that null means "not given"
         properties, required = schema["properties"], schema.get("required", ())
         for name in properties.keys() - set(required):
             properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
@@ -100,12 +101,14 @@ class Part(BaseModel):
         """Remove fields that change nothing; ValueError names a field that we do not have."""
         if not isinstance(given, dict):
             return given
+        # keep our own fields; unknown fields are kept too, and refused by pydantic
         fields = {}
         for name, value in given.items():
             if value is None or name in cls.unread:
                 continue
             if name in cls.model_fields or name not in cls.neutral:
                 fields[name] = value
+            # a known field of others, with a value that would change something
             elif not any(is_same(value, other) for other in cls.neutral[name]):
                 allowed = " or ".join(map(repr, cls.neutral[name]))
                 raise ValueError(

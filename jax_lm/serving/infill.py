@@ -77,6 +77,7 @@ def cut_to_fit(
 
 def indented(text: str, least: int) -> str:
     """Cut a text before its second or later line that is indented less than `least` characters."""
+    # least 4: "    a\n  b" -> "    a"; the first line continues the one with the cursor
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if number and line.strip() and len(line) - len(line.lstrip()) < least:

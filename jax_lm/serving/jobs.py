@@ -21,6 +21,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
+# Decoded in place of a character whose last bytes are missing.
 REPLACEMENT = "\ufffd"
 # Log-probability of a token that is as good as impossible; OpenAI's interface has the same.
 MIN_LOGPROB = -9999.0
@@ -156,6 +157,7 @@ class Job:
 
     def deliver(self, event: Event) -> None:
         """Call the listener, on any thread, unless it has received the last event already."""
+        # `give_up` may deliver the end on another thread at the same time
         with self.delivering:
             if self.is_ended:
                 return
@@ -172,13 +174,16 @@ class Job:
 
     def next_event(self) -> Event:
         """Return what has become final since the last event."""
+        # 1. positions that the client does not know yet
         commits = self.commits()
         sequence, is_done = self.sequence, self.sequence.is_done
+        # 2. text before the first mask and the first stop token
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
         text = self.decode(takewhile(lambda token: token not in sequence.stop_ids, ids))
         if not is_done:
             # A character may still lack its last bytes.
             text = text.rstrip(REPLACEMENT)
+        # 3. the end of the answer: a stop text, a stop token, or the end of the hole
         stops = [text.find(stop) for stop in self.request.stop if stop in text]
         reason, tokens = None, ()
         if stops or is_done:
@@ -201,6 +206,7 @@ class Job:
 
     def commits(self) -> tuple[Commit, ...]:
         """Return the positions decided but not reported yet, in the order of the steps."""
+        # final [1, 1, 0] and reported [1, 0, 0] -> fresh [0, 1, 0]
         fresh = self.sequence.final & ~self.reported
         self.reported |= fresh
         commits = map(self.commit, np.flatnonzero(fresh).tolist())
@@ -209,6 +215,7 @@ class Job:
     def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
         sequence, column = self.sequence, self.sequence.hole.start + position
+        # positions count from the hole, columns from the start of the canvas
         token, logprob, top = int(sequence.tokens[column]), None, ()
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
@@ -235,10 +242,12 @@ class Job:
 
     def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
         """Return the tokens of the text, which ends at a stop token or where a stop text cut it."""
+        # tokens before the first stop token
         stop_ids = self.sequence.stop_ids
         end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
         # Without stop tokens every token counts, even one that adds no text.
         if is_cut or stop_ids:
+            # drop tokens at the end that add nothing to the text
             while end and len(self.decode(ids[: end - 1])) >= len(self.text):
                 end -= 1
         return tuple(map(self.commit, range(end)))
@@ -246,6 +255,7 @@ class Job:
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
     """Remove an end of the text that may become a stop text: "ab\\n" is "ab" if "\\n\\n" stops."""
+    # the whole stop text would have ended the answer, so that one character less is enough
     longest = max(map(len, stops), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-length:]) for stop in stops):
@@ -273,6 +283,7 @@ class EventStream:
 
     async def events(self, count: int) -> AsyncIterator[Event]:
         """Yield events until this many jobs have ended."""
+        # every job ends with exactly one event that has a reason
         while count:
             event = await self.queue.get()
             count -= event.reason is not None

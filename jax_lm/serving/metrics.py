@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from jax_lm.host.compile_clock import COMPILE_EVENT
 from jax_lm.serving.jobs import Event
 
+# Upper bounds of the histograms, in seconds and in tokens per forward pass.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
@@ -19,11 +20,13 @@ class Metrics:
 
     def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()
+        # 16 slots: 1, 2, 4, 8, 16
         sizes = tuple(2**power for power in range(slots.bit_length()))
 
         common: dict[str, Any] = {"namespace": "diffucoder", "registry": self.registry}
         counter, gauge = partial(Counter, **common), partial(Gauge, **common)
         histogram = partial(Histogram, **common)
+        # counters
         self.http_requests = counter("http_requests", "HTTP requests answered", ["path", "status"])
         self.rows = counter("rows", "Completions that ended, by how they ended", ["outcome"])
         self.refused = counter("refused", "Completions refused because the queue was full")
@@ -34,12 +37,14 @@ class Metrics:
             "compilations", "Programs compiled or read from the compilation cache"
         )
         self.compile_seconds = counter("compile_seconds", "Time spent on compilations")
+        # gauges
         self.waiting = gauge("queue_rows", "Completions waiting for a slot")
         self.running = gauge("running_rows", "Completions being decoded")
         self.ready = gauge("ready", "1 after warm-up, until shutdown")
         self.device_memory = gauge(
             "device_memory_bytes", "Bytes in use on the device; 0 if it does not report them"
         )
+        # histograms
         self.batch_rows = histogram(
             "batch_rows", "Sequences decoded together in one call", buckets=sizes
         )
@@ -67,6 +72,7 @@ class Metrics:
         """Count a completion that ended this many seconds after its arrival."""
         self.rows.labels(event.reason).inc()
         self.forwards.inc(event.forwards)
+        # jobs that were cancelled or failed would distort the distributions
         if event.is_answer:
             self.tokens.inc(len(event.tokens))
             self.total_seconds.observe(seconds)
@@ -82,6 +88,7 @@ def return_freed_memory() -> None:
 
     glibc would keep it, and it is most of what the process would hold.
     """
+    # glibc only; other C libraries do not have it
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

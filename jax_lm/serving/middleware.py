@@ -28,13 +28,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+# Characters of the shortest key.
 MIN_KEY = 16
 # A body is read up to this many times the limit before the client is told that it is too long.
 PATIENCE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Paths that need no key, and paths that monitoring calls every few seconds.
 OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
+# Ids that clients may choose; others are replaced, as they go to the log.
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Headers of every answer: the page may load only files of this server.
 HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -93,6 +97,7 @@ class Guard:
         self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
     ) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
+        # digests have equal lengths, so that a comparison does not tell the length of a key
         self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
         self.open_requests = 0
 
@@ -102,12 +107,14 @@ class Guard:
         if scope["method"] == "HEAD":
             # Answered like GET; the HTTP protocol leaves out the body.
             scope = {**scope, "method": "GET"}
+        # id of the request: the client's own if it is harmless in a log
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = identity
         start, status = time.monotonic(), 500
 
+        # pass on the answer with our headers, and remember its status for the log
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -117,6 +124,7 @@ class Guard:
                     own.setdefault(name, value)
             await send(message)
 
+        # check, read the body, answer
         self.open_requests += 1
         try:
             self.admit(scope, headers)
@@ -135,6 +143,7 @@ class Guard:
         """Raise Refusal unless the request may be read."""
         if self.open_requests > self.limits.requests:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
+        # "[::1]:8000" -> "::1"; "localhost:8000" -> "localhost"
         host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
         if self.limits.hosts and host not in self.limits.hosts:
             message = f"this server does not answer for the host {host[:100]!r}"
@@ -151,6 +160,7 @@ class Guard:
 
     def is_known(self, authorization: str) -> bool:
         """Whether the header holds a key; takes the same time for every wrong one."""
+        # "Bearer KEY"
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "replace")).digest()
         matches = [hmac.compare_digest(digest, key) for key in self.keys]
@@ -164,6 +174,7 @@ class Guard:
         """
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
         too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
+        # Content-Length may be missing (chunks) or wrong: count what arrives, too
         stated = int(length) if length.isdigit() else 0
         if stated > PATIENCE * limit:
             raise too_long
@@ -174,6 +185,7 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "the client went away")
+                    # bytes beyond the limit are counted, not kept
                     part = message.get("body", b"")
                     size += len(part)
                     if size <= limit:
@@ -188,6 +200,7 @@ class Guard:
 
     def record(self, scope: Message, identity: str, status: int, seconds: float) -> None:
         """Count the request and log it, without its content."""
+        # the route's pattern, not the path, so that there are few labels
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self.metrics.http_requests.labels(path, str(status)).inc()

@@ -6,6 +6,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+# Files of the package; nothing else can be requested.
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("page.js", "canvas.js", "python.js", "replay.js")
 PAGE_FILES = {

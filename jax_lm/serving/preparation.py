@@ -34,11 +34,13 @@ class Preparation:
         Raises:
             RejectedError: too many wait already, or the client has left meanwhile.
         """
+        # those that wait, and the one being prepared
         if self.waiting >= MAX_WAITING:
             raise RejectedError("queue_full", self.retry_after())
         arrived = time.monotonic()
         self.waiting += 1
         try:
+            # The lock is fair: requests are prepared in order of arrival.
             async with self.turn:
                 if await has_left():
                     raise RejectedError("cancelled")

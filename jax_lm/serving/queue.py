@@ -44,6 +44,7 @@ class JobQueue:
         self.running: dict[AnySequence, Job] = {}
         self.closes_at: float | None = None
         self.seconds_per_job = 1.0
+        # guards everything above; notified when a job arrives or the queue closes
         self.changed = threading.Condition()
 
     @property
@@ -54,6 +55,7 @@ class JobQueue:
     @property
     def retry_after(self) -> int:
         """Seconds after which the queue should have space."""
+        # 32 jobs of 2 s in 16 slots: 4 s
         seconds = len(self.jobs) * self.seconds_per_job / self.slots
         return max(1, min(60, round(seconds)))
 
@@ -62,6 +64,7 @@ class JobQueue:
         with self.changed:
             if self.closes_at is not None:
                 raise RejectedError("shutdown")
+            # running jobs do not count: they have left the queue
             if len(self.waiting) + len(jobs) > self.capacity:
                 raise RejectedError("queue_full", self.retry_after)
             self.waiting += jobs
@@ -75,6 +78,7 @@ class JobQueue:
 
     def remove(self, job: Job) -> None:
         with self.changed:
+            # a job may end before it gets a slot
             if job in self.waiting:
                 self.waiting.remove(job)
             self.running.pop(job.sequence, None)
@@ -82,12 +86,14 @@ class JobQueue:
     def wait(self, seconds: float | None) -> bool:
         """Wait for a job or for the queue to close; False if neither happens in this time."""
         with self.changed:
+            # the condition is checked first, so that a notification before the call is not lost
             return bool(
                 self.changed.wait_for(lambda: self.jobs or self.closes_at is not None, seconds)
             )
 
     def close(self, grace: float) -> None:
         """Accept no more jobs, and end those that run longer than `grace` seconds."""
+        # The lock of a condition is reentrant: `close` and `jobs` take it again.
         with self.changed:
             self.closes_at = time.monotonic() + grace
             self.changed.notify()

@@ -26,6 +26,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
 def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
     """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps."""
     logprobs = [require_logprob(token) for token in tokens]
+    # OpenAI reports the chosen token along with the most likely ones
     top = [
         {token_name(each): each.value for each in (*token.top, logprob)}
         for token, logprob in zip(tokens, logprobs, strict=True)
@@ -107,6 +108,7 @@ class AnswerFormat:
 
     def closing(self, prompt_tokens: int, completion_tokens: int) -> list[Json | str]:
         """Return the end of a stream."""
+        # the chunk with the usage has no choices
         last = [self.chunk(total=usage(prompt_tokens, completion_tokens))]
         return [*(last if self.with_usage else []), "[DONE]"]
 

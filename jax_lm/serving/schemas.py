@@ -15,9 +15,11 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part
 
+# Limits of one request: answers per prompt, prompts, and stop texts.
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
 # Alternatives per position, as many as OpenAI's two endpoints report.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
+# Characters of a text, or ids in a list of token ids.
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
@@ -46,6 +48,7 @@ def kind_of(value: Any) -> str | None:
         return "#text"
     if not isinstance(value, list):
         return None
+    # [] counts as a list of texts
     kinds = {str: "#texts", int: "#ids", list: "#lists", dict: "#parts"}
     return kinds.get(type(value[0]) if value else str)
 
@@ -130,6 +133,7 @@ class DecodingBody(Part):
 
     def options(self, length: int) -> GenerationOptions:
         """Return the options of an answer of this many tokens."""
+        # the preset decides unless one of the two is given
         commit = None
         if self.threshold is not None:
             commit = "threshold"
@@ -142,6 +146,7 @@ class DecodingBody(Part):
             entropy_bound=self.entropy_bound,
             block_length=self.block_length,
         )
+        # fields with the same name and meaning in our options; None leaves the default
         names = {"temperature", "top_p", "top_k", "min_p", "alg", "growth"}
         return GenerationOptions(
             max_new_tokens=length,
@@ -180,6 +185,7 @@ class ResponseFormat(Part):
     def check_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema must be given with type 'json_schema', and with no other")
+        # a schema that cannot be written as JSON cannot become a grammar
         try:
             json.dumps(self.json_schema and self.json_schema.definition)
         except RecursionError as problem:
@@ -256,6 +262,7 @@ class CompletionBody(OpenAIBody):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         prompt: Any = self.prompt
+        # "a" -> ["a"], [1, 2] -> [[1, 2]]; lists of texts and of id lists stay
         return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]
 
     @property
@@ -364,6 +371,7 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     Returns:
         The line, and the field alone if there is one.
     """
+    # ("body", "messages", 0, "content", "#text") -> "messages.0.content"
     parts = [str(part) for part in problem["loc"]]
     parts = [part for part in parts if part != "body" and not part.startswith("#")]
     field = ".".join(parts).encode("ascii", "backslashreplace").decode()
@@ -379,6 +387,7 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     if kind in templates:
         message = templates[kind].format(**problem.get("ctx", {}))
     else:
+        # pydantic's own words otherwise
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
     if not field:
@@ -390,5 +399,6 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
 
 def field_of(message: str) -> str | None:
     """Return the field with which an error message begins, as in "top_k=0: must be positive"."""
+    # "top_k=0: must be positive" -> "top_k"; "the prompt is too long" -> None
     field = re.split("[=:]", message)[0]
     return field if field.isidentifier() else None

@@ -25,6 +25,7 @@ TOP_K = 50
 # reports.
 TOP_LOGPROBS = 20
 
+# Options in which the sequences of one batch cannot differ, with their only value.
 FIXED_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
 # Settings in which the sequences of one batch cannot differ, with their only value.
 FIXED_DECODING = {
@@ -81,12 +82,14 @@ class Sequence:
     """Whether steps must leave the sequence as it is for now."""
 
     def __post_init__(self) -> None:
+        # The token before the hole is needed because each logit predicts the next position.
         length = len(self.tokens)
         if not 0 < self.hole.start < self.hole.end <= length:
             raise ValueError(
                 f"hole={self.hole}: must lie within {length} tokens, one given before it"
             )
         self.require_batchable()
+        # hole [2, 4) of 5 tokens: [0, 0, 1, 1, 0]
         columns = np.arange(length)
         self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
         self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
@@ -97,6 +100,7 @@ class Sequence:
 
     def require_batchable(self) -> None:
         """Raise ValueError for options in which the sequences of one batch cannot differ."""
+        # settings that are part of shapes or of the compiled program
         options, decoding = self.options, self.options.decoding.settings
         if options.top_k is None or options.top_k > TOP_K:
             raise ValueError(
@@ -109,6 +113,7 @@ class Sequence:
                 if (value := getattr(settings, name)) != only:
                     message = f"{name}={value!r}: sequences of a batch can only have {only!r}"
                     raise ValueError(message)
+        # settings that depend on each other
         steps, cache, commit = options.steps, decoding.cache, decoding.commit
         if cache not in ("none", "window"):
             raise ValueError(f"cache={cache!r}: must be none or window")
@@ -162,6 +167,7 @@ class Sequence:
     @property
     def settled(self) -> int:
         """The column before which nothing in the hole can change any more."""
+        # masks at columns 7 and 9: everything before 7 is settled
         masks = np.flatnonzero(self.masked)
         return int(masks[0]) if len(masks) else self.hole.end
 
@@ -211,6 +217,7 @@ class Sequence:
         logprobs: TokenLogProbs | None = None,
     ) -> None:
         """Copy what steps decided in the current block."""
+        # only open columns that the steps decided: everything else stays as it was
         fresh = self.open & ~masked
         own = (self.tokens, self.commit_step, self.confidence, *(self.logprobs or ()))
         new = (tokens, commit_step, confidence, *(logprobs or ()))
@@ -220,12 +227,14 @@ class Sequence:
 
     def next_block(self) -> None:
         """Begin the next block that has masks."""
+        # after a repair, which begins again at block 0, this skips the blocks that are final
         while self.masked.any() and not self.open.any():
             self.block += 1
             self.first_step = self.step
 
     def reopen(self) -> None:
         """Undo the current block, whose KV cache was lost."""
+        # tokens before `fixed` are final and stay
         block = self.blocks[self.block]
         self.mask(max(block.start, self.fixed), block.end)
         self.step = self.first_step

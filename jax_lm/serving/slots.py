@@ -64,6 +64,7 @@ class Slots:
         stop_ids: tuple[int, ...],
         draft: int = 0,
     ) -> None:
+        # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
         self.sampler, self.columns, self.is_cached, self.sizes = (
             sampler,
             columns,
@@ -71,6 +72,7 @@ class Slots:
             list(sizes),
         )
         self.held: list[Sequence | None] = [None] * count
+        # sequences whose keys and values are in the cache, for the block that they are in
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
         self.stop_ids, self.draft = stop_ids, draft
@@ -126,6 +128,7 @@ class Slots:
         """Take up to `steps` steps, fewer if a sequence ends its block; those that are held begin
         anew afterwards.
         """
+        # without a cache: all sequences take the same steps together
         sequences = [each for each in self.sequences if not each.is_held]
         self.begun.intersection_update(sequences)
         if not self.is_cached and sequences:
@@ -134,12 +137,14 @@ class Slots:
             self.run(sequences, self.passes[-1].config, steps)
         if not self.is_cached:
             return
+        # with a cache: first refresh the rows that begin a block,
         beginning = [each for each in sequences if each.is_between_blocks or each not in self.begun]
         for sequence in beginning:
             sequence.next_block()
         if beginning:
             self.run(beginning, self.passes[0].config, NEVER, forwards=1)
             self.begun.update(beginning)
+        # then step all rows whose block is open, on a window
         if going := [each for each in sequences if not each.is_between_blocks]:
             self.run(going, self.passes[-1].config, steps)
 
@@ -155,6 +160,7 @@ class Slots:
             stop_ids=self.stop_ids,
             variant=Drafts(self.draft) if self.draft else PLAIN,
         )
+        # rows of a pass: all columns to refresh, then a block and the column before it
         rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
         length = BLOCK_LENGTH if self.is_cached else self.columns
         return config.variant.passes(
@@ -165,9 +171,11 @@ class Slots:
         self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER
     ) -> None:
         """Call the compiled loop for some of the sequences, and hand them what it decided."""
+        # smallest compiled size: 5 sequences with sizes (1, 4, 8) run as 8, three of them blank
         size = min(size for size in self.sizes if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
+        # slot of each row: [2, 0, len(held)] for two sequences and one blank row
         if self.is_cached and (config.rows == self.columns or size < len(self.held)):
             # A slot beyond the last one takes nothing.
             numbers = [
@@ -177,9 +185,11 @@ class Slots:
         elif self.is_cached:
             # All slots at once: nothing is copied to and fro.
             batch = [sequence if sequence in sequences else None for sequence in self.held]
+        # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [sequence and self.inputs(sequence, config, steps, forwards) for sequence in batch]
         blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
+        # allocated on first use
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
         # The cache is given away: should the call fail, it is lost, and with it what the open
@@ -188,12 +198,14 @@ class Slots:
         state, self.cache = run_slots(
             self.sampler.graph, self.sampler.params, cache, slots, stacked, config
         )
+        # from the device to the host
         drafts = jax.tree.map(np.asarray, state.extra)
         decided = [
             np.asarray(part)
             for part in (state.tokens, state.masked, state.commit_step, state.confidence)
         ]
         counters = np.asarray(state.step), np.asarray(state.forwards)
+        # row `row` belongs to `sequence`; its padding on the right is cut off
         for row, sequence in enumerate(batch):
             if sequence is not None:
                 length = len(sequence.tokens)
@@ -217,9 +229,11 @@ class Slots:
     ) -> SlotInputs:
         """Return the inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
+        # with a cache, the window begins one column before the block
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
         is_window = config.rows is not None and config.rows < self.columns
+        # masks carry the mask id; only those of the current block are open
         state: dict[str, Any] = {
             "tokens": padded(
                 np.where(sequence.masked, config.mask_id, sequence.tokens).astype(np.int32)
@@ -235,6 +249,7 @@ class Slots:
             "attention_mask": padded(np.ones_like(positions, bool)),
             "position_ids": padded(positions),
             "holes": padded(sequence.in_block),
+            # hole at 3: [0, 0, 0, 3, 3, 3]
             "hole_starts": padded(np.where(positions < hole.start, 0, hole.start).astype(np.int32)),
         }
         window = Window.of(
@@ -300,11 +315,13 @@ def run_slots(
         # A sequence that waits recomputes its window unchanged: only the cache's rows are written.
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
+    # rows of the cache for these sequences; a slot out of range is clipped, and dropped below
     own = (
         cache
         if slots is None
         else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
+    # step until one of the rows has ended its block, or all have taken their steps
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
     rows, own = jax.lax.while_loop(is_running, advance, (started, own))
     if slots is None:
@@ -317,5 +334,6 @@ def run_slots(
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))
 def run_empty_slots(graph: nnx.GraphDef, params: dict, size: int, columns: int) -> KVCache:
+    # leaves [1, ...] of one sequence -> zeros [slots, 1, ...]
     one = nnx.merge(graph, params).model.empty_cache(1, columns)
     return KVCache(jax.tree.map(lambda part: jnp.zeros((size, *part.shape), part.dtype), one))
