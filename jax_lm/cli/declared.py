@@ -43,14 +43,18 @@ SYNONYMS = {
 # A dataclass, or a function.
 Program = Any
 
+# "--max-new-tokens=8" -> name "--max-new-tokens", value "8"; "-1e-3" is no option
 WORD = re.compile(r"(?P<name>--[A-Za-z][\w-]*|-[A-Za-z]\w*)(?:=(?P<value>.*))?", re.DOTALL)
 # A name, or several, and its text in a docstring of Google's style; further lines are indented.
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
+# Values of a flag, values of an option that may be None, and placeholders in the help.
 SWITCHES = {"true": True, "false": False}
 NOTHING = ("none", "null")
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+# Larger integers do not fit the arrays of NumPy and JAX.
 WORD_SIZE = 2**63
+# Sections of the help: title and description.
 COMMON, OTHERS = ("common options", ""), ("options", "")
 
 
@@ -107,6 +111,7 @@ class Option:
 
     def value(self, texts: Sequence[str], *, is_negated: bool = False) -> Any:
         """Convert the texts given for this option; ValueError says what is allowed."""
+        # "none" and "null", also for options that take many values
         if self.takes_none and " ".join(texts).lower() in NOTHING:
             return None
         if self.takes_many:
@@ -117,22 +122,27 @@ class Option:
             raise ValueError(f"{self.name}: takes one value, not {len(texts)}")
         if not self.is_flag:
             return self.convert(texts[0])
+        # a flag without a text is "true"
         if (state := "".join(texts).lower() or "true") not in SWITCHES:
             rule = f"true or false{' or none' if self.takes_none else ''}"
             raise ValueError(f"{self.name} {texts[0]!r:.80}: must be {rule}")
+        # --no-watch true is False
         return SWITCHES[state] is not is_negated
 
     def convert(self, text: str) -> Any:
         """Convert one text to the first type that fits."""
+        # the rule of the last type that was tried is the one in the message
         rule = self.metavar
         if self.choices:
             near = difflib.get_close_matches(text, self.choices, n=1)
             rule = f"one of {', '.join(self.choices)}{f' (perhaps {near[0]})' if near else ''}"
+        # (int, str) and "auto": int fails, str fits
         for kind in self.kinds:
             try:
                 value = kind[kind.index(text)] if isinstance(kind, tuple) else kind(text)
             except ValueError:
                 continue
+            # float() accepts nan and inf, which no option means
             if kind is float and not math.isfinite(value):
                 rule = "a finite number"
             elif kind is int and not -WORD_SIZE <= value < WORD_SIZE:
@@ -144,6 +154,7 @@ class Option:
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """List the types of a union; the choices of a Literal are one of them, as a tuple."""
+    # int | Literal["a", "b"] | None -> (int, ("a", "b"), NoneType)
     if get_origin(hint) in (Union, UnionType):
         return tuple(kind for part in get_args(hint) for kind in alternatives(part))
     return (get_args(hint) if get_origin(hint) is Literal else hint,)
@@ -155,11 +166,14 @@ def is_settings(kind: Any) -> bool:
 
 def signature_of(kind: Program, base: Any = MISSING) -> dict[str, tuple[Any, Any]]:
     """Return types and defaults of a dataclass or function by name; `base` overrides defaults."""
+    # parameters of a function
     if not is_settings(kind):
         signature = inspect.signature(kind).parameters.items()
         defaults = {name: MISSING if p.default is p.empty else p.default for name, p in signature}
+    # fields with the values of an instance, which is the default of a nested dataclass
     elif base is not MISSING:
         defaults = {field.name: getattr(base, field.name) for field in fields(kind)}
+    # fields with the defaults of the class
     else:
         defaults = {
             field.name: field.default
@@ -167,6 +181,7 @@ def signature_of(kind: Program, base: Any = MISSING) -> dict[str, tuple[Any, Any
             else field.default_factory()
             for field in fields(kind)
         }
+    # annotations are texts in some modules: resolve them
     hints = get_type_hints(kind, include_extras=True)
     return {name: (hints[name], default) for name, default in defaults.items()}
 
@@ -178,15 +193,18 @@ def docstring(kind: Program) -> str:
 def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Option]:
     """Yield the options of a dataclass or function, those of nested dataclasses last."""
     nested = []
+    # help by name; "batch, canvas: sizes" describes two fields
     texts = {
         name: " ".join(text.split())
         for names, text in ATTRIBUTE.findall(docstring(kind))
         for name in names.split(", ")
     }
     for name, (hint, default) in signature_of(kind, base).items():
+        # a nested dataclass is a section of its own, with the field's name as its title
         if is_settings(hint):
             nested.append((hint, default, (name.replace("_", " "), texts.get(name, ""))))
             continue
+        # Annotated[tuple[int, ...] | None, "positional"] -> kinds (int,), many, may be None
         is_positional = get_origin(hint) is Annotated
         every = alternatives(get_args(hint)[0] if is_positional else hint)
         kinds = tuple(each for each in every if each is not NoneType)
@@ -210,6 +228,7 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
             is_positional=is_positional,
             is_required=default is MISSING,
         )
+    # sections of nested dataclasses follow the options of the outer one
     for hint, default, inner in nested:
         yield from options_in(hint, default, inner)
 
@@ -222,11 +241,13 @@ def declared_options(kind: Program) -> tuple[Option, ...]:
     `implied` computes, by name.
     """
     first, implied = getattr(kind, "FIRST", ()), getattr(kind, "IMPLIED", {})
+    # by field, so that the same name in two dataclasses is one option
     options = {option.field: option for option in options_in(kind, MISSING, OTHERS)}
     for name in first:
         options[name] = replace(options[name], group=COMMON)
     for name, default in implied.items():
         options[name] = replace(options[name], default=default)
+    # in the order of FIRST
     common = [options.pop(name) for name in first]
     places = [option for option in options.values() if option.is_positional]
     return (*places, *common, *(option for option in options.values() if not option.is_positional))
@@ -236,6 +257,7 @@ def declared_options(kind: Program) -> tuple[Option, ...]:
 def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
     """Map everything that can be typed for an option to it, and to whether that negates it."""
     options = declared_options(kind)
+    # --name, --no-name for flags, then short names and synonyms of others
     names = {option.long: (option, False) for option in options}
     names |= {f"--no-{option.long[2:]}": (option, True) for option in options if option.is_flag}
     return names | {
@@ -245,6 +267,7 @@ def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
 
 def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
     """Return the option that a word names, and whether it negates it; ValueError hints at one."""
+    # "--max_new_tokens" -> "--max-new-tokens"
     names, name = option_names(kind), word.replace("_", "-")
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
@@ -259,23 +282,28 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
     `--max-new-tokens 8` and `--max_new_tokens=8` are the same, a flag is `--watch`, `--no-watch` or
     `--watch true`, and the last of repeated options counts. After `--` no word is an option.
     """
+    # `places` are words without a name, for positional arguments
     end = words.index("--") if "--" in words else len(words)
     rest, places, given = list(words[:end]), [], {}
+    # one word, and the values that follow it
     while rest:
         match = WORD.fullmatch(word := rest.pop(0))
         if match is None:
             places.append(word)
             continue
+        # --name=value has its value; --name takes words up to the next option
         option, is_negated = find_option(kind, match["name"], prog)
         texts = [] if match["value"] is None else [match["value"]]
         limit = len(rest) if option.takes_many else 1
         while (
             match["value"] is None and rest and len(texts) < limit and not WORD.fullmatch(rest[0])
         ):
+            # `--watch "a prompt"`: the next word is no value of the flag
             if option.is_flag and rest[0].lower() not in SWITCHES:
                 break
             texts.append(rest.pop(0))
         given[option.field] = option.value(texts, is_negated=is_negated)
+    # words without a name, in order, for the positional arguments that are left
     places += words[end + 1 :]
     free = [
         option
@@ -293,11 +321,13 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
 
 def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING) -> dict[str, Any]:
     """Return the arguments of a dataclass or function, with nested dataclasses made."""
+    # what is given wins; nested dataclasses are built from the same flat mapping
     arguments = {}
     for name, (hint, default) in signature_of(kind, base).items():
         if name in given:
             arguments[name] = given[name]
         elif is_settings(hint):
+            # replace keeps the fields of the default instance that are not options
             inner = build_arguments(hint, given, default)
             arguments[name] = hint(**inner) if default is MISSING else replace(default, **inner)
     return arguments
@@ -323,6 +353,7 @@ def run_main(program: Callable[..., T]) -> T:
 
     Prints help for `--help`. Wrong options end the process with status 2.
     """
+    # the name of the script stands in messages
     words, prog = sys.argv[1:], Path(sys.argv[0]).name
     if asks_for_help(words):
         sys.stdout.write(help_text(program, prog))
@@ -331,6 +362,7 @@ def run_main(program: Callable[..., T]) -> T:
         arguments = arguments_of(program, read_words(program, words, prog), prog)
         if is_settings(program):
             return program(**arguments)
+    # argparse prints the usage and exits with status 2
     except ValueError as error:
         argparse.ArgumentParser(prog=prog, usage=f"{prog} --help").error(str(error))
     return program(**arguments)
@@ -338,12 +370,15 @@ def run_main(program: Callable[..., T]) -> T:
 
 def help_text(kind: Program, prog: str) -> str:
     """Write the help of a program for the width of this terminal."""
+    # usage: PROG POSITIONAL --required VALUE [OPTIONS]
     options, width = declared_options(kind), shutil.get_terminal_size().columns - 2
     places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]
     needed = [f"{o.name} {o.metavar}" for o in options if o.is_required and not o.is_positional]
+    # docstring before "Attributes:" or "Args:"; examples keep their lines
     about = re.split(r"^(?:Attributes|Args):\n", docstring(kind), flags=re.MULTILINE)[0].strip()
     fill = partial(textwrap.fill, width=width, break_on_hyphens=False)
     parts = (part if part.startswith("Example") else fill(part) for part in about.split("\n\n"))
+    # an argument parser that only lays out the help
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=" ".join([prog, *places, *needed, "[OPTIONS]"]),
@@ -351,11 +386,13 @@ def help_text(kind: Program, prog: str) -> str:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
+    # sections in the order of their first option
     groups = {
         group: parser.add_argument_group(group[0], fill(group[1]) or None)
         for group in dict.fromkeys([*(option.group for option in options), OTHERS])
     }
     groups[OTHERS].add_argument("-h", "--help", action="store_true", help="show this help and exit")
+    # one entry per option
     for option in options:
         note = (
             f" (default: {option.default})"
@@ -364,11 +401,14 @@ def help_text(kind: Program, prog: str) -> str:
             if option.is_required
             else ""
         )
+        # argparse formats help with %
         text = f"{option.help}{note}".replace("%", "%%")
         if option.is_positional:
             groups[option.group].add_argument(option.field, metavar=option.name, help=text)
             continue
+        # "-m, --model"
         names = [*(short for short, name in SHORT.items() if name == option.long), option.long]
+        # a flag that is on needs the option that turns it off
         if option.is_flag and option.default:
             names.append(f"--no-{option.long[2:]}")
         arguments: dict[str, Any] = (

@@ -19,12 +19,14 @@ from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.host import interruption, platforms, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
+# First words of two-word commands: data, parity, sandbox.
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 
 def overview(group: str = "") -> str:
     """List the commands, or those of a group: the text of `diffucoder --help`."""
     width = max(map(len, COMMANDS))
+    # "data" selects "data show"; no group selects every command
     entries = ((n, e) for n, e in COMMANDS.items() if n.startswith(f"{group} ".lstrip()))
     lines = [f"  {name:{width}}  {entry.summary}" for name, entry in entries]
     usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
@@ -38,10 +40,12 @@ def find(words: list[str]) -> tuple[str, list[str]]:
     Raises:
         ValueError: there is no such command.
     """
+    # two words first: "data show file.jsonl" -> "data show" and ["file.jsonl"]
     for count in (2, 1):
         if (name := " ".join(words[:count])) in COMMANDS:
             return name, words[count:]
     group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
+    # "data shwo" -> perhaps "data show"; "evla" -> perhaps "eval"
     named = " ".join(words[:2] if group else words[:1])
     near = difflib.get_close_matches(named, COMMANDS, n=1)
     hint = f" (perhaps {near[0]})" if near else ""
@@ -61,11 +65,14 @@ def parse(words: list[str]) -> Any:
 def run(words: list[str]) -> int:
     """Run the command that these words ask for, or print its help; returns the exit status."""
     name, rest = find(words)
+    # before parsing, so that help works whatever else is typed
     if declared.asks_for_help(rest):
         sys.stdout.write(declared.help_text(COMMANDS[name].arguments, f"diffucoder {name}"))
         return 0
     arguments = parse(words)
+    # JAX is imported only from here on: backends must be chosen before that
     platforms.silence_absent(os.environ)
+    # "data.Show" -> module data; "data show" -> run_data_show
     module = COMMANDS[name].place.partition(".")[0]
     command = importlib.import_module(f"jax_lm.cli.commands.{module}")
     return getattr(command, f"run_{re.sub('[ -]', '_', name)}")(arguments)
@@ -77,15 +84,19 @@ def main(arguments: list[str] | None = None) -> int:
     `--debug` anywhere shows tracebacks. `help` and `version` are `--help` and `--version`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # `diffucoder version`
     if words in (["--version"], ["version"]):
         sys.stdout.write(f"diffucoder {version('jax-diffucoder')}\n")
         return 0
+    # `diffucoder help data show` -> `diffucoder data show --help`
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    # `diffucoder`, `diffucoder --help`, `diffucoder data`: lists of commands
     asked = [word for word in words if word not in ("--help", "-h")]
     if {*asked} <= GROUPS and len(asked) < 2:
         sys.stdout.write(overview(*asked))
         return 0 if words else terminal.USAGE_ERROR
+    # after `--` no word is an option
     if debug := "--debug" in words[: words.index("--") if "--" in words else None]:
         words.remove("--debug")
     # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.

@@ -27,8 +27,10 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
     Raises:
         ValueError: wrong options, in one line that names the recipe if they are in there.
     """
+    # options that are typed
     prog, recipe = f"diffucoder {command}", {}
     given = typed = read_words(kind, words, prog)
+    # options of the recipe, without those that typed ones exclude
     if path := typed.get("config"):
         exclusive = [
             group for group in getattr(kind, "EXCLUSIVE", ()) if not typed.keys().isdisjoint(group)
@@ -39,14 +41,18 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
             raise ValueError(f"config={str(path)!r}: {as_keys(str(error))}") from error
         for name in {name for group in exclusive for name in group}:
             recipe.pop(name, None)
+        # what is typed wins
         given = recipe | typed
+    # "builtin" is the default of commands whose model may be None
     if given.get("model") == "builtin" and find_option(kind, "--model", prog)[0].takes_none:
         given = given | {"model": None}
+    # options that follow from others, unless they are given
     if implied := getattr(kind, "implied", None):
         given = implied(given) | given
     try:
         return kind(**arguments_of(kind, given, prog))
     except ValueError as error:
+        # errors begin with the field: "batch_size=0: must be at least 1"
         name = re.match(r"\w+", str(error))
         if name and name[0] in recipe.keys() - typed.keys():
             raise ValueError(f"config={str(path)!r}: {error}") from error
@@ -63,14 +69,17 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
         recipe = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read ({error})") from error
+    # an empty file is None
     if not isinstance(recipe, yaml.MappingNode) or not all(
         str(key.value).isidentifier() for key, _ in recipe.value
     ):
         raise ValueError("must be a mapping of options to values")
+    # options as in a command line: values are texts
     given = {}
     for key, node in recipe.value:
         if key.value == "config":
             raise ValueError("config: a recipe cannot name another recipe")
+        # `lora_targets: [q_proj, v_proj]` is `--lora-targets q_proj v_proj`
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         if not all(isinstance(part, yaml.ScalarNode) for part in parts):
             raise ValueError(f"{key.value} must be a value or a list of values")

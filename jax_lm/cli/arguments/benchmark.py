@@ -16,6 +16,7 @@ from jax_lm.benchmark.settings import (
 )
 from jax_lm.cli.declared import Positional
 
+# Defaults of nested settings.
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
 EXPERIMENT, RECORDING, QUALITY = ExperimentSettings(), RecordingShape(), QualitySettings()
@@ -62,6 +63,7 @@ class Bench:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        # the frontier writes a folder of results and needs a model that solves tasks
         if self.frontier and (self.random_shape or self.out is None):
             raise ValueError(
                 "frontier: takes a folder (out) and no random_shape, whose weights solve nothing"
@@ -104,6 +106,7 @@ class Compare:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        # every case of a comparison has the same length of answer
         if len(self.workload.new_tokens) != 1:
             raise ValueError(
                 f"new_tokens={self.workload.new_tokens}: a comparison takes one length"
@@ -141,10 +144,12 @@ class Experiment:
     scale: ScaleSettings = SCALE
 
     def __post_init__(self) -> None:
+        # options of one kind of experiment are refused in the other, never ignored
         if not self.full and self.scale != SCALE:
             raise ValueError(
                 "random_shape, canvas, rows, clients, training_rows, minutes: go with full"
             )
+        # options that need a trained model
         own = ("model", "recorded", "batch_sizes", "largest_batch", "tasks")
         given = [name for name in own if getattr(self.settings, name) != getattr(EXPERIMENT, name)]
         if self.full and given:

@@ -32,6 +32,7 @@ class Chat:
         seed: random seed of the first answer; later answers use the next seeds.
     """
 
+    # Common options, in the order of the help.
     FIRST: ClassVar = (
         "model",
         "system",
@@ -55,6 +56,7 @@ class Chat:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}: must not be negative")
+        # an answer of a conversation is text with code in it, not a program
         if self.generation.grammar == "python":
             raise ValueError(
                 "grammar='python': completes a program, while chat answers in a conversation"

@@ -28,6 +28,7 @@ class PrepareAcecode:
     difficulty: Literal["hard", "medium", "easy"] = "hard"
 
 
+# Kinds of rows: plain text, or conversations.
 Kind = Literal["text", "conversations"]
 
 
@@ -52,6 +53,7 @@ class NamedColumns:
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
         """Our name and the data set's name of each column that was named."""
+        # only what differs from the default: (("text", "content"),) for --text-column content
         columns = (
             (field.name.removesuffix("_column"), getattr(self, field.name), field)
             for field in fields(self)
@@ -119,11 +121,13 @@ class AnyColumns:
     def of(self, kind: Kind) -> tuple[tuple[str, str], ...]:
         """Return the columns named for this kind; ValueError if one of the other kind is named."""
         other = self.conversations if kind == "text" else self.text
+        # the first column of the other kind is an error
         for name, column in other.given:
             raise ValueError(f"{name}_column={column!r}: kind={kind} has no such column")
         return (self.text if kind == "text" else self.conversations).given
 
 
+# Defaults of nested settings.
 ONE_SPLIT, OUR_COLUMNS = DatasetPart(), AnyColumns()
 
 
@@ -217,4 +221,5 @@ class Tokenize:
     @property
     def processes(self) -> int:
         """Number of worker processes."""
+        # cpu_count is None where it cannot be determined
         return self.workers or os.cpu_count() or 1

@@ -15,6 +15,7 @@ ONE_PER_STEP = GenerationOptions(
     max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
 )
 
+# Suites of small problems, whose answers are short.
 SMALL_SUITES = ("builtin", "infilling")
 
 
@@ -80,9 +81,11 @@ class Analyze:
             raise ValueError(
                 f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each"
             )
+        # a step commits at least one position
         steps, positions = self.generation.num_steps, self.generation.max_new_tokens
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
+        # each temperature is measured in turn, and stop tokens must not end a canvas
         if self.generation.temperature or self.generation.early_stop:
             raise ValueError(
                 "temperature, early_stop: analyze decodes whole canvases at each of `temperatures`"
@@ -184,11 +187,13 @@ class Evaluate:
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the published length and temperature, or short and greedy answers for small tasks."""
+        # the built-in model (no `model`) has a short context, whatever the suite
         is_small = given.get("suite") in SMALL_SUITES
         is_long = not is_small and given.get("model") is not None
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self) -> None:
+        # pairs that exclude each other
         for one, other in (
             ("chat", "base"),
             ("canonical", "empty"),
@@ -197,6 +202,7 @@ class Evaluate:
         ):
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other}: give one of them")
+        # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(f"chat: problems of {self.suite} are no questions")
         if self.middle_length is not None and self.suite not in SMALL_SUITES:
@@ -205,12 +211,14 @@ class Evaluate:
             )
         if self.n < 1:
             raise ValueError(f"n={self.n}: must be at least 1")
+        # pass@k needs at least k samples per problem
         if not self.k or not all(1 <= k <= self.n for k in self.k):
             raise ValueError(
                 f"k={' '.join(map(str, self.k))}: each must be between 1 and n={self.n}"
             )
         if self.timeout is not None and not 0 < self.timeout <= 3600:
             raise ValueError(f"timeout={self.timeout}: must be above 0 and at most 3600 seconds")
+        # without random draws, further samples would be copies
         options = self.generation
         draws = (
             options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")

@@ -83,6 +83,7 @@ class Generate:
             raise ValueError(f"seed={self.seed}: must not be negative")
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
+        # a file of prompts is answered in a file
         if (self.prompts is None) != (self.out is None):
             raise ValueError(
                 f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both"
@@ -91,6 +92,7 @@ class Generate:
             raise ValueError(
                 "prompts: watch and json are for one prompt; the file of answers is JSONL already"
             )
+        # both write to standard output
         if self.watch and self.json:
             raise ValueError("watch, json: one of them; what is watched is no JSON")
         if self.prompt is not None and not self.prompt.strip():
@@ -119,6 +121,7 @@ class Generate:
 
     def require_one_source(self) -> None:
         """Raise ValueError if there are two sources of text, or an option that has no effect."""
+        # None: not given
         sources = {
             "prompt": self.prompt,
             "file": self.file,
@@ -126,10 +129,12 @@ class Generate:
             "prompts": self.prompts,
         }
         given = [name for name, value in sources.items() if value is not None]
+        # one source of the text
         if len(given) > 1:
             raise ValueError(
                 f"{' and '.join(given)} given: the text can come from one of {', '.join(sources)}"
             )
+        # options that need a certain source
         if self.hole_length is not None and not self.infills:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
         if self.chat and given and given[0] not in ("prompt", "prompts"):

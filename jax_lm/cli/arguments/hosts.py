@@ -24,4 +24,5 @@ class Hosts:
     process_id: int | None = None
 
 
+# Default of nested settings: a run on one host.
 ONE_HOST = Hosts()

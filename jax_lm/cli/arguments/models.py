@@ -23,5 +23,6 @@ class Models:
     json: bool = False
 
     def __post_init__(self) -> None:
+        # nothing else asks for a confirmation
         if self.yes and self.delete is None:
             raise ValueError("yes: needs --delete MODEL")

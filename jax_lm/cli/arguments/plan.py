@@ -44,6 +44,7 @@ class Plan:
         generation: how to decode; max_new_tokens is half of max_length by default.
     """
 
+    # Common options, in the order of the help.
     FIRST: ClassVar = (
         "model",
         "model_config",
@@ -72,12 +73,14 @@ class Plan:
     generation: GenerationOptions = DEFAULTS
 
     def __post_init__(self) -> None:
+        # an explanation reads the text of a compiled program
         if self.explain and self.estimate:
             raise ValueError(
                 "explain=True: reads a compiled program, estimate=True compiles none; give one of them"
             )
         require_at_least_one(self, "batch_size", "max_length")
 
+    # Text of the help for the default that depends on max_length.
     IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}
 
     @staticmethod

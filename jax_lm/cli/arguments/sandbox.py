@@ -6,6 +6,7 @@ from typing import Literal
 
 from jax_lm.cli.declared import Positional
 
+# Isolation tiers; auto takes the first of bubblewrap and Landlock that works on this host.
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 
 
@@ -74,6 +75,7 @@ class SandboxRun:
     allow_unsafe_exec: bool = False
 
     def __post_init__(self) -> None:
+        # a case is a pair of files
         if (self.input is None) != (self.expected is None):
             raise ValueError(f"input={self.input}, expected={self.expected}: a case needs both")
         if self.input is not None and self.tests is not None:

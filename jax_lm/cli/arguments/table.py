@@ -20,10 +20,12 @@ class Entry(NamedTuple):
     @property
     def arguments(self) -> type:
         """Class of the arguments."""
+        # "data.Show" -> jax_lm.cli.arguments.data, Show
         module, _, kind = self.place.partition(".")
         return getattr(importlib.import_module(f"jax_lm.cli.arguments.{module}"), kind)
 
 
+# In the order of `diffucoder --help`.
 COMMANDS = {
     "generate": Entry("generation.Generate", "Complete prompts, or fill holes in text."),
     "chat": Entry("chat.Chat", "Chat with a model in the terminal."),

@@ -19,6 +19,7 @@ from jax_lm.training.grpo_config import GRPOConfig
 # Value of `data` for the tasks of the built-in corpus.
 BUILTIN = "builtin"
 
+# Default of nested settings: columns of the built-in corpus.
 OUR_PROMPTS = PromptColumns()
 # A short training moves most weights by less than half a step of bfloat16.
 SavedDtype = Literal["float32", "bfloat16"]
@@ -54,6 +55,7 @@ class ModelArguments:
     hosts: Hosts = ONE_HOST
 
     def __post_init__(self) -> None:
+        # options of new adapters; quantize also goes with a given adapter
         given = {
             name: getattr(self, name)
             for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")
@@ -132,6 +134,7 @@ class Sft:
         "lora_rank",
     )  # fmt: skip
 
+    # The length of a run is either steps or epochs.
     EXCLUSIVE: ClassVar = (("max_steps", "num_train_epochs"),)
 
     data: Path
@@ -142,11 +145,13 @@ class Sft:
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
 
+    # Text of the help for defaults that depend on other options.
     IMPLIED: ClassVar = {"num_train_epochs": "3", "max_steps": ""}
 
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
         """Train for three epochs unless a number of steps is given."""
+        # epochs only where no number of steps is given
         return {} if "max_steps" in given else {"num_train_epochs": 3.0}
 
 
@@ -196,6 +201,7 @@ class Grpo:
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
         """Give a single reward the weight 1; several rewards need weights of their own."""
+        # a single reward needs no weight; the default weights are those of two rewards
         rewards = given.get("reward_funcs")
         return {"reward_weights": (1.0,) * (len(rewards) == 1)} if rewards else {}
 

@@ -34,6 +34,7 @@ def answer_file(arguments: Generate) -> int:
     """Answer the prompts without an answer; returns the exit status."""
     assert arguments.prompts is not None
     assert arguments.out is not None
+    # prompts, and answers of an earlier run with the same settings
     rows, out = read_prompts(arguments.prompts, option="prompts", plain=True), arguments.out
     run = settings_digest(arguments, rows)
     answers = read_answers(out, run)
@@ -46,16 +47,19 @@ def answer_file(arguments: Generate) -> int:
     )
     prompts = [prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows]
     lengths = token_counts(engine, prompts, arguments.generation.max_new_tokens, arguments.prompts)
+    # prompts of similar length share a batch, so that little is padding
     waiting = sorted(
         (n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n)
     )
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size, options = arguments.batch_size, arguments.generation
+    # decode batch by batch; each answer is on disk before the next batch begins
     with terminal.progress("answering", FIRST_NOTE) as report, open_lines(out) as file:
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
             # Padded to the batch size, because another number of rows would be compiled again.
+            # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             templates = [Template.completion(prompts[n], options.max_new_tokens) for n in filled]
             batch = engine.decode(templates, options, seed=line_keys(arguments.seed, filled))
@@ -67,6 +71,7 @@ def answer_file(arguments: Generate) -> int:
             os.fsync(file.fileno())
             if report:
                 report(len(answers), len(rows))
+    # all answers, in the order of the prompts
     if distributed.is_first():
         write_whole(
             out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers))
@@ -82,6 +87,7 @@ def open_lines(out: Path) -> Any:
 
 def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
     """Return a digest of everything that the answers depend on."""
+    # not the batch size, as answers do not depend on it
     depends = [
         str(arguments.model),
         arguments.adapter,
@@ -109,11 +115,13 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
         content = out.read_bytes()
     except OSError as error:
         raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
+    # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
     whole = content[: content.rfind(b"\n") + 1]
     answers: dict[int, Answer] = {}
     for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
         try:
             answer = json.loads(line)
+            # lines count from 1, prompts from 0
             answers[answer["line"] - 1] = answer
             digest = answer["run"]
         except (ValueError, KeyError, TypeError):
@@ -124,6 +132,7 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
             raise ValueError(
                 f"out={str(out)!r}: has answers to other prompts or with other settings; choose another file"
             )
+    # new answers are appended after the last whole line
     if len(whole) < len(content):
         os.truncate(out, len(whole))
     return answers
@@ -151,6 +160,7 @@ def token_counts(
 
 def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
     """Return the random key of each line."""
+    # one key per prompt, so that an answer does not depend on its batch
     return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.array(np.array(numbers)))
 
 

@@ -47,19 +47,23 @@ from jax_lm.reports.steps import FAILED, Steps
 def run_bench(arguments: Bench) -> int:
     """Measure speed, or quality and speed at every setting of the frontier."""
     out = arguments.out
+    # an unusable folder should be reported before anything is measured
     if out:
         output_folder(out)
     if arguments.frontier and out:
         return run_frontier(arguments, out)
     machine, model = about(), choose_model(arguments)
     limits = machine_limits(model["dtype"])
+    # load
     start = time.perf_counter()
     sampler = load_sampler(arguments, model["dtype"])
     load_seconds = time.perf_counter() - start
+    # measure
     with terminal.progress("measuring") as report:
         rows = measure_speed(
             sampler, arguments.presets, arguments.workload, limits, on_progress=report
         )
+    # report
     speed = {
         "about": machine,
         "model": model,
@@ -108,6 +112,7 @@ def choose_model(arguments: Bench) -> dict[str, Any]:
             f"random weights of the shape {arguments.random_shape}",
         )
     else:
+        # only the configuration: the weights are loaded later
         config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
         name = arguments.model or "built-in model"
     count = parameter_count(config)
@@ -125,12 +130,14 @@ def load_sampler(arguments: Bench, dtype: str) -> Sampler:
             folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
             model = DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
     sampler = Sampler(model)
+    # JAX transfers asynchronously: wait, as the loading time is measured
     jax.block_until_ready(sampler.params)
     return sampler
 
 
 def run_compare(arguments: Compare) -> int:
     """Compare PyTorch and JAX; exit status 1 if an output is outside the tolerance."""
+    # check everything that can be wrong before both models are loaded
     out, tolerance = arguments.out, arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     if lacking := comparison.missing_packages():
         missing = " and ".join(lacking)
@@ -151,6 +158,7 @@ def run_compare(arguments: Compare) -> int:
     print_report(document)
     if out:
         print_path(out / "comparison.html")
+    # `met` is None if it could not be measured
     return 1 if document.verdicts[0].met is False else 0
 
 
@@ -164,6 +172,7 @@ def run_experiment(arguments: Experiment) -> int:
 
     The exit status is 1 if a step failed.
     """
+    # steps and criteria; `identity` is what a resumed run must share
     settings, scale, out = arguments.settings, arguments.scale, arguments.out
     if arguments.full:
         steps, criteria, seconds = (
@@ -176,6 +185,7 @@ def run_experiment(arguments: Experiment) -> int:
         # Runs of different lengths share a folder.
         del identity["minutes"], identity["timeout"]
     else:
+        # recorded outputs should be readable before the first step
         if settings.recorded is not None:
             read_golden(settings.recorded)
         folder, name = (
@@ -187,6 +197,7 @@ def run_experiment(arguments: Experiment) -> int:
             "recorded": None if settings.recorded is None else str(settings.recorded),
             "weights": f"sampled sha256:{weights_digest(folder)}",
         }
+    # run the steps that are left
     report = partial(experiment_report, steps=steps, name=name, criteria=criteria)
     with Steps(
         out, identity | {"devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}"}
@@ -200,11 +211,13 @@ def run_experiment(arguments: Experiment) -> int:
         with terminal.progress("experiment") as progress:
             left = run.run(steps, seconds=seconds, on_step=progress)
         document = report(run.outcomes)
+    # write results and report
     results = {name: asdict(outcome) for name, outcome in run.outcomes.items()}
     write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
     document.write(out, "report")
     print_report(document)
     print_path(out / "report.html")
+    # a limit of time ended the run early
     if left:
         names = ", ".join(left)
         Console(highlight=False).print(
@@ -215,6 +228,7 @@ def run_experiment(arguments: Experiment) -> int:
 
 def run_parity_check(arguments: ParityCheck) -> int:
     """Print every comparison with recorded outputs; exit status 1 if one is out of bounds."""
+    # recordings must be readable before anything is compared
     _, cases = read_golden(arguments.folder)
     if arguments.training:
         read_recording(arguments.folder, *FILES)
@@ -224,6 +238,7 @@ def run_parity_check(arguments: ParityCheck) -> int:
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
     tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
     findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer)
+    # inference, then training if asked for
     for finding in chain(
         findings, check_training_parity(arguments.folder) if arguments.training else ()
     ):
@@ -231,6 +246,7 @@ def run_parity_check(arguments: ParityCheck) -> int:
         verdict = "ok" if finding.passed else "[red]FAILED[/red]"
         table.add_row(finding.name, finding.measured, finding.allowed, verdict)
     console.print(table)
+    # recordings of a newer version may have other kinds of cases
     if others := sorted(set(cases) - {"config", "generate", "fast"}):
         counts = ", ".join(f"{name} ({len(cases[name])} cases)" for name in others)
         console.print(f"not checked by this version: {counts}")

@@ -58,6 +58,7 @@ class Dialogue:
 
     def take(self, line: str) -> bool:
         """Handle a line of input; False for /exit."""
+        # "/save talk.json" -> "/save", "talk.json"
         name, _, rest = line.partition(" ")
         try:
             if name == "/exit":
@@ -66,6 +67,7 @@ class Dialogue:
                 self.command(name)(rest.strip())
             elif line.strip():
                 self.say(line)
+        # Ctrl-C stops the answer, not the conversation
         except KeyboardInterrupt:
             interruption.mark_handled()
             terminal.say("stopped")
@@ -85,6 +87,7 @@ class Dialogue:
     def say(self, text: str) -> None:
         """Answer a message; it is removed again if that fails."""
         self.messages.append({"role": "user", "content": text})
+        # still None in `finally` if the answer failed or was stopped
         answer = None
         try:
             prompt = self.engine.chat_prompt(self.messages)
@@ -105,6 +108,7 @@ class Dialogue:
                 terminal.say(
                     f"enter a text with <|hole|> marks; end it with a line of a single {END}"
                 )
+            # lines up to the single dot
             text = "\n".join(iter(lambda: next(self.lines, END), END))
         self.write(Template.parse(text, self.options.max_new_tokens), shows_given=True)
 
@@ -117,6 +121,7 @@ class Dialogue:
             print(
                 (template.filled(row.holes) if shows_given else row.text).rstrip("\n"), flush=True
             )
+        # otherwise the same question would have the same answer
         self.seed += 1
         return row.text
 
@@ -153,6 +158,7 @@ def run_chat(arguments: Chat) -> int:
         for line in lines:
             if not conversation.take(line):
                 break
+    # in a script, failures count; at a terminal, the user has seen them
     return 0 if sys.stdin.isatty() or not conversation.failures else terminal.USAGE_ERROR
 
 
@@ -163,6 +169,7 @@ def typed_lines() -> Iterator[str]:
         terminal.say("/help lists the commands")
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # enables line editing and history
+    # "a \" and "b" are one message of two lines
     held = ""
     while True:
         try:

@@ -32,6 +32,7 @@ Rows = list[tuple[str, str]]
 
 
 def run_info(arguments: Info) -> int:
+    # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
     devices = jax.devices()
@@ -43,8 +44,10 @@ def run_info(arguments: Info) -> int:
     rows += [
         ("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")
     ]
+    # sizes, with separators of thousands
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         rows.append((name, f"{getattr(config, name):,}"))
+    # small numbers and ids
     for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id"):
         rows.append((name, f"{getattr(config, name)}"))
     try:
@@ -61,6 +64,7 @@ def run_info(arguments: Info) -> int:
         rows.append(("tokenizer", f"none ({error})"))
     rows.append(("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"))
     rows.append(("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else "")))
+    # CPUs do not report their memory
     for device in devices:
         if statistics := device.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
@@ -92,6 +96,7 @@ def precision_rows(arguments: Info, config: DreamConfig, shape: MeshShape) -> Ro
 def expected_memory(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Memory]:
     """Estimate the memory per device of each precision."""
     length = arguments.max_length
+    # only the canvas counts: its part that is new does not change the estimate
     steps = {
         dtype: PlannedStep(
             precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
@@ -136,6 +141,7 @@ def run_convert(arguments: Convert) -> int:
         int8=arguments.quantize == "int8",
         allow_missing_bias=arguments.allow_missing_bias,
     )
+    # downloads if it is a hub id
     source = huggingface.resolve(arguments.source)
     with terminal.progress("converting") as report:
         done = convert(source, arguments.destination, conversion, on_progress=report)
@@ -159,6 +165,7 @@ def run_verify(arguments: Verify) -> int:
 
 def run_push(arguments: Push) -> int:
     upload = hub.prepare_upload(arguments.folder, arguments.repo, arguments.license)
+    # show everything that would be sent
     sizes = {path: path.stat().st_size for path in upload.files}
     for path, size in sizes.items():
         print(f"{size:15,}  {path.name}")
@@ -166,6 +173,7 @@ def run_push(arguments: Push) -> int:
         print(f"{len(upload.card.encode()):15,}  {hub.CARD}, generated:\n\n{upload.card}")
     if upload.left_out:
         print(f"left out: {', '.join(path.name for path in upload.left_out)}")
+    # without confirmation, nothing is sent
     if not arguments.yes:
         print(f"dry run, nothing was sent to {arguments.repo}: --yes uploads")
         return 0

@@ -36,6 +36,7 @@ compadd -- ${=options} || _files
 def run_completion(arguments: Completion) -> int:
     """Print the script of a shell."""
     line = FISH if arguments.shell == "fish" else CASE
+    # one line of the script for each position at which something can be completed
     lines = [
         line.format(before=before, star=star, words=" ".join(words))
         for before, star, words in completions()
@@ -48,11 +49,14 @@ def completions() -> Iterator[tuple[str, str, list[str]]]:
     """Yield words, a star or nothing, and the completions after these words, or anywhere later if
     starred.
     """
+    # first words: generate, chat, ..., data
     first = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
     yield "", "", first
+    # second words: data -> prepare-acecode, show, tokenize
     for word in first:
         if second := [name.split()[1] for name in COMMANDS if name.startswith(f"{word} ")]:
             yield f"{word} ", "", second
+    # options and choices, anywhere after the command
     for name, kind in classes().items():
         options = declared_options(kind)
         choices = [choice for o in options if o.is_positional for choice in o.choices]

@@ -31,6 +31,7 @@ def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
 
 def run_data_show(arguments: Show) -> int:
     """Print samples and refused lines; exit status 1 if there is no sample."""
+    # only the tokenizer is needed
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
     console, draws, shown = Console(highlight=False), np.random.default_rng(arguments.seed), 0
@@ -39,6 +40,7 @@ def run_data_show(arguments: Show) -> int:
             console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
             continue
         shown += 1
+        # each learned token is masked with this probability
         masked = np.array(sample.canvas) & (draws.random(len(sample.ids)) < arguments.mask_ratio)
         counts = f"{len(sample.ids)} tokens, {sum(sample.canvas)} of them learned, {masked.sum()} masked here"
         console.print(Text(f"{where}: {counts}", style="dim"))
@@ -55,11 +57,13 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
     to_rows = rows_reader(
         arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind)
     )
+    # number of samples still to be shown; a refused line counts as one
     left = arguments.limit
     for part in range(source.parts):
         for where, line in source.read(part):
             samples: list[Row | str]
             try:
+                # one line may become several rows
                 samples = [*to_rows(row_fields(line))]
             except (BadRowError, TokenizerError) as error:
                 samples = [str(error)]

@@ -39,8 +39,10 @@ def run_eval(arguments: Evaluate) -> int:
         allow_unsafe=arguments.allow_unsafe_exec,
         same_process=arguments.same_process,
     )
+    # solutions that are known need no model
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
+    # load
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
     evaluator = Evaluator(
         engine=engine,
@@ -52,18 +54,22 @@ def run_eval(arguments: Evaluate) -> int:
         batch_size=arguments.batch_size,
         seed=arguments.seed,
     )
+    # settings that a resumed run must share
     others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
     settings = journal_settings(
         evaluator, problems, data=arguments.data, model=arguments.model, **others
     )
+    # attempt, and append each attempt, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
         if journal.records:
             terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
         with terminal.progress("evaluating") as progress:
+            # n attempts at each problem, without those of the earlier run
             for attempt in evaluator.attempts(
                 problems * arguments.n, done=journal.done, on_progress=progress
             ):
                 journal.append(attempt.record())
+        # report
         records = list(journal.records.values())
         document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
         if arguments.out is not None:
@@ -90,10 +96,12 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
     """Score canonical or empty solutions; the status is 1 unless all pass or all fail,
     respectively.
     """
+    # problem and text of its hole
     fillings = [
         (problem, problem.canonical if arguments.canonical else problem.empty)
         for problem in problems
     ]
+    # problems without such a filling are left out
     written = [
         Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling
     ]
@@ -105,6 +113,7 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
         attempts = execute_attempts(executor, written, on_progress=progress)
     seconds = time.monotonic() - start
     console = Console(highlight=False, markup=False, soft_wrap=True)
+    # canonical solutions must pass, empty ones must fail
     wrong = [attempt for attempt in attempts if attempt.passed != arguments.canonical]
     for attempt in wrong:
         console.print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
@@ -123,6 +132,7 @@ def run_analyze(arguments: Analyze) -> int:
     require_writable(arguments.out)
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
+    # one analysis per temperature
     options = [
         replace(generation, temperature=temperature) for temperature in arguments.temperatures
     ]
@@ -142,6 +152,7 @@ def run_analyze(arguments: Analyze) -> int:
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
         + (together if analysis.by_confidence else ""),
     }
+    # paths and other objects become text
     settings = json.loads(json.dumps(asdict(arguments), default=str))
     analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
     measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())

@@ -16,8 +16,10 @@ from jax_lm.templates import Template
 def run_generate(arguments: Generate) -> int:
     """Print a completion, or a text with its holes filled."""
     options = arguments.generation
+    # text, or template with holes
     text = "" if arguments.infills or arguments.prompts else read_text(arguments)
     template = Template.parse(text, options.max_new_tokens) if arguments.file else None
+    # before the first use of JAX
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts is not None:
         return answer_file(arguments)
@@ -28,15 +30,19 @@ def run_generate(arguments: Generate) -> int:
         mesh=arguments.mesh,
         adapter=arguments.adapter,
     )
+    # with `auto`, several lengths are tried and the likeliest answer is kept
     lengths = []
     if arguments.infills or template:
         lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
+    # a prefix and a suffix
     if arguments.infills:
         prefix, suffix = arguments.prefix or "", arguments.suffix or ""
         template = Template.infilling(prefix, lengths[0], suffix)
         batch = engine.decode_hole(prefix, suffix, lengths, options, seed=arguments.seed)
+    # a prompt, or a file with holes
     else:
         prompt = engine.chat_prompt(text) if arguments.chat else text
+        # parsed again: holes that find their own length begin with fewer masks
         parsed = template and Template.parse(text, lengths[0])
         template = parsed or Template.completion(prompt, options.max_new_tokens)
         if arguments.watch and sys.stdout.isatty():
@@ -44,6 +50,7 @@ def run_generate(arguments: Generate) -> int:
             return 0
         with terminal.progress("generating", FIRST_NOTE) as report:
             batch = engine.decode([template], options, seed=arguments.seed, on_progress=report)
+    # every host has the result, and one prints it
     if distributed.is_first():
         show(engine, arguments, template, batch)
     return 0
@@ -58,6 +65,7 @@ def show(
     engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch
 ) -> None:
     """Print the text or a JSON object; warnings and statistics go to standard error."""
+    # doubt: a remark on how far the answer can be trusted
     (row,) = batch.rows
     full = template.filled(row.holes)
     doubt = (
@@ -83,6 +91,7 @@ def show(
             "compile_seconds": round(batch.compile_seconds, 4),
         }
         print(json.dumps(answer, ensure_ascii=False))
+    # the text alone on standard output, so that it can be piped
     else:
         text = full if shows_given(arguments) else row.text
         print(text if arguments.infills else text.rstrip("\n"))

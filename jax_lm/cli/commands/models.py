@@ -16,6 +16,7 @@ def run_models(arguments: Models) -> int:
     if arguments.delete is not None:
         deletion = plan_deletion(repositories, arguments.delete)
         size = gigabytes(deletion.expected_freed_size)
+        # without confirmation, only say what would happen
         if not arguments.yes:
             print(f"would free {size}: --yes deletes {arguments.delete}")
             return 0

@@ -24,6 +24,7 @@ from jax_lm.planning.roofline import Topology
 
 def run_plan(arguments: Plan) -> int:
     """Plan a step and print it; exit status 1 if it does not fit."""
+    # must come first: the compiler is chosen before JAX has a backend
     topology, options = Topology.parse(arguments.topology), arguments.generation
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
@@ -37,9 +38,11 @@ def run_plan(arguments: Plan) -> int:
         lora_rank=arguments.lora_rank,
         extra_canvases=options.extra_canvases,
     )
+    # arithmetic
     plan = MachinePlan(
         config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh)
     )
+    # compile
     if compiles(arguments, CompilerPackage.of(topology)):
         with platforms.without_driver_notes():
             passes = tuple(compile_passes(plan, options, explains=arguments.explain))
@@ -49,6 +52,7 @@ def run_plan(arguments: Plan) -> int:
         raise ValueError(
             f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
         )
+    # print
     record = json.dumps(plan.record, indent=1)
     if arguments.out:
         write_whole(arguments.out, f"{record}\n")
@@ -61,6 +65,7 @@ def run_plan(arguments: Plan) -> int:
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
     """Whether the step is compiled: unless `estimate` is given or the compiler is not installed."""
+    # nothing is missing: the user decides
     if arguments.estimate or package.is_installed:
         return not arguments.estimate
     missing = f"{package.distribution} is not installed, so nothing is compiled"

@@ -25,17 +25,20 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
     console = Console(highlight=False)
     tiers = SAFE if arguments.executor == "auto" else (arguments.executor,)
     available = []
+    # tiers that work on this host
     for tier in tiers:
         reason = why_not(tier)
         console.print(f"{tier}: {reason or 'works'}", markup=False)
         available += [] if reason else [tier]
     chosen = choose_tier(arguments.executor)
+    # every attack in every tier that works
     table = Table("attack", *available, title="attacks on the sandbox of this host")
     columns = []
     for tier in available:
         with Session(tier) as session:
             columns.append(list(run_battery(session)))
     failures = 0
+    # one row per attack, one column per tier
     for name, *findings in zip(attacks(), *columns, strict=True):
         failures += sum(not finding.stopped for finding in findings)
         table.add_row(
@@ -64,6 +67,7 @@ def paired_files(folder: Path) -> list[tuple[Path, Path]]:
     """Return the input and output files of a folder, 2 before 10; ValueError if an output is
     missing.
     """
+    # 2 before 10: parts of a name are padded with zeros before they are compared
     pairs = []
     for path in sorted(
         folder.iterdir(),
@@ -84,6 +88,7 @@ def paired_files(folder: Path) -> list[tuple[Path, Path]]:
 def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
     """Return the requested tests, each with a title."""
     folder, pairs, files = arguments.tests, [], []
+    # one case, a folder of tests or cases, or one file of tests
     if arguments.input is not None and arguments.expected is not None:
         pairs = [(arguments.input, arguments.expected)]
     elif folder is not None and folder.is_dir():
@@ -95,6 +100,7 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
             )
     elif folder is not None:
         files = [folder]
+    # assertions of test files, then contest cases
     tests: list[tuple[str, Test]] = []
     for path in files:
         tests += [
@@ -119,6 +125,7 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
         packages=arguments.packages,
         same_process=arguments.same_process,
     )
+    # one line per test: number, outcome, title and reason
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1][0] if tests else "the program"
         reason = (

@@ -20,6 +20,7 @@ logger = logging.getLogger("jax_lm.serving")
 
 def run_serve(arguments: Serve) -> NoReturn:
     """Serve until a signal stops the server, then end the process."""
+    # check all settings before the model is loaded
     keys = read_keys(arguments.api_key_file) if arguments.api_key_file else ()
     is_local = arguments.host in LOOPBACK
     if not (is_local or keys or arguments.allow_no_key):
@@ -36,10 +37,12 @@ def run_serve(arguments: Serve) -> NoReturn:
     options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
     require_free_address(listen.host, listen.port)
     configure_logging()
+    # load
     inference = DiffuCoderInference(
         arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter
     )
     engine = Engine(inference, options)
+    # "out/model" is offered as "model"
     name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
     # Keys already protect the server from foreign web pages.
     hosts = (
@@ -54,6 +57,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
         logs_prompts=arguments.log_prompts,
     )
+    # serve
     app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
     engine.start()
     server = HttpServer(app, engine, listen, announce)
@@ -74,6 +78,7 @@ def run_serve(arguments: Serve) -> NoReturn:
 
 
 def announce(host: str, port: int) -> None:
+    # IPv6 addresses stand in brackets: http://[::1]:8000
     print(
         f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it",
         flush=True,

@@ -37,7 +37,9 @@ def run_sft(arguments: Sft) -> int:
     """Fine-tune, or resume; the status says whether the end was reached."""
     terminal.show_log()
     settings = arguments.settings
+    # model
     model, target = load_model(arguments.model_arguments, arguments.out, settings.training.seed)
+    # data
     rows, digest, refused = open_samples(
         arguments.data,
         arguments.columns.given,
@@ -50,6 +52,7 @@ def run_sft(arguments: Sft) -> int:
     if settings.expand_delete:
         # After the samples are read: tokenised ones belong to the tokenizer without the token.
         model, target, expansion = add_expansion(model, target, settings)
+    # train
     finished = fine_tune(
         model,
         rows,
@@ -72,6 +75,7 @@ def run_grpo(arguments: Grpo) -> int:
     if SANDBOXED & set(settings.reward_funcs):
         choose_tier("auto", allow_unsafe=False)
     weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
+    # data before the model, so that mistakes in it show early
     rows = load_prompts(arguments)
     model, target = load_model(arguments.model_arguments, arguments.out, settings.training.seed)
     trainer = DiffuGRPOTrainer(
@@ -92,6 +96,7 @@ def run_grpo(arguments: Grpo) -> int:
 def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
     """Return the prompts; ValueError if they, or the tests that a reward runs, cannot be read."""
     part, columns = arguments.part, arguments.columns.given
+    # the built-in corpus has one form, so that options of data sets are errors
     if arguments.data == BUILTIN:
         require_whole(BUILTIN, part.split, part.subset)
         for name, column in columns:
@@ -105,6 +110,7 @@ def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
 
 def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
     """Raise ValueError for the first prompt whose tests cannot be read."""
+    # before training: otherwise an unreadable row would end the run in the middle
     for number, row in enumerate(rows, 1):
         try:
             row_tests(row)
@@ -117,14 +123,17 @@ def run_adapt(arguments: Adapt) -> int:
     terminal.show_log()
     distributed.start(**asdict(arguments.hosts))
     settings = arguments.settings
+    # model folder and tokenizer
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
     config = DreamForCausalLM.read_config(folder)
+    # a causal model (Qwen) becomes a diffusion model: same weights, and a mask token
     if config.model_type != "Dream" or config.mask_token_id is None:
         ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
         config = replace(config, model_type="Dream", **ids)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
+    # data
     rows, digest, refused = open_samples(
         arguments.data,
         arguments.columns.given,
@@ -133,13 +142,16 @@ def run_adapt(arguments: Adapt) -> int:
         settings.max_length,
         **asdict(arguments.part),
     )
+    # model: random weights or those of the causal model
     mesh = training_mesh(config, arguments.mesh)
     if arguments.from_scratch:
         model = DreamForCausalLM(config, rngs=nnx.Rngs(settings.training.seed))
         model = model.on_mesh(mesh) if mesh else model
     else:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
+        # from now on a Dream model
         model.config = config
+    # train
     identity = {"data": digest, "from_scratch": arguments.from_scratch}
     finished = adapt(
         model, rows, settings, arguments.out, pad_id=tokenizer.pad_id, identity=identity
@@ -186,6 +198,7 @@ def load_model(
 
 def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     """Return the size of new adapters, if any."""
+    # all weights are trained, or the given adapter
     if arguments.lora_rank is None:
         return None
     targets = LINEAR if arguments.lora_targets is None else arguments.lora_targets

@@ -43,6 +43,7 @@ def watch(
     ):
 
         def show(canvas: Canvas, state: SamplerState) -> None:
+            # called after every step
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             note = f"step {int(state.step)}, {left} masks left  {legend()}"
@@ -61,10 +62,12 @@ def canvas_text(
     shows_given: bool = False,
 ) -> Text:
     """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
+    # arrays [1, t] of the first row; `starts` is the first column of each hole
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
     tokens, masked, confidence = (
         np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
     )
+    # `ended` is the start of the hole that a stop token has ended
     text = Text()
     ended = -1
     for place in np.flatnonzero(present).tolist():
