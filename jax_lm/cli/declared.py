@@ -1,8 +1,8 @@
 """Options of a program, declared as the fields of a dataclass or the parameters of a function.
 
-Fields of nested dataclasses are options like the others, and docstrings are the help. `argparse`
-lays out the help. It does not read the command line: it knows neither `--watch true` before a
-prompt, nor `-1e-3` as a value, nor `--max_new_tokens`. Standard library only.
+Fields of nested dataclasses are options too, and docstrings are the help. `argparse` only formats
+the help. It does not parse the command line, because it supports none of `--watch true` before a
+prompt, `-1e-3` as a value, and `--max_new_tokens`. Uses only the standard library.
 """
 
 import argparse
@@ -110,7 +110,11 @@ class Option:
         return "|".join(kinds) + (" ..." if self.takes_many else "")
 
     def value(self, texts: Sequence[str], *, is_negated: bool = False) -> Any:
-        """Convert the texts given for this option; ValueError says what is allowed."""
+        """Convert the texts given for this option.
+
+        Raises:
+            ValueError: a text is not allowed; the message names what is.
+        """
         # "none" and "null", also for options that take many values
         if self.takes_none and " ".join(texts).lower() in NOTHING:
             return None
@@ -130,7 +134,7 @@ class Option:
         return SWITCHES[state] is not is_negated
 
     def convert(self, text: str) -> Any:
-        """Convert one text to the first type that fits."""
+        """Convert a text to the first type that accepts it."""
         # the rule of the last type that was tried is the one in the message
         rule = self.metavar
         if self.choices:
@@ -255,7 +259,7 @@ def declared_options(kind: Program) -> tuple[Option, ...]:
 
 @cache
 def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
-    """Map everything that can be typed for an option to it, and to whether that negates it."""
+    """Return every accepted spelling of an option, with the option and whether it is negated."""
     options = declared_options(kind)
     # --name, --no-name for flags, then short names and synonyms of others
     names = {option.long: (option, False) for option in options}
@@ -266,7 +270,11 @@ def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
 
 
 def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
-    """Return the option that a word names, and whether it negates it; ValueError hints at one."""
+    """Return the option that a word names, and whether the word negates it.
+
+    Raises:
+        ValueError: there is no such option; the message suggests a similar one.
+    """
     # "--max_new_tokens" -> "--max-new-tokens"
     names, name = option_names(kind), word.replace("_", "-")
     if name not in names:
@@ -277,10 +285,15 @@ def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
 
 
 def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]:
-    """Read a command line as values by field; ValueError for anything the program does not take.
+    """Parse a command line into values by field.
 
-    `--max-new-tokens 8` and `--max_new_tokens=8` are the same, a flag is `--watch`, `--no-watch` or
-    `--watch true`, and the last of repeated options counts. After `--` no word is an option.
+    - `--max-new-tokens 8` and `--max_new_tokens=8` are the same.
+    - A flag is `--watch`, `--no-watch` or `--watch true`.
+    - If an option is repeated, the last one counts.
+    - No word after `--` is an option.
+
+    Raises:
+        ValueError: an unknown option, a wrong value, or too many words.
     """
     # `places` are words without a name, for positional arguments
     end = words.index("--") if "--" in words else len(words)
@@ -320,7 +333,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
 
 
 def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING) -> dict[str, Any]:
-    """Return the arguments of a dataclass or function, with nested dataclasses made."""
+    """Return the arguments of a dataclass or function, with instances of nested dataclasses."""
     # what is given wins; nested dataclasses are built from the same flat mapping
     arguments = {}
     for name, (hint, default) in signature_of(kind, base).items():
@@ -334,7 +347,11 @@ def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING
 
 
 def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str, Any]:
-    """Return the arguments of a program from its options; ValueError names those that are missing."""
+    """Return the arguments of a program from its options.
+
+    Raises:
+        ValueError: a required option is missing.
+    """
     missing = [o.name for o in declared_options(kind) if o.is_required and o.field not in given]
     if missing:
         command = prog.removeprefix("diffucoder ")
@@ -343,13 +360,13 @@ def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether `-h` or `--help` is among the words that may be options: those before `--`."""
+    """Return whether `-h` or `--help` is among the words before `--`."""
     end = words.index("--") if "--" in words else len(words)
     return not {"-h", "--help"}.isdisjoint(words[:end])
 
 
 def run_main(program: Callable[..., T]) -> T:
-    """Call a function, or make a dataclass, with the options on the command line of this process.
+    """Call a function or construct a dataclass with the options on this process's command line.
 
     Prints help for `--help`. Wrong options end the process with status 2.
     """
@@ -369,7 +386,7 @@ def run_main(program: Callable[..., T]) -> T:
 
 
 def help_text(kind: Program, prog: str) -> str:
-    """Write the help of a program for the width of this terminal."""
+    """Return the help of a program, wrapped to the width of the terminal."""
     # usage: PROG POSITIONAL --required VALUE [OPTIONS]
     options, width = declared_options(kind), shutil.get_terminal_size().columns - 2
     places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]

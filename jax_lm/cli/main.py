@@ -1,8 +1,8 @@
-"""The `diffucoder` command: finds a command's module, parses its arguments, prints errors as one
-line.
+"""The `diffucoder` command: parses the arguments of a command, runs it, and prints errors.
 
-The arguments of a command are declared in `jax_lm.cli.arguments`, without JAX, so that help is
-fast. Its code is a module of `jax_lm.cli.commands`, imported when it runs.
+The arguments of a command are declared in `jax_lm.cli.arguments`, which does not import JAX, so
+that help is fast. Its code is a module of `jax_lm.cli.commands`, imported when the command runs.
+An error is printed as one line.
 """
 
 import difflib
@@ -35,7 +35,7 @@ def overview(group: str = "") -> str:
 
 
 def find(words: list[str]) -> tuple[str, list[str]]:
-    """Return the command that these words begin with, of one word or two, and the words after it.
+    """Return the command (one or two words) at the beginning of `words`, and the remaining words.
 
     Raises:
         ValueError: there is no such command.
@@ -53,7 +53,7 @@ def find(words: list[str]) -> tuple[str, list[str]]:
 
 
 def parse(words: list[str]) -> Any:
-    """Return the arguments of the command that these words ask for, without running it.
+    """Parse the arguments of a command without running it.
 
     Raises:
         ValueError: no such command, a recipe that cannot be read, or wrong options.
@@ -63,7 +63,7 @@ def parse(words: list[str]) -> Any:
 
 
 def run(words: list[str]) -> int:
-    """Run the command that these words ask for, or print its help; returns the exit status."""
+    """Run a command, or print its help. Returns the exit status."""
     name, rest = find(words)
     # before parsing, so that help works whatever else is typed
     if declared.asks_for_help(rest):
@@ -79,7 +79,7 @@ def run(words: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and run the command line; returns the exit status.
+    """Parse and run the command line. Returns the exit status.
 
     `--debug` anywhere shows tracebacks. `help` and `version` are `--help` and `--version`.
     """
@@ -109,10 +109,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """Run the command line, and end the process.
+    """Run the command line and end the process.
 
-    After Ctrl-C it exits at once: a normal interpreter exit would crash while XLA's threads still
-    compute.
+    After Ctrl-C the process exits at once, because a normal interpreter exit would crash while
+    XLA's threads still compute.
     """
     interruption.watch_interrupts()
     status = main()

@@ -1,10 +1,10 @@
-"""The arguments of a command, from its command line and the recipe that it names; mistakes are one
-line.
+"""Parse the arguments of a command from its command line and its recipe.
 
     diffucoder grpo --config recipes/grpo_paper.yaml --learning-rate 2e-6
 
-A recipe is a YAML file of options: `max_new_tokens: 8` is `--max-new-tokens 8`. What is typed wins.
-`--model builtin` is the built-in model, which commands use if no model is given.
+A recipe is a YAML file of options: `max_new_tokens: 8` means `--max-new-tokens 8`. Options on the
+command line override those of the recipe. `--model builtin` is the built-in model, which commands
+use if no model is given. Error messages are one line.
 """
 
 import re
@@ -18,14 +18,17 @@ T = TypeVar("T")
 
 
 def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
-    """Make the arguments of a command from its words, and from the recipe that they name.
+    """Parse the arguments of a command from its words and from the recipe that they name.
 
-    A class of arguments may define `implied(given)`, which returns options that follow from those
-    given, and that lose against them; and `EXCLUSIVE`, groups of options of which one that is typed
-    disables the others in a recipe.
+    A class of arguments may define two things:
+
+    - `implied(given)` returns options that follow from the given ones. Given options override them.
+    - `EXCLUSIVE` lists groups of options. If one of a group is on the command line, the recipe's
+      options of that group are ignored.
 
     Raises:
-        ValueError: wrong options, in one line that names the recipe if they are in there.
+        ValueError: wrong options. The message is one line, which names the recipe if the mistake is
+            there.
     """
     # options that are typed
     prog, recipe = f"diffucoder {command}", {}
@@ -60,7 +63,11 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
 
 
 def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
-    """Read a recipe as values by field; ValueError if it cannot be read, or has wrong options."""
+    """Read a recipe into values by field.
+
+    Raises:
+        ValueError: the recipe cannot be read, or has wrong options.
+    """
     # Imported here because a command line without a recipe does not need it.
     import yaml
 
@@ -91,7 +98,8 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
 
 
 def as_keys(message: str) -> str:
-    """Write the options in a message as they stand in a recipe."""
+    """Rewrite the options in a message as keys of a recipe."""
+    # "--batch-size: needs a value" -> "batch_size: needs a value"
     return re.sub(
         r"--(?!help\b)([A-Za-z][\w-]*)", lambda option: option[1].replace("-", "_"), message
     )

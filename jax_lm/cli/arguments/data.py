@@ -1,4 +1,5 @@
 """Arguments of the commands about data: `data prepare-acecode`, `data show`, `data tokenize`.
+
 Imports no JAX.
 """
 
@@ -52,7 +53,7 @@ class NamedColumns:
 
     @property
     def given(self) -> tuple[tuple[str, str], ...]:
-        """Our name and the data set's name of each column that was named."""
+        """Pairs of our name and the data set's name, for each column that the user has named."""
         # only what differs from the default: (("text", "content"),) for --text-column content
         columns = (
             (field.name.removesuffix("_column"), getattr(self, field.name), field)

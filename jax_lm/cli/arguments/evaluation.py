@@ -1,5 +1,6 @@
-"""Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`. Imports
-no JAX.
+"""Arguments of the commands that measure quality: `diffucoder eval`, `diffucoder analyze`.
+
+Imports no JAX.
 """
 
 from collections.abc import Mapping

@@ -110,7 +110,7 @@ class Generate:
 
     @property
     def hole_length(self) -> int | str | None:
-        """`middle_length`, as a number if it is one."""
+        """Value of `middle_length`: a number of tokens, auto, or None."""
         if self.middle_length is None or self.middle_length == "auto":
             return self.middle_length
         if not self.middle_length.isdecimal():

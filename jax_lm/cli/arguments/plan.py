@@ -85,5 +85,5 @@ class Plan:
 
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Let half of a row be new tokens."""
+        """Return the default number of new tokens: half of a row."""
         return {"max_new_tokens": max(1, given.get("max_length", Plan.max_length) // 2)}

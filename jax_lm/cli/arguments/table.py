@@ -1,4 +1,4 @@
-"""The table of commands: where their arguments are declared, and what they do."""
+"""The table of commands: the classes of their arguments, and their summaries."""
 
 import importlib
 from typing import NamedTuple

@@ -150,7 +150,7 @@ class Sft:
 
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Train for three epochs unless a number of steps is given."""
+        """Return the default length of a run: three epochs, unless a number of steps is given."""
         # epochs only where no number of steps is given
         return {} if "max_steps" in given else {"num_train_epochs": 3.0}
 
@@ -200,7 +200,7 @@ class Grpo:
 
     @staticmethod
     def implied(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a single reward the weight 1; several rewards need weights of their own."""
+        """Return weight 1 for a single reward; several rewards need explicit weights."""
         # a single reward needs no weight; the default weights are those of two rewards
         rewards = given.get("reward_funcs")
         return {"reward_weights": (1.0,) * (len(rewards) == 1)} if rewards else {}

@@ -1,7 +1,8 @@
 """`diffucoder generate --prompts`: answers a file of prompts in batches of similar length.
 
-An answer depends on the settings, the seed and the line of its prompt, but not on the batch size or
-on where a run was killed. Answers are appended as they are decoded, and sorted at the end.
+An answer depends on the settings, the seed and the line number of its prompt. It does not depend on
+the batch size, nor on where an earlier run was killed. Answers are appended to the file as they are
+decoded, and sorted at the end.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ Answer = dict[str, Any]
 
 
 def answer_file(arguments: Generate) -> int:
-    """Answer the prompts without an answer; returns the exit status."""
+    """Answer the prompts that have no answer yet. Returns the exit status."""
     assert arguments.prompts is not None
     assert arguments.out is not None
     # prompts, and answers of an earlier run with the same settings
@@ -101,9 +102,13 @@ def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
 
 
 def read_answers(out: Path, run: str) -> dict[int, Answer]:
-    """Read the answers of an earlier run by line; ValueError if the file is something else.
+    """Read the answers of an earlier run, by index of the prompt.
 
-    A last line that is incomplete, because the run was killed, is cut off.
+    If the run was killed while it wrote a line, the incomplete last line is removed from the file.
+
+    Raises:
+        ValueError: the file cannot be read, is no file of answers, or its answers belong to other
+            prompts or settings.
     """
     if not out.exists():
         return {}
@@ -139,8 +144,9 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
 
 
 def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
-    """Return the text to complete; chat messages, and with `chat` any prompt, use the chat
-    template.
+    """Return the text to complete.
+
+    The chat template is applied to lists of chat messages, and with `chat` to every prompt.
     """
     return engine.chat_prompt(prompt) if chat or not isinstance(prompt, str) else prompt
 
@@ -148,7 +154,11 @@ def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
 def token_counts(
     engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path
 ) -> list[int]:
-    """Return the tokens of every prompt; ValueError names the first one that exceeds the context."""
+    """Return the number of tokens of every prompt.
+
+    Raises:
+        ValueError: a prompt and its answer exceed the context; the message names the first one.
+    """
     lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
     for number, length in enumerate(lengths, 1):
         try:

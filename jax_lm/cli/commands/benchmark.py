@@ -45,7 +45,7 @@ from jax_lm.reports.steps import FAILED, Steps
 
 
 def run_bench(arguments: Bench) -> int:
-    """Measure speed, or quality and speed at every setting of the frontier."""
+    """Measure speed; with `--frontier`, quality and speed at every setting."""
     out = arguments.out
     # an unusable folder should be reported before anything is measured
     if out:
@@ -81,7 +81,7 @@ def run_bench(arguments: Bench) -> int:
 
 
 def run_frontier(arguments: Bench, out: Path) -> int:
-    """Measure solved tasks and forward passes at every setting of the frontier."""
+    """Measure the solved tasks and the forward passes of every setting of the frontier."""
     quality = arguments.quality
     problems, total = suite_problems(quality.suite, quality.data, quality.limit)
     engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
@@ -102,9 +102,9 @@ def run_frontier(arguments: Bench, out: Path) -> int:
 
 
 def choose_model(arguments: Bench) -> dict[str, Any]:
-    """Return name, size and dtype of the model.
+    """Return the name, the number of parameters and the dtype of the model.
 
-    The dtype is chosen by the device if none is given.
+    If no dtype is given, it depends on the device.
     """
     if arguments.random_shape:
         config, name = (
@@ -122,7 +122,7 @@ def choose_model(arguments: Bench) -> dict[str, Any]:
 
 
 def load_sampler(arguments: Bench, dtype: str) -> Sampler:
-    """Load the model, or make random weights, on the device."""
+    """Load the model onto the device, or initialise random weights there."""
     if arguments.random_shape:
         model = random_model(SHAPES[arguments.random_shape], dtype)
     else:
@@ -168,7 +168,7 @@ def print_path(report: Path) -> None:
 
 
 def run_experiment(arguments: Experiment) -> int:
-    """Run the steps of the experiment that are left, and write its report.
+    """Run the remaining steps of the experiment and write its report.
 
     The exit status is 1 if a step failed.
     """

@@ -29,7 +29,7 @@ A backslash at the end of a line continues the message."""
 
 @dataclass
 class Dialogue:
-    """The messages so far, and the engine that answers them.
+    """A conversation: its messages, and the engine that answers them.
 
     Attributes:
         lines: the user's input.
@@ -57,7 +57,7 @@ class Dialogue:
         }
 
     def take(self, line: str) -> bool:
-        """Handle a line of input; False for /exit."""
+        """Handle a line of input. Returns False for /exit."""
         # "/save talk.json" -> "/save", "talk.json"
         name, _, rest = line.partition(" ")
         try:
@@ -85,7 +85,7 @@ class Dialogue:
         return known[name]
 
     def say(self, text: str) -> None:
-        """Answer a message; it is removed again if that fails."""
+        """Answer a message. If that fails, the message is removed from the conversation."""
         self.messages.append({"role": "user", "content": text})
         # still None in `finally` if the answer failed or was stopped
         answer = None
@@ -113,7 +113,7 @@ class Dialogue:
         self.write(Template.parse(text, self.options.max_new_tokens), shows_given=True)
 
     def write(self, template: Template, *, shows_given: bool) -> str:
-        """Fill a template, live on a terminal; returns the new text."""
+        """Fill a template, live if standard output is a terminal. Returns the new text."""
         if sys.stdout.isatty():
             row = watch(self.engine, template, self.options, self.seed, shows_given=shows_given)
         else:

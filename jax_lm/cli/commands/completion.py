@@ -46,8 +46,11 @@ def run_completion(arguments: Completion) -> int:
 
 
 def completions() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield words, a star or nothing, and the completions after these words, or anywhere later if
-    starred.
+    """Yield the completions after each prefix of a command line.
+
+    Yields:
+        The words before the cursor; a star if the completions are also valid after further words,
+        else nothing; and the completions.
     """
     # first words: generate, chat, ..., data
     first = list(dict.fromkeys(name.split()[0] for name in COMMANDS))

@@ -50,8 +50,9 @@ def run_data_show(arguments: Show) -> int:
 
 
 def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
-    """Yield the first samples with their places; for a refused line, the reason instead of a
-    sample.
+    """Yield the first samples with their location in the data.
+
+    A refused line yields the reason for the refusal instead of a sample.
     """
     source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
     to_rows = rows_reader(
@@ -74,7 +75,7 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
 
 
 def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
-    """Return a sample with visible tokens bold, learned tokens green, and glyphs for masks."""
+    """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
     for token, is_learned, is_masked in zip(row.ids, row.canvas, masked, strict=True):
         piece, style = printable(tokenizer.decode([token])), "green" if is_learned else "bold"

@@ -29,7 +29,7 @@ from untrusted import Local
 
 
 def run_eval(arguments: Evaluate) -> int:
-    """Score a model on a suite, or solutions whose outcome is known."""
+    """Score a model on a suite, or check the suite with solutions whose outcome is known."""
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
     if arguments.timeout is not None:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
@@ -83,7 +83,7 @@ def run_eval(arguments: Evaluate) -> int:
 
 
 def described_model(arguments: Analyze) -> str:
-    """Name the analysed model, with its adapter."""
+    """Return the name of the analysed model and of its adapter."""
     named = [
         part
         for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}")
@@ -93,8 +93,10 @@ def described_model(arguments: Analyze) -> str:
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
-    """Score canonical or empty solutions; the status is 1 unless all pass or all fail,
-    respectively.
+    """Score canonical or empty solutions.
+
+    Returns:
+        Exit status 0 if all canonical solutions pass, or all empty ones fail; else 1.
     """
     # problem and text of its hole
     fillings = [

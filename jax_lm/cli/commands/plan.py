@@ -1,4 +1,4 @@
-"""`diffucoder plan`: whether a step fits a machine that is not here, and how fast it can be there."""
+"""`diffucoder plan`: whether a step fits a machine that is not present, and its maximum speed."""
 
 import json
 import sys
@@ -64,7 +64,11 @@ def run_plan(arguments: Plan) -> int:
 
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
-    """Whether the step is compiled: unless `estimate` is given or the compiler is not installed."""
+    """Return whether to compile the step: not with `estimate`, nor without the compiler.
+
+    Raises:
+        ValueError: `explain` is set, but the compiler is not installed.
+    """
     # nothing is missing: the user decides
     if arguments.estimate or package.is_installed:
         return not arguments.estimate
@@ -90,7 +94,7 @@ def plan_config(arguments: Plan) -> DreamConfig:
 
 
 def print_plan(plan: MachinePlan) -> None:
-    """Print the plan, changes with which it would fit, and what the compiler made of each pass."""
+    """Print the plan, changes with which it would fit, and the explanation of each pass."""
     console = Console(highlight=False)
     console.print(table_of(plan.rows()))
     for change in plan.changes():

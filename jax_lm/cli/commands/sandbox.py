@@ -64,8 +64,10 @@ PAIRS = (
 
 
 def paired_files(folder: Path) -> list[tuple[Path, Path]]:
-    """Return the input and output files of a folder, 2 before 10; ValueError if an output is
-    missing.
+    """Return the input and output files of a folder, in natural order: 2 comes before 10.
+
+    Raises:
+        ValueError: an input file has no output file.
     """
     # 2 before 10: parts of a name are padded with zeros before they are compared
     pairs = []

@@ -34,7 +34,7 @@ SANDBOXED = {"code", "binary_code", "completed_code"}
 
 
 def run_sft(arguments: Sft) -> int:
-    """Fine-tune, or resume; the status says whether the end was reached."""
+    """Fine-tune, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
     settings = arguments.settings
     # model
@@ -68,7 +68,7 @@ def run_sft(arguments: Sft) -> int:
 
 
 def run_grpo(arguments: Grpo) -> int:
-    """Train by coupled-GRPO, or resume; the status says whether the end was reached."""
+    """Train by coupled-GRPO, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
     settings = arguments.settings
     # A missing sandbox or an unknown reward should be reported before anything is loaded.
@@ -94,7 +94,11 @@ def run_grpo(arguments: Grpo) -> int:
 
 
 def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
-    """Return the prompts; ValueError if they, or the tests that a reward runs, cannot be read."""
+    """Return the prompts.
+
+    Raises:
+        ValueError: the prompts, or the tests that a reward runs, cannot be read.
+    """
     part, columns = arguments.part, arguments.columns.given
     # the built-in corpus has one form, so that options of data sets are errors
     if arguments.data == BUILTIN:
@@ -119,7 +123,7 @@ def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
 
 
 def run_adapt(arguments: Adapt) -> int:
-    """Train on plain text, or resume; the status says whether the end was reached."""
+    """Train on plain text, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
     distributed.start(**asdict(arguments.hosts))
     settings = arguments.settings
@@ -161,7 +165,7 @@ def run_adapt(arguments: Adapt) -> int:
 
 
 def run_merge_lora(arguments: MergeLora) -> int:
-    """Save the sum of a model and an adapter as a checkpoint."""
+    """Merge an adapter into the weights of its model, and save the result as a checkpoint."""
     require_writable(arguments.out)
     found = find_model(
         arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base
@@ -183,7 +187,7 @@ def run_merge_lora(arguments: MergeLora) -> int:
 def load_model(
     arguments: ModelArguments, out: Path, seed: int
 ) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Join the other hosts, and load the model to train."""
+    """Connect to the other hosts, and load the model to train."""
     distributed.start(**asdict(arguments.hosts))
     return load_for_training(
         find_model(arguments.model, arguments.adapter),
@@ -197,7 +201,7 @@ def load_model(
 
 
 def lora_config(arguments: ModelArguments) -> LoraConfig | None:
-    """Return the size of new adapters, if any."""
+    """Return the configuration of new adapters; None if no new adapters are trained."""
     # all weights are trained, or the given adapter
     if arguments.lora_rank is None:
         return None
@@ -206,12 +210,16 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
 
 
 def lora_identity(arguments: ModelArguments, target: TrainedModel) -> dict[str, Any]:
-    """Return what a resumed run must share of its model."""
+    """Return the properties of the model that must not change when a run is resumed."""
     return {"quantize": arguments.quantize, "lora": target.lora_identity}
 
 
 def finish(target: TrainedModel, model: DreamForCausalLM, *, finished: bool) -> int:
-    """Save the model after the last step, or say that the run can be resumed; returns the status."""
+    """Save the model after the last step, or print that the run can be resumed.
+
+    Returns:
+        The exit status.
+    """
     if not finished:
         print(f"stopped with a checkpoint; the same command continues the run in {target.out}")
         return terminal.TERMINATED
@@ -222,6 +230,9 @@ def finish(target: TrainedModel, model: DreamForCausalLM, *, finished: bool) -> 
 
 
 def write_refused(refused: list | None, out: Path) -> None:
-    """Write which lines of a file were not used; tokenised data have said so already."""
+    """Write refused.json: the lines of a data file that were not used.
+
+    `refused` is None for tokenised data, whose refused lines were reported when it was tokenised.
+    """
     if refused is not None and distributed.is_first():
         (out / "refused.json").write_text(json.dumps(refused, indent=1) + "\n", encoding="utf-8")

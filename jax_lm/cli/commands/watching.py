@@ -29,7 +29,7 @@ def watch(
     *,
     shows_given: bool,
 ) -> Generation:
-    """Fill a template live in the terminal; returns the result."""
+    """Fill a template live in the terminal, and return the result."""
     console = Console(highlight=False)
     start = time.monotonic()
     with (
@@ -61,7 +61,7 @@ def canvas_text(
     *,
     shows_given: bool = False,
 ) -> Text:
-    """Return the first row: given text bold, holes up to their first stop token, glyphs for masks."""
+    """Format the first row: given text is bold, masks are glyphs, holes end at a stop token."""
     # arrays [1, t] of the first row; `starts` is the first column of each hole
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
     tokens, masked, confidence = (
