@@ -1,4 +1,4 @@
-"""Explain a compiled step: its kernels, memory traffic, copies, sorts and large buffers.
+"""Explain a compiled step by its kernels, memory traffic, copies, sorts and large buffers.
 
     text = program.lower(*arguments).compile().as_text()
     shape = StepShape(vocabulary=152064, hidden=3584, memory=16 * 2**30, in_loop=True)

@@ -190,7 +190,11 @@ class Module:
 
 
 def parse_hlo(text: str) -> Module:
-    """Parse a module. Raises ValueError if the text is not an HLO module."""
+    """Parse a module.
+
+    Raises:
+        ValueError: the text is not an HLO module.
+    """
     computations: dict[str, Computation] = {}
     entry: Computation | None = None
     current: Computation | None = None

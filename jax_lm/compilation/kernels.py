@@ -379,7 +379,7 @@ class Tracer:
         return 0 if root.opcode == "parameter" else root.bytes
 
     def renames(self, instruction: Instruction) -> bool:
-        """Return whether an instruction, or a fusion, passes its first operand unchanged."""
+        """Return whether an instruction, or a fusion, passes on its first operand unchanged."""
         if instruction.opcode != "fusion":
             return instruction.opcode in RENAMING
         return all(

@@ -42,7 +42,7 @@ def training_program(
     trained: Callable[[str], bool] = lambda name: True,
     steps: int = 1000,
 ) -> tuple[Any, tuple]:
-    """Return the update of a run, and its arguments as shapes with shardings.
+    """Return the jitted update of a run, and its arguments as shapes with shardings.
 
     Args:
         settings: settings of the run.

@@ -1,12 +1,12 @@
-"""Grammars: which texts are valid answers, and how the beginning of one can be completed.
+"""Grammars define which texts are valid answers, and complete the beginning of an answer.
 
     grammar = find_grammar("python")
     grammar.completion("def f(x):\\n    return (x")   # ")"
     grammar.completion("def f(x]")                    # None: no text completes it
 
-A canvas has a fixed number of tokens, so it is not enough that a text is the beginning of a valid
-one: it must also end within the tokens that are left. Hence a grammar returns the end itself.
-Knows texts, but no tokens, no model and no JAX.
+A canvas has a fixed number of tokens. So it is not enough that a text is the beginning of a valid
+answer: the answer must also end within the remaining tokens. Hence a grammar returns the end
+itself. Knows texts, but no tokens, no model and no JAX.
 """
 
 import reprlib
@@ -29,7 +29,7 @@ class Grammar(Protocol):
     reads_prompt: bool
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """Find a short text to put between `text` and `after`; None if none is known."""
+        """Return a short text that makes `text` + it + `after` valid; None if none is known."""
         ...
 
 

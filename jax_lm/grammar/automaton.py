@@ -27,7 +27,7 @@ MAX_MOVES = 200_000
 
 
 def main(kind: str, text: str) -> None:
-    """Write the start, the ends, and the moves of each state by ranges of bytes."""
+    """Write an automaton as JSON: the start, the ends, and the moves of each state."""
     # Both limits hold for this process alone, which is why the automaton is made here.
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
@@ -66,7 +66,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def ranges(steps: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Return ranges of bytes, in order: first byte, last byte, next state.
+    """Merge moves into ranges of bytes, in order: first byte, last byte, next state.
 
     The steps {97: 1, 98: 1, 100: 2} are the ranges (97, 98, 1) and (100, 100, 2).
     """

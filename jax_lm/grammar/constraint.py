@@ -1,7 +1,7 @@
-"""A constraint: one answer, as tokens, that must meet a grammar. Knows tokens and text.
+"""Constraints: the tokens of an answer must satisfy a grammar. Knows tokens and text.
 
-Every beginning of an answer that a constraint accepts has an end that fits the rest of the hole,
-and the constraint knows that end.
+A constraint accepts the beginning of an answer only if it knows an end for it that fits into the
+rest of the hole.
 """
 
 import threading
@@ -58,7 +58,7 @@ class Constraint:
         return list(takewhile(lambda token: token not in stops, ids))
 
     def rest(self, ids: Sequence[int]) -> list[int] | None:
-        """Find tokens that complete these: [] if they are complete, None if no end is known."""
+        """Return tokens that complete `ids`: [] if complete already, None if no end is known."""
         rest = self.search(ids)
         # known [5, 6, 7] with ids [5, 6] -> [7], even if the search finds no end any more
         if rest is None and self.known[: len(ids)] == list(ids):
@@ -66,7 +66,7 @@ class Constraint:
         return rest
 
     def search(self, ids: Sequence[int]) -> list[int] | None:
-        """Find the tokens that complete these with the grammar alone."""
+        """Return tokens that complete `ids` by the grammar alone, without the remembered answer."""
         text = self.decode(ids)
         if text.endswith(REPLACEMENT):
             # A character lacks its last bytes.
@@ -82,7 +82,7 @@ class Constraint:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def find_end(self, text: str) -> str | None:
-        """Find a text that completes the text of an answer."""
+        """Return a text that completes the text of an answer; None if none is known."""
         if self.given_up.is_set():
             raise GivenUpError
         # a program is prompt, answer and suffix together
@@ -91,18 +91,22 @@ class Constraint:
         return self.grammar.completion(text)
 
     def is_met(self, ids: Sequence[int]) -> bool:
-        """Whether an answer is valid as it is, up to a stop text."""
+        """Return whether an answer is valid without a completion, up to the first stop text."""
         text = self.decode(ids)
         # with stops ("\n\n",) the text "a\n\nb" is judged as "a"
         stops = [text.find(stop) for stop in self.stops if stop in text]
         return self.find_end(text[: min(stops)]) == "" if stops else self.rest(ids) == []
 
     def find_error(self, ids: Sequence[int], least: int) -> int | None:
-        """Count the tokens before the first error, at least `least`; None if there is no error."""
+        """Return the number of tokens before the first error; None if there is no error.
+
+        Args:
+            least: number of tokens that are known to be valid.
+        """
         return None if self.is_met(ids) else self.count_valid(ids, least)
 
     def count_valid(self, ids: Sequence[int], least: int) -> int:
-        """Find a number of tokens, at least `least`, that have a known end, by bisection."""
+        """Return a number of tokens, at least `least`, that have a known end, by bisection."""
         # if some tokens have an end, so has every beginning of them: bisection needs this
         # `least` tokens have an end all the time, and the result lies in [least, most]
         most = len(ids)
@@ -117,7 +121,7 @@ class Constraint:
     def next_token(self, ids: Sequence[int], candidates: Iterable[int]) -> int:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 
-        A stop token can follow only a complete text.
+        A stop token is accepted only after a complete text.
         """
         rest, stops = self.rest(ids), self.tokenizer.stop_ids
         assert rest is not None, "tokens with a known end"

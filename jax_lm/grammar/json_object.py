@@ -1,4 +1,4 @@
-"""The grammar of any JSON object, for the answer alone; ends are the shortest. Needs no package.
+"""The grammar of JSON objects, for the answer alone; ends are the shortest. Needs no package.
 
 Objects may be nested up to `MAX_DEPTH`, which no regular expression can describe.
 """
@@ -48,7 +48,7 @@ class JsonObjectGrammar:
     reads_prompt = False
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """Return the shortest end; None if no object begins like this. Ignores `after`."""
+        """Return the shortest end; None if no object begins with `text`. Ignores `after`."""
         # `closers` is what closes everything open, innermost first: after '{"a": [' it is "]}".
         expects, closers, place = "object", "", 0
         while place < len(text):

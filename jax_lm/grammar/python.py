@@ -1,9 +1,9 @@
 """The grammar of Python: what the parser of the running Python accepts.
 
-The parser alone decides what is valid. How a beginning may continue is only guessed: pieces of code
-are tried one after another, inner brackets first, and a guess counts if the parser accepts the
-whole text. So an end that is returned is valid, on any version of Python; a beginning for which no
-end is found may have one all the same.
+The parser alone decides what is valid. The end of a program is searched for by trial: pieces of
+code are tried one after another, inner brackets first, until the parser accepts the whole text. So
+an end that is returned is valid on any version of Python. If no end is found, there may still be
+one.
 """
 
 import ast
@@ -65,18 +65,18 @@ class ParserVerdict(Enum):
 
 
 class PythonGrammar:
-    """Programs that the parser accepts: prompt, answer and the text after it are one program."""
+    """Programs that the parser accepts. Prompt, answer and suffix are parsed as one program."""
 
     reads_prompt = True
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """Find a short text to put between `text` and `after`; None if none is known."""
+        """Return a short text that makes `text` + it + `after` valid; None if none is known."""
         return completion(text, after)
 
 
 @lru_cache(maxsize=4096)
 def completion(text: str, after: str) -> str | None:
-    """Search for an end, depth first, by pieces that leave the beginning of a program."""
+    """Search for an end, depth first, with pieces after which the text can still be continued."""
     if verdict(text + after) is ParserVerdict.WHOLE:
         return ""
     # a stack: the piece that was yielded first is tried first
@@ -107,7 +107,7 @@ def completion(text: str, after: str) -> str | None:
 
 
 def verdict(text: str) -> ParserVerdict:
-    """Parse a text; OPEN if the parser reached its end and expected more."""
+    """Parse a text. The verdict is OPEN if the parser reached the end and expected more."""
     try:
         compile(text, FILE, "exec", flags=ast.PyCF_ONLY_AST | INCOMPLETE_INPUT, dont_inherit=True)
     except SyntaxError as error:
@@ -119,12 +119,12 @@ def verdict(text: str) -> ParserVerdict:
 
 
 def is_beginning(text: str) -> bool:
-    """Whether the parser expects more after a text whose last line is continued by a backslash."""
+    """Return whether the parser expects more, if a backslash continues the last line."""
     return verdict(text + " \\\n") is ParserVerdict.OPEN
 
 
 def first_pieces(text: str) -> Iterator[str]:
-    """Yield continuations of a text cut anywhere, also inside a string, a word or a number."""
+    """Yield continuations of a text that may end anywhere, even inside a string or a word."""
     quote, brackets, in_comment = scan(text)
     if quote:
         # First complete a backslash, an escape or a replacement field.
@@ -151,7 +151,7 @@ def first_pieces(text: str) -> Iterator[str]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Yield code that may follow whole tokens, beginning with what closes something."""
+    """Yield code that may follow a complete token. Pieces that close a bracket come first."""
     _, brackets, _ = scan(text)
     if brackets:
         yield brackets[-1]
@@ -167,7 +167,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def line_pieces(text: str) -> Iterator[str]:
-    """Yield new lines at the indentation of any line before, or one deeper; and rests of lines."""
+    """Yield lines at the indentation of any earlier line or one deeper, or the rest of a line."""
     lines = [line for line in text.splitlines() if line.strip()]
     last = text[text.rfind("\n") + 1 :]
     # indentations of earlier lines, the latest first, each once
@@ -181,7 +181,12 @@ def line_pieces(text: str) -> Iterator[str]:
 
 
 def scan(text: str) -> tuple[str, list[str], bool]:
-    """Find what is open at the end: the quotes of a string, missing brackets, a comment."""
+    """Return what is open at the end of a text.
+
+    Returns:
+        The quotes of an open string, the missing closing brackets, and whether the text ends in a
+        comment.
+    """
     brackets: list[str] = []
     # comments and strings are matched whole, so that brackets inside them do not count
     for match in MARKS.finditer(text):

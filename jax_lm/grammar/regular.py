@@ -1,9 +1,9 @@
 """Grammars of regular expressions and JSON schemas, for the answer alone; ends are the shortest.
 
-A schema becomes an expression, and an expression an automaton over bytes, both by outlines-core
-(the extra `grammar`). The automaton is made in a separate process because that of a short
-expression can fill any memory. Keywords of a schema that its expression would ignore are refused
-by name.
+outlines-core (the extra `grammar`) converts a schema to an expression, and an expression to an
+automaton over bytes. This runs in a separate process, because even a short expression can have an
+automaton that fills the memory. Schema keywords that the expression would ignore are refused by
+name.
 """
 
 import json
@@ -57,7 +57,7 @@ class RegularGrammar:
         seconds: time limit for making the automaton; None is `SECONDS`.
 
     Raises:
-        ValueError: the text is invalid, takes too much to prepare, or matches nothing.
+        ValueError: the text is invalid, exceeds a limit of its preparation, or matches nothing.
     """
 
     reads_prompt = False
@@ -82,7 +82,7 @@ class RegularGrammar:
             raise ValueError(f"{name}: matches no text")
 
     def completion(self, text: str, after: str = "") -> str | None:
-        """Return the shortest end in bytes; None if no match begins like this. Ignores `after`."""
+        """Return the end with the fewest bytes; None if no match begins so. Ignores `after`."""
         # follow the text
         state, end = self.start, bytearray()
         for byte in text.encode():
@@ -101,10 +101,11 @@ class RegularGrammar:
 
 
 def make_automaton(kind: str, text: str, name: str, seconds: float) -> dict[str, Any]:
-    """Make an automaton in a separate process, with limits of time, memory and size.
+    """Make an automaton in a separate process, with limits on time, memory and size.
 
     Raises:
-        ValueError: there is none, or it takes too much.
+        ValueError: the text is invalid, or its automaton exceeds a limit.
+        ModuleNotFoundError: outlines-core is not installed.
     """
     if find_spec(OUTLINES) is None:
         raise ModuleNotFoundError(f"needs {OUTLINES}", name=OUTLINES)
@@ -120,10 +121,10 @@ def make_automaton(kind: str, text: str, name: str, seconds: float) -> dict[str,
 
 
 def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
-    """Return the byte by which each state comes nearer to an end: None for an end itself.
+    """Return, for each state, the next byte on the shortest way to an end; None for an end.
 
-    States without an end are left out. Of several bytes the first letter or digit is taken, so
-    that completed texts read well.
+    States from which no end can be reached are left out. If several bytes are possible, letters
+    and digits are preferred, so that completed texts read well.
     """
     # the moves backwards: next state -> (state, byte), preferred bytes first
     before: dict[int, list[tuple[int, int]]] = {}
@@ -146,12 +147,16 @@ def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
 
 
 def reading_order(byte: int) -> tuple[bool, int]:
-    """Sort letters and digits before other bytes."""
+    """Return a sort key that puts letters and digits before other bytes."""
     return not chr(byte).isalnum(), byte
 
 
 def read_schema(text: str) -> Any:
-    """Read a JSON schema; ValueError if it is invalid or has unsupported keywords."""
+    """Read a JSON schema.
+
+    Raises:
+        ValueError: the schema is invalid, or has unsupported keywords.
+    """
     try:
         schema = json.loads(text)
         require_supported(schema)
@@ -189,5 +194,5 @@ def require_supported(schema: Any) -> None:
 
 @lru_cache(maxsize=8)
 def regular_grammar(kind: str, text: str, seconds: float | None = None) -> RegularGrammar:
-    """Return the grammar of an expression or a schema, which is made only once."""
+    """Return the grammar of an expression or a schema. The last eight grammars are cached."""
     return RegularGrammar(kind, text, seconds)

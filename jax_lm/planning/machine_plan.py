@@ -1,7 +1,7 @@
-"""Plans a step on a machine that is not present: its memory, its least time, and whether it fits.
+"""Plan a step on a machine that is not present: its memory, its least time, and whether it fits.
 
-Combines arithmetic with the real program as compiled by XLA, if that compiler is installed. Nothing
-runs. Entry: `diffucoder plan`.
+Combines arithmetic with the compiled program, if XLA's compiler for that machine is installed.
+Nothing runs. Entry: `diffucoder plan`.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class CompiledPass:
         rows: rows of each sequence that it computes.
         least: bytes that it must read: weights, keys and values once.
         compiled: the compiler's figures of one device.
-        explanation: what the compiler made of it, if asked for.
+        explanation: kernels and memory traffic of the compiled program, if requested.
     """
 
     name: str
@@ -58,7 +58,7 @@ class CompiledPass:
         }
 
     def explanation_rows(self) -> Rows:
-        """List what the compiler made of the pass; empty if it was not explained."""
+        """List the explanation of the pass; empty if it was not explained."""
         if (explanation := self.explanation) is None:
             return []
         # "12 copy, 200 other, 85 product"
@@ -101,7 +101,7 @@ class CompiledPass:
 
 
 def list_groups(groups: tuple[Group, ...]) -> str:
-    """Write groups under each other with their sizes, the largest alone if there are many."""
+    """Format groups as lines with their sizes; of many groups, only the largest."""
     lines = [
         f"{each.count:g} x {each.what} {each.shape}, {each.bytes / GIB:.3f} GiB {each.source}".rstrip()
         for each in groups[:SHOWN]
@@ -116,7 +116,7 @@ class MachinePlan:
     """A step on the devices of a topology.
 
     Attributes:
-        passes: what was compiled; empty if the plan is arithmetic alone.
+        passes: the compiled passes; empty if the plan is arithmetic alone.
     """
 
     config: DreamConfig
@@ -131,7 +131,7 @@ class MachinePlan:
 
     @property
     def compiled(self) -> Compiled | None:
-        """The pass that was refused, or else takes most memory; None if nothing was compiled."""
+        """The refused pass, else the one that takes the most memory; None without compilation."""
         # a refused pass has no total, and decides alone
         passes = (each.compiled for each in self.passes)
         return max(passes, key=lambda c: (c.refusal is not None, c.total or 0), default=None)
@@ -146,7 +146,7 @@ class MachinePlan:
         return self.total is not None and memory.fits(self.total, self.topology)
 
     def changes(self) -> list[str]:
-        """Name the cheapest changes with which the step would fit."""
+        """Return the cheapest changes that would make the step fit."""
         if self.fits:
             return []
         # bytes that the compiled program needs beyond the estimate
@@ -159,7 +159,7 @@ class MachinePlan:
         return f"{self.topology}: {self.topology.devices}, mesh {self.mesh}"
 
     def rows(self) -> Rows:
-        """List the plan as names and values for people."""
+        """List the plan as names and values, to be printed."""
         # The smallest topology is an estimate even if this plan was compiled.
         config, planned, topology, mesh = self.config, self.planned, self.topology, self.mesh
         smallest = memory.smallest_topology(config, planned, topology)
@@ -189,7 +189,7 @@ class MachinePlan:
         )
 
     def memory_rows(self) -> Rows:
-        """List what a device needs, and the total against what it has."""
+        """List the memory that a device needs, and the total next to its capacity."""
         estimate, compiled = self.estimate, self.compiled
         limit = f"{gib(self.topology.chip.memory)}, of which {memory.RESERVED:.0%} must stay free"
         # exact figures first: weights, then keys and values
@@ -251,7 +251,11 @@ class MachinePlan:
 def planned_mesh(
     config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None
 ) -> MeshShape:
-    """Return the mesh that a user names, or the default; ValueError unless it takes all devices."""
+    """Return the mesh that the user names, or the default.
+
+    Raises:
+        ValueError: the mesh does not use all devices, or does not suit the model.
+    """
     # "data=2,tensor=4", or the default of the step
     mesh = MeshShape.parse(text) if text else planned.default_mesh(config, topology.devices)
     mesh.require(config)
@@ -265,8 +269,11 @@ def planned_mesh(
 def compile_passes(
     plan: MachinePlan, options: GenerationOptions, *, explains: bool
 ) -> Iterator[CompiledPass]:
-    """Compile the passes of a step: all of them to explain them, else the one that takes most
-    memory.
+    """Compile the passes of a step.
+
+    Args:
+        explains: compile and explain all passes; otherwise only the one that takes the most memory
+            is compiled.
     """
     config, planned, mesh = plan.config, plan.planned, plan.mesh
     devices = compiler.topology_mesh(plan.topology, mesh)

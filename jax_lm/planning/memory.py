@@ -1,6 +1,6 @@
-"""Parameters, memory and least time of a model, estimated from its shape alone.
+"""Estimate the parameters, the memory and the least time of a model from its shape alone.
 
-Everything here is arithmetic; `jax_lm.compilation` asks the compiler.
+Everything here is arithmetic. `jax_lm.compilation` reads the figures of the compiler.
 """
 
 import math
@@ -207,7 +207,7 @@ class Bound:
     Attributes:
         step: average cost on the busiest device.
         seconds: least time.
-        limit: what bounds the time, compute or memory.
+        limit: compute or memory, whichever bounds the time.
         tokens_per_second: rate at one token per row and step; None if the commit rule decides how
             many. In training, the rate over all tokens.
     """
@@ -231,7 +231,7 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 
 def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
-    """Return the rows of the batch per device; a batch that does not divide is replicated."""
+    """Return the rows of the batch per device. A batch that does not divide is replicated."""
     return planned.batch // math.prod(
         mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ()
     )
@@ -308,7 +308,7 @@ def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 
 def fits(size: int, topology: Topology) -> bool:
-    """Whether a device has room for `size` bytes and its reserve."""
+    """Return whether a device can hold `size` bytes and keep its reserve free."""
     return size <= topology.chip.memory * (1 - RESERVED)
 
 
@@ -354,10 +354,10 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 def training_bound(
     config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology
 ) -> Bound:
-    """Return the least work per device of an update: forward passes, and the optimizer's memory
-    traffic.
+    """Return the least work per device of an update, and its time.
 
-    Adapters need no gradient of the weights below them, which saves a quarter of the passes.
+    The work consists of forward passes and of the optimizer's memory traffic. Adapters need no
+    gradient of the weights below them, which saves a quarter of the passes.
     """
     is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
     canvas = planned.canvas
@@ -380,11 +380,10 @@ def training_bound(
 def training_flops(
     config: DreamConfig, length: int, head_rows: int, *, all_weights: bool = True
 ) -> float:
-    """Return the operations of a gradient per token of a row of `length` tokens, without
-    recomputation.
+    """Return the operations of a gradient, per token of a row of `length` tokens.
 
-    A forward pass, the same again for the gradients of activations, and the same again for the
-    gradients of weights if all weights are trained. The gradients of adapters are negligible.
+    Recomputation is not counted. The gradients of activations cost as much as a forward pass, and
+    so do the gradients of weights if all weights are trained. Those of adapters are negligible.
     """
     forward = forward_cost(
         config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows
@@ -401,7 +400,7 @@ def smallest_topology(
     more_than: int = 0,
     beyond: int = 0,
 ) -> tuple[Topology, MeshShape] | None:
-    """Return the smallest topology of the same chips that the estimate fits, and its mesh.
+    """Return the smallest topology of the same chips on which the step fits, and its mesh.
 
     Args:
         more_than: number of devices that the topology must exceed.
@@ -417,7 +416,7 @@ def smallest_topology(
 
 
 def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
-    """List options that each save memory, with their estimates; those with the least loss first."""
+    """List options that save memory, with their estimates, in order of increasing loss."""
     # Each variant changes one option; a variant equal to the plan is not offered.
     half = max(1, planned.canvas // 2)
     trains_all = planned.is_training and planned.lora_rank is None
@@ -451,10 +450,10 @@ def cheapest_changes(
     *,
     beyond: int = 0,
 ) -> list[str]:
-    """Name at most three changes that each make the step fit, the cheapest first.
+    """Return at most three changes, each of which makes the step fit, the cheapest first.
 
     Args:
-        beyond: bytes by which the compiled program exceeds the estimate; assumed not to change.
+        beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
     options = [(name, memory.total + beyond) for name, memory in cheaper(config, planned, mesh)]
     changes = [
@@ -475,8 +474,9 @@ class OutOfMemoryError(ValueError):
 
 @contextmanager
 def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
-    """Turn a device's out-of-memory error into an OutOfMemoryError with the need and three
-    remedies.
+    """Turn a device's out-of-memory error into an OutOfMemoryError.
+
+    Its message names the memory that the step needs, and three remedies.
     """
     try:
         yield

@@ -1,7 +1,6 @@
-"""Rollouts of coupled-GRPO as arithmetic: where the weights are during sampling, and what that
-costs.
+"""Estimate the cost of coupled-GRPO rollouts, depending on where the weights are during sampling.
 
-The least time of a denoising step is the slowest of compute, memory traffic and traffic between
+The least time of a denoising step is the longest of compute, memory traffic and traffic between
 devices. Knows shapes and the figures of machines; nothing runs.
 """
 
@@ -106,7 +105,7 @@ class Sampling:
         step: average seconds per denoising step.
         seconds: seconds per rollout.
         received: bytes that a device receives from others per rollout.
-        limit: what bounds the time: compute, memory or links.
+        limit: compute, memory or links, whichever bounds the time.
     """
 
     step: float
@@ -155,7 +154,8 @@ def rollout_rows(
 ) -> list[tuple[str, str]]:
     """List the cost of rollouts without and with a cache, as names and values.
 
-    Both on the training mesh, where weights are streamed, and on a mesh with a copy of the weights.
+    Each is listed twice: on the training mesh, where weights are streamed, and on a mesh that has
+    room for a copy of the weights.
     """
     # without duplicates, as both may be the same mesh
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))

@@ -45,7 +45,7 @@ class Cost:
         return Cost(self.flops // parts, self.bytes // parts)
 
     def limit(self, limits: MachineLimits) -> str:
-        """Name what bounds the time: compute or memory."""
+        """Return what bounds the time: compute or memory."""
         return (
             "compute"
             if self.flops / limits.matmul_flops >= self.bytes / limits.copy_bytes
@@ -122,8 +122,10 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parse v5e:2x2, v4:2x2x1 or h100:8; ValueError for an unknown chip or a shape it cannot
-        have.
+        """Parse a topology such as v5e:2x2, v4:2x2x1 or h100:8.
+
+        Raises:
+            ValueError: an unknown chip, or a shape that the chip cannot have.
         """
         family, _, shape = text.partition(":")
         if family not in CHIPS:
