@@ -1,4 +1,4 @@
-"""Make the sequence of a request, or say what does not fit. Knows neither queue nor slots."""
+"""Create the sequence of a request, or report what does not fit. Knows neither queue nor slots."""
 
 from typing import Any
 
@@ -23,7 +23,12 @@ PREPARING_SECONDS = 10.0
 def sequence_of(
     request: Request, inference: DiffuCoderInference, *, context: int, max_tokens: int
 ) -> AnySequence:
-    """Make the sequence of a request; ValueError names what does not fit."""
+    """Create the sequence of a request.
+
+    Raises:
+        ValueError: the request does not fit the context, the limits or the model; the message names
+            the field.
+    """
     # limits of the server
     options, hole = request.options, request.options.max_new_tokens
     if hole > max_tokens:
@@ -68,7 +73,7 @@ def sequence_of(
 
 
 def constraint_of(request: Request, inference: DiffuCoderInference) -> Constraint:
-    """Make the constraint of a request, which may take seconds."""
+    """Create the constraint of a request. This may take seconds."""
     options, texts = request.options, ("", "")
     assert options.grammar is not None
     if not request.is_message:
@@ -85,7 +90,7 @@ def constraint_of(request: Request, inference: DiffuCoderInference) -> Constrain
 def growing_sequence(
     request: Request, inference: DiffuCoderInference, key: np.ndarray, context: int
 ) -> GrowingSequence:
-    """Make a sequence whose hole finds its own length, between the tokens that delimit a text."""
+    """Create a sequence whose hole finds its own length, with the tokens that delimit a text."""
     growth, options = inference.sampler.growth, request.options
     begin = inference.tokenizer.begin_ids
     assert growth is not None

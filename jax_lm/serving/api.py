@@ -78,7 +78,7 @@ class Server:
         count: int,
         length: int | None = None,
     ) -> list[jobs.Request]:
-        """Make the requests for the answers to one prompt.
+        """Create the requests for the answers to one prompt.
 
         Args:
             before: ids of the prompt; an empty prompt is the beginning of a text, as in OpenAI's
@@ -108,7 +108,7 @@ class Server:
         return [replace(request, index=index) for index in range(count)]
 
     def prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        """Encode a text; ids, also of special tokens, must be known to the tokenizer."""
+        """Encode a text. Ids are returned as they are, if the tokenizer knows all of them."""
         if isinstance(prompt, str):
             return self.tokenizer.encode_plain(prompt)
         size = self.tokenizer.vocab_size
@@ -134,7 +134,11 @@ class Server:
         seconds: float | None = None,
         grammar_field: str | None = None,
     ) -> list[Job]:
-        """Pass requests to the engine, and log their prompts; Refusal if it cannot decode them."""
+        """Submit requests to the engine, and log their prompts if the operator wants it.
+
+        Raises:
+            Refusal: the engine cannot decode a request.
+        """
         try:
             submitted = self.engine.submit(requests, stream.listen, seconds)
         except ValueError as problem:
@@ -151,7 +155,7 @@ class Server:
         stream: EventStream,
         http: Request,
     ) -> list[Job]:
-        """Pass requests to the engine, after their preparation if they have a grammar."""
+        """Submit requests to the engine. With a grammar, they are prepared on a thread first."""
         if body.grammar_name is None:
             return self.submit(requests, stream, http)
 
@@ -190,7 +194,7 @@ class Server:
     def echo(
         self, prompts: Sequence[list[int]], before: Sequence[str], answer_format: AnswerFormat
     ) -> Response:
-        """Answer with the prompts alone, as `max_tokens` 0 asks."""
+        """Answer with the prompts alone, for `max_tokens` 0."""
         lengths = [len(prompt) for prompt in prompts]
         if max(lengths) > self.engine.context:
             message = f"prompt: {max(lengths)} tokens, but the context holds {self.engine.context}"
@@ -244,7 +248,7 @@ class Server:
         *,
         allow_partial: bool = False,
     ) -> list[Event]:
-        """Wait for all jobs and return their last events; cancel them if the client disconnects.
+        """Wait for all jobs and return their last events. Jobs of a lost client are cancelled.
 
         Args:
             allow_partial: accept the text that is final when a job times out.
@@ -307,7 +311,11 @@ class Server:
         answer_format: AnswerFormat,
         prompt_tokens: int,
     ) -> AsyncIterator[str]:
-        """Yield chunks of text that can no longer change; Refusal if a job has no answer."""
+        """Yield chunks of final text.
+
+        Raises:
+            Refusal: a job ended without an answer.
+        """
         # number of each choice, characters sent of it, and tokens of all of them
         numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
         sent, tokens = [0] * len(submitted), 0
@@ -334,7 +342,10 @@ class Server:
     def stream_response(
         self, submitted: list[Job], pieces: AsyncIterator[str], error_event: str | None = None
     ) -> StreamingResponse:
-        """Respond with events; a Refusal becomes the last. Cancels the jobs at the end."""
+        """Respond with a stream of events, and cancel the jobs at its end.
+
+        A Refusal raised by `pieces` becomes the last event.
+        """
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -345,7 +356,7 @@ class Server:
             finally:
                 self.engine.cancel(submitted)
 
-        # Otherwise proxies would collect the events.
+        # Without this header, proxies would buffer the events.
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
@@ -396,7 +407,7 @@ class Server:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
     async def models(self) -> dict[str, Any]:
-        """List the models, which is one."""
+        """List the models: the one that is served."""
         return {"object": "list", "data": [await self.model(self.settings.model)]}
 
     async def model(self, name: str) -> dict[str, Any]:
@@ -434,7 +445,7 @@ class Server:
 def create_app(
     engine: Engine, settings: ServerSettings, limits: RequestLimits
 ) -> Callable[..., Awaitable[None]]:
-    """Make the application and its guard."""
+    """Create the application, with its guard around it."""
     app = FastAPI(
         title="DiffuCoder",
         docs_url=None,

@@ -1,8 +1,8 @@
-"""Which batch shapes are compiled, and when.
+"""Decide which batch shapes are compiled, and when.
 
 A shape is a group of slots (one width, with or without a KV cache) and a number of sequences. The
-widest slots hold every sequence, so that their shape for one sequence is compiled before anything
-is served. All other shapes only make answers faster and are compiled on another thread.
+widest slots can hold every sequence, so their shape for one sequence is compiled before anything is
+served. All other shapes only make answers faster. They are compiled on another thread.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Numbers of sequences that programs are compiled for, up to the number of slots.
 BATCH_SIZES = (1, 4, 8, 12, 16)
-# How long no request must have arrived before another shape is compiled.
+# Seconds without a request before another shape is compiled.
 IDLE_SECONDS = 1.0
 # Limit of that time in seconds; it doubles whenever a compilation fails, for example because no
 # file descriptor is left.
@@ -75,7 +75,11 @@ class CompileScheduler:
         self.thread = threading.Thread()
 
     def warm_up(self) -> bool:
-        """Compile the urgent shapes and start on those needed soon; False if cancelled before."""
+        """Compile the urgent shapes, and start to compile those needed soon.
+
+        Returns:
+            False if it was cancelled before the urgent shapes were compiled.
+        """
         for shape in self.urgent:
             self.compile(*shape)
         # cancelled during warm-up
@@ -98,9 +102,10 @@ class CompileScheduler:
         return self.pause if self.wanted or self.thread.is_alive() else None
 
     def start_next(self) -> None:
-        """Start to compile the next shape that is wanted, unless another is being compiled.
+        """Start to compile the next wanted shape, unless another one is being compiled.
 
-        Requests that arrive meanwhile share the processor with it but do not wait for its end.
+        Requests that arrive meanwhile share the processor with the compilation, but do not wait for
+        it.
         """
         wanted = self.wanted[:1]
         if wanted and not self.thread.is_alive():
@@ -154,6 +159,6 @@ class CompileScheduler:
         self.is_cancelled = True
 
     def join(self) -> None:
-        """Wait for a running compilation: the interpreter crashes if it ends before that."""
+        """Wait for a running compilation, during which an interpreter exit would crash."""
         if self.thread.is_alive():
             self.thread.join()

@@ -1,7 +1,7 @@
-"""Limits of connections: how many, how long they may idle, and which are dropped beyond that.
+"""Limits of connections: their number, the time they may idle, and which are dropped beyond that.
 
 uvicorn limits neither, and the middleware sees a request only once its head is complete. Knows
-nothing about what requests ask for.
+nothing about the content of requests.
 """
 
 import asyncio
@@ -53,7 +53,11 @@ class ConnectionLimits:
 
     @classmethod
     def here(cls, wanted: int | None) -> "ConnectionLimits":
-        """Allow `wanted` connections, by default as many as possible; ValueError for too many."""
+        """Return limits for `wanted` connections, or for as many as this process can have.
+
+        Raises:
+            ValueError: the limit of open files leaves fewer connections.
+        """
         # files that may still be opened, without those that are open now
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = allowed - len(os.listdir("/dev/fd")) - RESERVED
@@ -74,7 +78,7 @@ class Connections:
         self.open: dict[Connection, None] = {}
 
     def admit(self, new: "Connection") -> None:
-        """Accept a connection; beyond the limits, drop one without a request, or the new one."""
+        """Accept a connection. Beyond the limits, drop one without a request, or the new one."""
         self.open[new] = None
         # a client is an address: `client_of`
         own = [each for each in self.open if each.address == new.address]
@@ -84,7 +88,11 @@ class Connections:
             self.drop_one_of(list(self.open))
 
     def drop_one_of(self, connections: "list[Connection]") -> None:
-        """Drop the oldest without a whole request, or else between two, or else the newest."""
+        """Drop one of the connections, which are sorted by age.
+
+        In order of preference: the oldest with an incomplete request, the oldest between two
+        requests, the newest.
+        """
         # oldest first; requests that are being answered are never dropped
         *others, newest = connections
         others = [each for each in others if not each.is_answered]
@@ -93,7 +101,7 @@ class Connections:
         self.drop(next(partial, others[0] if others else newest))
 
     def drop(self, connection: "Connection") -> None:
-        """End a connection at once, with whatever is unread on either side."""
+        """Close a connection at once. Unread data on either side is lost."""
         self.open.pop(connection, None)
         connection.transport.abort()
 
@@ -111,7 +119,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with the times since when it waits for its client."""
+    """A connection of uvicorn that records since when it has been waiting for its client."""
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -150,7 +158,7 @@ class Connection(H11Protocol):
         return self.has_head and (self.cycle.response_started or not self.cycle.more_body)
 
     def is_overdue(self, now: float, limits: ConnectionLimits) -> bool:
-        """Whether the client takes too long to send a request or to read its answer."""
+        """Return whether the client takes too long to send a request or to read its answer."""
         # bytes that the client has not read; any progress starts the time anew
         unread = self.transport.get_write_buffer_size()
         if unread != self.unread or not unread:
@@ -164,7 +172,7 @@ class Connection(H11Protocol):
 
 
 def client_of(peer: Any) -> str:
-    """Name the client behind an address: for IPv6 its /64 network, usually of one client."""
+    """Return a name of the client: its address, or for IPv6 its /64 network, usually one client."""
     # "2001:db8::1%eth0" -> 20010db800000000; "192.0.2.1" stays
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     return IPv6Address(address.partition("%")[0]).packed[:8].hex() if ":" in address else address

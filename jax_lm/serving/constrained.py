@@ -1,8 +1,8 @@
-"""Sequences under a grammar: decoded in the slots like any other, and repaired there.
+"""Sequences that must satisfy a grammar. They are decoded in slots like others, and then repaired.
 
-Each sequence has its own `Repair`, so that it shares steps with the others in the batch.
-Threads read the texts, and a sequence is held until they are done: the engine's thread never
-waits for a grammar. Knows neither queue nor HTTP.
+Each sequence has its own `Repair`, so that it shares steps with the others in the batch. Threads
+check the texts. A sequence is held until its check is done, so that the engine's thread never waits
+for a grammar. Knows neither queue nor HTTP.
 """
 
 from collections.abc import Collection, Generator
@@ -23,7 +23,7 @@ from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 # Threads that read texts; each sequence occupies at most one at a time.
 READERS = 4
-# Seconds that the engine waits at most if all it could do is to wait for a grammar.
+# Longest time in seconds that the engine waits for a grammar if no sequence can be decoded.
 MAX_WAIT = 0.01
 
 
@@ -45,7 +45,7 @@ class ConstrainedSequence(Sequence):
 
     @property
     def is_decoded(self) -> bool:
-        """Whether no step can change the text, which may still be wrong."""
+        """Whether the text is complete, so that no step changes it. It may still be invalid."""
         # tokens before the first mask
         clear = self.tokens[self.hole.start : super().settled]
         return not self.masked.any() or bool(np.isin(clear, self.stop_ids).any())
@@ -79,14 +79,14 @@ class ConstrainedSequence(Sequence):
             super().reopen()
 
     def reopen_from(self, kept: int) -> None:
-        """Keep this many tokens for good and mask those that follow."""
+        """Make the first `kept` tokens of the hole final, and mask the rest."""
         self.kept = kept
         self.mask(self.fixed, self.hole.end)
 
     def decide(
         self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]
     ) -> None:
-        """Decide the next token for good.
+        """Set the next token of the hole, which is then final.
 
         Args:
             log_probs: log-probabilities at the temperature.
@@ -125,7 +125,7 @@ class Repairs:
         self.pending: dict[Any, tuple[Generator[Future, Any, None], Future]] = {}
 
     def advance(self, sequence: Any) -> None:
-        """Repair a held sequence as far as possible without waiting; ignore other sequences."""
+        """Repair a held sequence as far as possible without waiting. Ignores other sequences."""
         # only held sequences can be repaired: others are still being decoded
         is_held = isinstance(sequence, ConstrainedSequence) and sequence.is_held
         if not is_held or sequence.is_met:
@@ -139,28 +139,28 @@ class Repairs:
             self.pending[sequence] = repair, future
 
     def forget(self, sequence: Any) -> None:
-        """Drop a sequence that has ended, also while a thread reads its text."""
+        """Drop a sequence that has ended, even while a thread checks its text."""
         if isinstance(sequence, ConstrainedSequence):
             # ends a search that is still running
             sequence.repair.constraint.given_up.set()
             self.pending.pop(sequence, None)
 
     def wait_if_idle(self, sequences: Collection[Any]) -> None:
-        """Wait briefly for a grammar if no sequence can be decoded."""
+        """Wait briefly for a thread that checks a text, if no sequence can be decoded."""
         if self.pending and all(sequence.is_held for sequence in sequences):
             # otherwise the engine's loop would spin
             futures = [future for _, future in self.pending.values()]
             wait(futures, timeout=MAX_WAIT, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
-        """End the threads that read texts, once they are done."""
+        """End the threads after their current checks, without waiting for them."""
         self.readers.shutdown(wait=False, cancel_futures=True)
 
     def repair(self, sequence: ConstrainedSequence) -> Generator[Future, Any, None]:
         """Check a decoded sequence and decide its first wrong token.
 
-        Yields what must be waited for. Afterwards the sequence meets its constraint, or there is
-        more of it to decode.
+        Yields the futures to wait for. At the end, the sequence either satisfies its constraint or
+        has masks to decode.
         """
         sequence.is_waiting = True
         while sequence.is_decoded:
@@ -187,7 +187,7 @@ class Repairs:
         sequence.is_waiting = False
 
     def check(self, sequence: ConstrainedSequence) -> int | None:
-        """Check a text on a reader's thread, and compile there what its repair needs."""
+        """Check a text on a reader's thread, and compile the forward pass of its repair there."""
         kept = sequence.repair.check(sequence.tokens[sequence.hole.start : sequence.hole.end])
         if kept is not None and (width := self.width(sequence)) not in self.compiled:
             self.sampler.logits_at(np.zeros(width, np.int32), 1, 0)
@@ -207,7 +207,7 @@ class Repairs:
 
 
 def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "c"]:
-    """Return the indices of the largest values, largest first; the first of equal ones wins."""
+    """Return the indices of the largest values, largest first; equal values keep their order."""
     return np.argsort(-values, kind="stable")[:count]
 
 

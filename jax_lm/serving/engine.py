@@ -5,8 +5,9 @@
     jobs = engine.submit([request], listen)   # listen(event) is called on the engine's thread
     engine.close(grace=30)
 
-An answer depends on its request alone, and an error ends only the job that it belongs to. Knows
-tokens and text, no HTTP. What waits is in `queue`, what is compiled in `compilations`.
+An answer depends only on its request, and an error ends only the job that it belongs to. Knows
+tokens and text, no HTTP. `queue` holds the waiting jobs, and `compilations` decides which batch
+shapes are compiled.
 """
 
 import logging
@@ -72,7 +73,7 @@ class EngineOptions:
 
 
 class Engine:
-    """Decodes requests together.
+    """Decodes requests together, in one batch per width.
 
     Args:
         inference: model and tokenizer.
@@ -137,9 +138,10 @@ class Engine:
     def submit(
         self, requests: Collection[Request], listen: Listener, seconds: float | None = None
     ) -> list[Job]:
-        """Queue requests, all or none; `listen` gets the events of each, the last with a reason.
+        """Queue all of the requests, or none.
 
         Args:
+            listen: called with each event; the last event of a job has a reason.
             seconds: time that the requests may take, at most the engine's own timeout.
 
         Raises:
@@ -181,7 +183,7 @@ class Engine:
         self.queue.close(grace)
 
     def give_up(self) -> None:
-        """End all jobs with the reason `shutdown`, even while a call of the device goes on."""
+        """End all jobs with the reason `shutdown`, even while the device is still busy."""
         # the engine's thread may hang in a call of the device: deliver from this thread
         for job in self.queue.jobs:
             job.deliver(job.ending("shutdown"))
@@ -207,7 +209,7 @@ class Engine:
         return self.ready.is_set() and self.queue.closes_at is None
 
     def sequence(self, request: Request) -> AnySequence:
-        """Make the sequence of a request; ValueError if it does not fit."""
+        """Create the sequence of a request. Raises ValueError if it does not fit."""
         return sequence_of(
             request, self.inference, context=self.context, max_tokens=self.options.max_tokens
         )
@@ -240,13 +242,13 @@ class Engine:
             self.compilations.join()
 
     def wait(self) -> bool:
-        """Wait for jobs, compiling while there are none; False after the last job of all."""
+        """Wait for jobs, and compile meanwhile. Returns False once closed and without jobs."""
         while not self.queue.wait(self.compilations.idle_seconds):
             self.compilations.start_next()
         return bool(self.queue.jobs)
 
     def end_overdue(self) -> None:
-        """End jobs that are cancelled, past their deadline, or still there after the shutdown."""
+        """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
         now, closes_at = time.monotonic(), self.queue.closes_at
         for job in self.queue.jobs:
             if job.is_cancelled:
@@ -257,7 +259,7 @@ class Engine:
                 self.end(job.ending("shutdown"))
 
     def admit(self) -> None:
-        """Give waiting sequences slots of their kind, in order of arrival."""
+        """Move waiting sequences to slots of their kind, in order of arrival."""
         # a copy, as `start` removes jobs from it
         for job in list(self.queue.waiting):
             slots = self.narrowest(job.sequence)
@@ -271,15 +273,15 @@ class Engine:
         self.metrics.running.set(len(self.queue.running))
 
     def narrowest(self, sequence: AnySequence) -> Any:
-        """Find the narrowest slots that hold a sequence and have room."""
+        """Return the narrowest slots that can hold a sequence and have room; None if all are full."""
         return next((slots for slots in self.fitting(sequence) if slots.has_room), None)
 
     def fitting(self, sequence: AnySequence) -> Iterator[Slots | GrowingSlots]:
-        """Yield the slots that hold a sequence, the narrowest first; the widest hold any."""
+        """Return the slots that can hold a sequence, narrowest first. The widest hold any."""
         return (slots for slots in self.groups if slots.holds(sequence))
 
     def step(self, slots: Any) -> None:
-        """Take some steps with the sequences of one group and deliver their events."""
+        """Advance the sequences of one group by a few steps, and deliver their events."""
         sequences = slots.sequences
         self.metrics.batch_rows.observe(len(sequences))
         try:
@@ -294,7 +296,7 @@ class Engine:
                 self.deliver(self.queue.running[sequence])
 
     def isolate(self, slots: Any, sequences: list) -> None:
-        """Take the steps of each sequence alone, and end the jobs of those that fail again."""
+        """Advance each sequence alone, and end the jobs of those that fail again."""
         # empty the slots; a failed call has lost the cache, so that open blocks begin anew
         for sequence in sequences:
             slots.leave(sequence)
@@ -318,7 +320,7 @@ class Engine:
                 slots.join(sequence)
 
     def deliver(self, job: Job) -> None:
-        """Deliver what was decided of an answer, and end its job once the answer is complete."""
+        """Deliver new tokens of an answer, and end its job once the answer is complete."""
         # for the time to the first text
         had_text = bool(job.text)
         try:

@@ -50,13 +50,13 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
-    """Return the error of a request for which there is no answer."""
+    """Return the Refusal for a request without an answer, by the reason for which it has none."""
     assert reason is not None
     return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
 
 
 def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
-    """Return the error of a request that cannot be decoded; its message begins with the field.
+    """Return the Refusal for a request that cannot be decoded. Its message begins with the field.
 
     Args:
         grammar_field: the field of the request that names a grammar. Errors of grammars begin with
@@ -95,7 +95,7 @@ async def on_http_error(http: Request, problem: Any) -> Response:
 
 
 async def on_defect(http: Request, problem: Any) -> Response:
-    """The border: the server's own error goes to the log, not to the client."""
+    """Log an error of the server itself. The client does not see its message."""
     fields = {"request_id": request_id(http)}
     logger.error("a request failed", exc_info=problem, extra={"fields": fields})
     return Refusal(500, "the server failed").response

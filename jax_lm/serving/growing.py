@@ -1,8 +1,7 @@
-"""Sequences whose hole finds its own length, and their slots: each has a loop of its own, all take
-turns.
+"""Sequences whose hole finds its own length, and their slots.
 
-The columns of such a canvas move, so that nothing of it is shared with others but the compiled
-loop. Knows neither text nor queues.
+The columns of such a canvas move, so that sequences share nothing but the compiled loop. Each has a
+loop of its own, and they take turns. Knows neither text nor queues.
 """
 
 from collections.abc import Iterator
@@ -23,18 +22,18 @@ from jax_lm.serving.sequence import Sequence
 
 @dataclass(kw_only=True, eq=False)
 class GrowingSequence:
-    """A text with one hole, at most `options.max_new_tokens` long, which begins with some masks.
+    """A text with one hole, which begins with a few masks and grows to `options.max_new_tokens`.
 
-    What jobs and the engine see of it is what they see of `jax_lm.serving.sequence.Sequence`.
+    It has the same interface for jobs and the engine as `jax_lm.serving.sequence.Sequence`.
 
     Attributes:
-        tokens: ids; MASK where nothing is decided yet. As short or long as the text is now.
-        hole: its columns, as they are now.
+        tokens: ids of the current text; MASK where nothing is decided yet.
+        hole: current columns of the hole.
         delete_id: the token that ends the text, and by which masks are deleted.
         key: data of a random key.
 
     Raises:
-        ValueError: settings that do not go with it.
+        ValueError: settings with which a hole cannot grow.
     """
 
     tokens: Int[np.ndarray, "t"]
@@ -89,14 +88,14 @@ class GrowingSequence:
         return self.is_done and self.hole.length < self.most
 
     def canvas(self, columns: int) -> Canvas:
-        """Lay the text out from the first of `columns` columns on."""
+        """Return a canvas of `columns` columns with the text on the left."""
         # the text with the token that ends it, and which of the columns are masks
         row = [*self.tokens.tolist(), self.delete_id], [*self.masked.tolist(), False]
         return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
     def take(self, state: SamplerState) -> None:
         """Take the text and its hole from the state after a step."""
-        # Without the token that ends the text.
+        # The token that ends the text is left out.
         length = int(state.extra.length[0]) - 1
         own = [
             np.asarray(part)[0, :length]
@@ -116,10 +115,10 @@ class GrowingSlots:
 
     Args:
         columns: width of the canvases.
-        count: sequences that there is room for.
-        sizes: not empty once the loop is compiled; what is in it does not matter, as each sequence
-            has its own.
-        every: steps between two looks at a sequence.
+        count: number of slots.
+        sizes: not empty once the loop is compiled; its values do not matter, as each sequence has a
+            loop of its own.
+        every: steps between two states of a sequence.
     """
 
     is_cached = False
@@ -138,7 +137,7 @@ class GrowingSlots:
         return bool(self.sizes) and len(self.loops) < self.count
 
     def holds(self, sequence: Sequence | GrowingSequence) -> bool:
-        """Whether it is a sequence for these slots."""
+        """Return whether these slots can hold a sequence."""
         return isinstance(sequence, GrowingSequence) and sequence.columns <= self.columns
 
     def join(self, sequence: GrowingSequence) -> None:
@@ -154,21 +153,21 @@ class GrowingSlots:
         del self.loops[sequence]
 
     def compile(self, size: int, sequence: GrowingSequence) -> None:
-        """Compile the loop, if it is not yet; `sequence` is any that fits."""
+        """Compile the loop unless it is compiled; `sequence` is any that fits."""
         # one state is enough to compile the loop
         if not self.sizes:
             list(islice(self.loop(sequence), 1))
             self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
-        """Take the steps between two looks, with every sequence in turn."""
+        """Take `self.every` steps with each sequence in turn."""
         # in turn, as each sequence has a loop of its own
         for sequence, loop in list(self.loops.items()):
             if (state := next(loop, None)) is not None:
                 sequence.take(state)
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
-        """Iterate over the states of a sequence from the start."""
+        """Return an iterator over the states of a sequence, from the start."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
             sequence.canvas(self.columns), sequence.options, seed=key, every=self.every

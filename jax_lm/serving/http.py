@@ -1,9 +1,9 @@
-"""uvicorn with limits of connections, and a shutdown in which every request gets an answer.
+"""uvicorn with limits of connections, and with a shutdown that answers every request.
 
     options = ListenOptions(port=8000, connections=ConnectionLimits.here(None))
     HttpServer(app, engine, options, announce=print).run()
 
-Knows nothing about what requests ask for.
+Knows nothing about the content of requests.
 """
 
 import asyncio
@@ -63,7 +63,10 @@ class ListenOptions:
 
 
 def require_free_address(host: str, port: int) -> None:
-    """Raise ValueError unless a server can listen there; called before the model is loaded."""
+    """Raise ValueError unless a server can listen on an address.
+
+    It is called before the model is loaded, so that the mistake shows early.
+    """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # bind for a moment, and release the address again

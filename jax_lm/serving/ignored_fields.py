@@ -1,7 +1,7 @@
 """Fields that are accepted only with values that change nothing.
 
-Clients send many fields that we do not have, with their default values. A `Part` of a request
-accepts these values and refuses all others by name. Knows no field that we do have.
+Clients send default values of many fields that we do not support. A `Part` of a request accepts
+these values and refuses all others by name. Knows none of the supported fields.
 """
 
 import reprlib
@@ -98,7 +98,11 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_neutral(cls, given: Any) -> Any:
-        """Remove fields that change nothing; ValueError names a field that we do not have."""
+        """Remove fields that change nothing.
+
+        Raises:
+            ValueError: an unsupported field has a value that would change something.
+        """
         if not isinstance(given, dict):
             return given
         # keep our own fields; unknown fields are kept too, and refused by pydantic

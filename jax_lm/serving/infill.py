@@ -63,7 +63,7 @@ class InfillBody(DecodingBody):
 def cut_to_fit(
     snippets: list[int], before: list[int], after: list[int], room: int
 ) -> tuple[list[int], list[int], bool]:
-    """Cut texts to `room` tokens, far from the cursor.
+    """Cut texts to `room` tokens in all. Tokens far from the cursor are dropped.
 
     Returns:
         The ids before and after the cursor, and whether prefix or suffix was cut.
@@ -76,7 +76,7 @@ def cut_to_fit(
 
 
 def indented(text: str, least: int) -> str:
-    """Cut a text before its second or later line that is indented less than `least` characters."""
+    """Cut a text before the first line, after the first, with an indentation below `least`."""
     # least 4: "    a\n  b" -> "    a"; the first line continues the one with the cursor
     lines = text.split("\n")
     for number, line in enumerate(lines):

@@ -1,6 +1,6 @@
-"""A job: one request on its way through the engine, and the events that tell how it gets on.
+"""A job is one request on its way through the engine. Its events report the progress.
 
-Turns decided tokens into text, and ends answers at stop texts. Knows neither queue nor device.
+Jobs decode tokens to text, and end answers at stop texts. Know neither queue nor device.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ Listener = Callable[[Event], None]
 
 @dataclass(kw_only=True, eq=False)
 class Job:
-    """A request, its sequence, and who listens to its events.
+    """A request with its sequence and the listener to its events.
 
     Attributes:
         deadline: when the job must have ended, by the monotonic clock.
@@ -156,7 +156,7 @@ class Job:
         return time.monotonic() - self.arrived
 
     def deliver(self, event: Event) -> None:
-        """Call the listener, on any thread, unless it has received the last event already."""
+        """Call the listener on the current thread, unless it has received the last event."""
         # `give_up` may deliver the end on another thread at the same time
         with self.delivering:
             if self.is_ended:
@@ -173,7 +173,7 @@ class Job:
         return Event(job=self, reason=reason, text=self.text, forwards=forwards, error=error)
 
     def next_event(self) -> Event:
-        """Return what has become final since the last event."""
+        """Return the event with everything that has become final since the last one."""
         # 1. positions that the client does not know yet
         commits = self.commits()
         sequence, is_done = self.sequence, self.sequence.is_done
@@ -233,7 +233,7 @@ class Job:
         )
 
     def token_logprob(self, token: int, value: float) -> TokenLogProb:
-        """Describe a token; JSON cannot write the -inf of a token that the model rules out."""
+        """Describe a token. Its value is finite, as JSON has no -inf for impossible tokens."""
         return TokenLogProb(
             text=self.tokenizer.decode([token]),
             content=self.tokenizer.token_bytes(token),
@@ -241,7 +241,7 @@ class Job:
         )
 
     def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
-        """Return the tokens of the text, which ends at a stop token or where a stop text cut it."""
+        """Return the tokens of the text, up to the first stop token or stop text."""
         # tokens before the first stop token
         stop_ids = self.sequence.stop_ids
         end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
@@ -254,7 +254,8 @@ class Job:
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
-    """Remove an end of the text that may become a stop text: "ab\\n" is "ab" if "\\n\\n" stops."""
+    """Remove the end of a text if it may become a stop text."""
+    # "ab\n" -> "ab" if "\n\n" is a stop text
     # the whole stop text would have ended the answer, so that one character less is enough
     longest = max(map(len, stops), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
@@ -264,7 +265,7 @@ def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
 
 
 class EventStream:
-    """Events of some jobs, passed from the engine's thread to the event loop.
+    """Passes the events of some jobs from the engine's thread to the event loop.
 
     Args:
         with_progress: pass on all events, not only the last one of each job.

@@ -16,7 +16,7 @@ SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class Metrics:
-    """All metrics, in their own registry so that one process can hold several servers."""
+    """All metrics. They have a registry of their own, so that a process can run several servers."""
 
     def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()
@@ -84,9 +84,9 @@ class Metrics:
 
 
 def return_freed_memory() -> None:
-    """Return the memory that a compilation has freed to the system.
+    """Return memory that a compilation has freed to the operating system.
 
-    glibc would keep it, and it is most of what the process would hold.
+    glibc would keep it, and it would be most of the memory of the process.
     """
     # glibc only; other C libraries do not have it
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

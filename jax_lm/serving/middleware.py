@@ -1,6 +1,6 @@
 """The middleware before every endpoint: limits, keys, hosts, request ids, headers, access log.
 
-Plain ASGI around the application. Knows nothing about what requests ask for.
+Plain ASGI around the application. Knows nothing about the content of requests.
 """
 
 import asyncio
@@ -76,7 +76,11 @@ class RequestLimits:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read keys, one per line, skipping empty lines and #; ValueError if one is too short."""
+    """Read API keys, one per line. Empty lines and lines that begin with # are skipped.
+
+    Raises:
+        ValueError: the file cannot be read or has no key, or a key is too short.
+    """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as problem:
@@ -159,7 +163,7 @@ class Guard:
                 raise Refusal(415, message, code="wrong_content_type")
 
     def is_known(self, authorization: str) -> bool:
-        """Whether the header holds a key; takes the same time for every wrong one."""
+        """Return whether the header holds a valid key. All wrong keys take the same time."""
         # "Bearer KEY"
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "replace")).digest()
@@ -167,10 +171,13 @@ class Guard:
         return scheme.lower() == "bearer" and any(matches)
 
     async def body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the body; Refusal if it is too long or too slow.
+        """Read the body of a request.
 
-        A body that is only somewhat too long is read to its end all the same: a client that is
-        still writing would lose the answer.
+        A body up to `PATIENCE` times too long is read to its end before it is refused, because a
+        client that is still writing would lose the answer.
+
+        Raises:
+            Refusal: the body is too long or takes too long, or the client has disconnected.
         """
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
         too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
@@ -211,7 +218,7 @@ class Guard:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields the body again, then whatever arrives."""
+    """Return a `receive` that first returns the body again, then what arrives."""
     is_sent = False
 
     async def again() -> Message:

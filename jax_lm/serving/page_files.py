@@ -18,7 +18,7 @@ PAGE_FILES = {
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the files, which are read once."""
+    """Add the routes of the files, which are read once."""
     for path, (name, kind) in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(endpoint((PAGE / name).read_bytes(), kind))
 

@@ -1,6 +1,7 @@
-"""Requests under a grammar take seconds to prepare: one at a time, on a thread, before the queue.
+"""Prepare requests with a grammar, one at a time on a thread, before they are queued.
 
-The event loop and the engine continue meanwhile. Knows neither HTTP nor grammars.
+A preparation may take seconds, during which the event loop and the engine continue. Knows neither
+HTTP nor grammars.
 """
 
 import asyncio
@@ -29,10 +30,14 @@ class Preparation:
     async def run(
         self, prepare: Callable[[float], Result], has_left: Callable[[], Awaitable[bool]]
     ) -> Result:
-        """Wait for a turn, then call `prepare` on a thread, with the seconds that the wait took.
+        """Wait for a turn, then call `prepare` on a thread.
+
+        Args:
+            prepare: called with the seconds that the wait took.
+            has_left: returns whether the client has disconnected.
 
         Raises:
-            RejectedError: too many wait already, or the client has left meanwhile.
+            RejectedError: too many requests wait already, or the client has disconnected.
         """
         # those that wait, and the one being prepared
         if self.waiting >= MAX_WAITING:

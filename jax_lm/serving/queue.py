@@ -1,7 +1,7 @@
-"""The queue of the engine: a bounded number of jobs wait for slots, others have one.
+"""The queue of the engine: its jobs either wait for a slot, in bounded number, or occupy one.
 
-Filled by the threads that serve clients, emptied by the engine's thread; every method may be
-called on any thread. Knows neither sequences nor HTTP.
+Threads that serve clients add jobs, and the engine's thread removes them. Every method is thread
+safe. Knows neither sequences nor HTTP.
 """
 
 import threading
@@ -60,7 +60,11 @@ class JobQueue:
         return max(1, min(60, round(seconds)))
 
     def put(self, jobs: Sequence[Job]) -> None:
-        """Add jobs, all or none; RejectedError if they do not fit or the queue is closed."""
+        """Add all of the jobs, or none.
+
+        Raises:
+            RejectedError: the queue is too full for them, or closed.
+        """
         with self.changed:
             if self.closes_at is not None:
                 raise RejectedError("shutdown")
@@ -71,7 +75,7 @@ class JobQueue:
             self.changed.notify()
 
     def start(self, job: Job) -> None:
-        """Move a job from the waiting to the running ones."""
+        """Move a job from `waiting` to `running`."""
         with self.changed:
             self.waiting.remove(job)
             self.running[job.sequence] = job
@@ -84,7 +88,7 @@ class JobQueue:
             self.running.pop(job.sequence, None)
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for a job or for the queue to close; False if neither happens in this time."""
+        """Wait until there is a job or the queue is closed. Returns False after `seconds`."""
         with self.changed:
             # the condition is checked first, so that a notification before the call is not lost
             return bool(

@@ -64,7 +64,8 @@ def require_logprob(token: Commit) -> TokenLogProb:
 
 
 def token_name(token: TokenLogProb) -> str:
-    """Return the text of a token; bytes that are not text are spelled out, as OpenAI does."""
+    """Return the text of a token, or its bytes in OpenAI's notation if they are not text."""
+    # b"\xe2\x82" -> "bytes:\xe2\x82"
     try:
         return token.content.decode()
     except UnicodeDecodeError:
@@ -93,7 +94,7 @@ class AnswerFormat:
         }
 
     def whole(self, choices: Sequence[tuple[Event, str]], prompt_tokens: int) -> Json:
-        """Format an answer in one piece; each choice comes with the text before it."""
+        """Format an answer in one piece. Each choice is an event with the text before it."""
         tokens = sum(len(end.tokens) for end, _ in choices)
         return self.frame | {
             "object": self.kind,

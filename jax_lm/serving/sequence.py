@@ -1,7 +1,7 @@
-"""A sequence: one text with a hole, in a slot or waiting for one.
+"""A sequence is one text with a hole. It occupies a slot, or waits for one.
 
-The host's view of it: which block is open, what is decided, when it is done. Knows neither model
-nor batch.
+This is the host's view: which block is open, which columns are decided, and when the text is done.
+Knows neither model nor batch.
 """
 
 from dataclasses import dataclass, field
@@ -166,7 +166,7 @@ class Sequence:
 
     @property
     def settled(self) -> int:
-        """The column before which nothing in the hole can change any more."""
+        """The column before which the hole is final."""
         # masks at columns 7 and 9: everything before 7 is settled
         masks = np.flatnonzero(self.masked)
         return int(masks[0]) if len(masks) else self.hole.end
@@ -178,7 +178,7 @@ class Sequence:
 
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        """Which positions of the hole are decided."""
+        """Whether each position of the hole is decided."""
         return ~self.masked[self.hole.start : self.hole.end]
 
     @property
@@ -196,7 +196,7 @@ class Sequence:
         return self.hole.start
 
     def params(self, columns: int) -> SamplingParams:
-        """Return the settings of the current block, for canvases of this many columns."""
+        """Return the sampling parameters of the current block, for canvases of `columns` columns."""
         length, options = self.blocks[self.block].length, self.options
         params = SamplingParams.of(options, length, self.most, columns=columns)
         # All sequences of a batch run the same program, so that every setting needs a number.
@@ -216,7 +216,7 @@ class Sequence:
         confidence: np.ndarray,
         logprobs: TokenLogProbs | None = None,
     ) -> None:
-        """Copy what steps decided in the current block."""
+        """Copy the columns that steps have decided in the current block."""
         # only open columns that the steps decided: everything else stays as it was
         fresh = self.open & ~masked
         own = (self.tokens, self.commit_step, self.confidence, *(self.logprobs or ()))
@@ -233,7 +233,7 @@ class Sequence:
             self.first_step = self.step
 
     def reopen(self) -> None:
-        """Undo the current block, whose KV cache was lost."""
+        """Mask the current block again, because its KV cache was lost."""
         # tokens before `fixed` are final and stay
         block = self.blocks[self.block]
         self.mask(max(block.start, self.fixed), block.end)

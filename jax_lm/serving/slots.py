@@ -1,13 +1,13 @@
-"""Slots: places in a running batch, for sequences that share compiled steps though each is at its
-own step.
+"""Slots are places in a running batch. Their sequences share compiled steps.
 
     slots = Slots(sampler, columns=128, is_cached=False, count=4, sizes=(1, 4), stop_ids=())
     slots.join(sequence)     # whenever `slots.has_room`
     slots.advance(steps=4)   # again, until sequence.is_done
 
-Each sequence is a batch of one under `jax.vmap` of the one `step`, so that its text depends on it
-alone. Canvas, block, settings and randomness are traced; a compilation is made per number of
-sequences, per width, and with or without a cache. Knows neither text nor queues.
+Each sequence is at a step of its own: it is a batch of one under `jax.vmap` of `step`, so that its
+text depends on nothing else in the batch. Canvas, block, settings and randomness are traced. There
+is one compilation per number of sequences and per width, with and without a cache. Knows neither
+text nor queues.
 """
 
 from collections.abc import Iterable
@@ -39,18 +39,18 @@ class SlotInputs(NamedTuple):
 
 
 class Slots:
-    """Places for sequences of one width, all with a cache or all without.
+    """Slots for sequences of one width, either all with a KV cache or all without.
 
-    With a cache, a sequence that begins a block is recomputed whole, together with the others that
-    begin one; then it takes steps on a window, together with all that do. Neither group waits for
-    one of the other to end its block.
+    With a cache, all columns of a sequence are computed when it begins a block, together with the
+    other sequences that begin one. Its further steps compute a window, together with the other
+    sequences inside a block. Neither group waits for the other to end a block.
 
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: number of slots; with a cache, each keeps its keys and values from block to block.
         draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
-        sizes: numbers of sequences with a compilation; the smallest that holds a group is used.
-            More may be added later, none above `count`.
+        sizes: numbers of sequences for which there is a compilation; the smallest sufficient one
+            is used. More may be added later, up to `count`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Slots:
         return len(self.sequences) < max(self.sizes, default=0)
 
     def holds(self, sequence: Any) -> bool:
-        """Whether it is a sequence for these slots."""
+        """Return whether these slots can hold a sequence."""
         is_kind = isinstance(sequence, Sequence) and sequence.is_cached == self.is_cached
         return is_kind and sequence.columns <= self.columns
 
@@ -105,8 +105,11 @@ class Slots:
         self.begun.discard(sequence)
 
     def compile(self, size: int, sequence: Sequence) -> None:
-        """Compile for another number of sequences, away from those that are here; `sequence` is any
-        that fits.
+        """Compile for another number of sequences, without touching the current ones.
+
+        Args:
+            size: number of sequences.
+            sequence: any sequence that fits.
         """
         trial = Slots(
             self.sampler,
@@ -118,15 +121,16 @@ class Slots:
             draft=self.draft,
         )
         trial.join(sequence)
-        # Both, whether or not the first leaves the second anything to do.
+        # Run both programs, even if the first one leaves no mask for the second.
         if self.is_cached:
             trial.run([sequence], self.passes[0].config, NEVER, forwards=1)
         trial.run([sequence], self.passes[-1].config, 1)
         self.sizes.append(size)
 
     def advance(self, steps: int) -> None:
-        """Take up to `steps` steps, fewer if a sequence ends its block; those that are held begin
-        anew afterwards.
+        """Take up to `steps` steps, fewer if a sequence ends its block.
+
+        Sequences that are held are left out. With a cache, they refresh it before their next step.
         """
         # without a cache: all sequences take the same steps together
         sequences = [each for each in self.sequences if not each.is_held]
@@ -149,8 +153,9 @@ class Slots:
             self.run(going, self.passes[-1].config, steps)
 
     def slot_passes(self) -> list[Pass]:
-        """Return the passes over a block; with a cache, the refresh that begins it and steps of a
-        window.
+        """Return the passes over a block.
+
+        With a cache these are the refresh that begins the block, and the steps on a window.
         """
         config = StepConfig(
             length=self.columns,
@@ -170,7 +175,7 @@ class Slots:
     def run(
         self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER
     ) -> None:
-        """Call the compiled loop for some of the sequences, and hand them what it decided."""
+        """Run the compiled loop for some of the sequences, and copy its results to them."""
         # smallest compiled size: 5 sequences with sizes (1, 4, 8) run as 8, three of them blank
         size = min(size for size in self.sizes if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
@@ -192,8 +197,8 @@ class Slots:
         # allocated on first use
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
-        # The cache is given away: should the call fail, it is lost, and with it what the open
-        # blocks rest on.
+        # The cache is donated: if the call fails, the cache is lost, and the open blocks cannot
+        # be continued.
         cache, self.cache = self.cache, KVCache()
         state, self.cache = run_slots(
             self.sampler.graph, self.sampler.params, cache, slots, stacked, config
@@ -216,8 +221,10 @@ class Slots:
                 sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
 
     def empty_cache(self) -> KVCache:
-        """Zeros for all slots, committed to their devices as what a step returns is: else it would
-        compile twice.
+        """Return an empty cache for all slots.
+
+        It is committed to its devices, as the results of a step are; otherwise the step would be
+        compiled twice.
         """
         cache = run_empty_slots(
             self.sampler.graph, self.sampler.params, len(self.held), self.columns
@@ -262,7 +269,7 @@ class Slots:
         inputs = BatchInputs(CanvasArrays(**canvas), window, sequence.params(self.columns))
         drafts = None
         if self.draft:
-            # No step confirms these: a canvas never equals the step from it.
+            # No step confirms these drafts, because a canvas never equals the step from it.
             own = DraftCanvases(state["tokens"], state["masked"], state["step"])
             drafts = sequence.drafts or jax.tree.map(
                 lambda part: np.stack([part] * self.draft), own
@@ -285,14 +292,14 @@ def run_slots(
     stacked: SlotInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
-    """Take steps as `sampler.run` does, for sequences with a state and inputs each: all leaves have
-    an axis more.
+    """Take steps as `sampler.run` does, for several sequences with states and inputs of their own.
 
-    Returns when the first of the sequences has ended its block, or all have taken their steps.
+    All leaves have an additional leading axis. The loop ends when the first of the sequences has
+    ended its block, or all have taken their steps.
 
     Args:
         cache: cache of all slots.
-        slots: slot of each sequence in it; None is every slot in order.
+        slots: slot of each sequence in the cache; None means all slots in order.
     """
     model = nnx.merge(graph, params)
     states, inputs = stacked
@@ -312,7 +319,7 @@ def run_slots(
         return jnp.any(is_going(rows)) & (jnp.sum(is_open(rows)) == jnp.sum(is_open(states)))
 
     def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
-        # A sequence that waits recomputes its window unchanged: only the cache's rows are written.
+        # A waiting sequence recomputes its window without change; only its cache is written.
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
     # rows of the cache for these sequences; a slot out of range is clipped, and dropped below
