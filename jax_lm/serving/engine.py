@@ -73,7 +73,7 @@ class EngineOptions:
 
 
 class Engine:
-    """Decodes requests together, in one batch per width.
+    """Decodes requests together, in the slots of one device.
 
     Args:
         inference: model and tokenizer.
@@ -273,7 +273,7 @@ class Engine:
         self.metrics.running.set(len(self.queue.running))
 
     def narrowest(self, sequence: AnySequence) -> Any:
-        """Return the narrowest slots that can hold a sequence and have room; None if all are full."""
+        """Return the narrowest slots that can hold a sequence and have room; None without any."""
         return next((slots for slots in self.fitting(sequence) if slots.has_room), None)
 
     def fitting(self, sequence: AnySequence) -> Iterator[Slots | GrowingSlots]:

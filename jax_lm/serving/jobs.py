@@ -1,6 +1,6 @@
 """A job is one request on its way through the engine. Its events report the progress.
 
-Jobs decode tokens to text, and end answers at stop texts. Know neither queue nor device.
+Decodes tokens to text, and ends answers at stop texts. Knows neither queue nor device.
 """
 
 import asyncio

@@ -196,7 +196,7 @@ class Sequence:
         return self.hole.start
 
     def params(self, columns: int) -> SamplingParams:
-        """Return the sampling parameters of the current block, for canvases of `columns` columns."""
+        """Return the sampling parameters of the current block, for canvases of `columns`."""
         length, options = self.blocks[self.block].length, self.options
         params = SamplingParams.of(options, length, self.most, columns=columns)
         # All sequences of a batch run the same program, so that every setting needs a number.
