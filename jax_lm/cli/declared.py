@@ -45,7 +45,7 @@ Program = Any
 
 # "--max-new-tokens=8" -> name "--max-new-tokens", value "8"; "-1e-3" is no option
 WORD = re.compile(r"(?P<name>--[A-Za-z][\w-]*|-[A-Za-z]\w*)(?:=(?P<value>.*))?", re.DOTALL)
-# A name, or several, and its text in a docstring of Google's style; further lines are indented.
+# One or several names and their text in a Google-style docstring; further lines are indented.
 ATTRIBUTE = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 # Values of a flag, values of an option that may be None, and placeholders in the help.

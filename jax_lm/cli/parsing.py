@@ -72,7 +72,7 @@ def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
     import yaml
 
     try:
-        # Nodes, not objects: every scalar is text, and a name that comes twice is still there.
+        # Nodes, not objects: every scalar stays text, and repeated names are not lost.
         recipe = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"cannot be read ({error})") from error

@@ -20,7 +20,7 @@ FREE = {
     "replica-id", "opt-barrier", "optimization-barrier", "add-dependency", "domain",
     "get-dimension-size",
 }  # fmt: skip
-# Opcodes whose result has the value of their operand.
+# Opcodes whose result has the values of their operand.
 SAME = {
     "bitcast", "copy", "optimization-barrier", "opt-barrier", "add-dependency", "reshape", "domain",
     "copy-done",
@@ -232,7 +232,8 @@ class Tracer:
             instruction.op_name, instruction.trips, kernels, inner
         )
         times = instruction.trips or 1
-        # An element of the loop's state that the body computes keeps its initial origin.
+        # An element of the loop's state keeps its initial origin if the body computes it.
+        # start ("params", "cache"), end ("params", None) -> ("params", "cache")
         if isinstance(start, tuple) and isinstance(end, tuple):
             end = tuple(old if new is None else new for old, new in zip(start, end, strict=True))
         return [replace(kernel, times=kernel.times * times) for kernel in kernels], end

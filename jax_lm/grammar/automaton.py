@@ -15,14 +15,14 @@ import outlines_core
 
 from jax_lm.grammar.regular import REFUSED
 
-# Not a byte: the end of a text.
+# Token of the end of a text; the tokens before it are the bytes 0 to 255.
 END = 256
 # Bytes of memory that the process may use.
 MAX_MEMORY = 2**30
 # Processor time that the process may use, in case its parent has died and cannot stop it.
 CPU_SECONDS = 60
-# Limit of the moves of an automaton, by ranges of bytes. The parent process keeps about 150 bytes
-# for each.
+# Maximum number of moves (ranges of bytes) of an automaton. Each takes about 150 bytes in the
+# parent process.
 MAX_MOVES = 200_000
 
 
@@ -40,8 +40,8 @@ def main(kind: str, text: str) -> None:
         vocabulary = library.Vocabulary(END, letters)
         # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
         library.Index(text, vocabulary)
-        # The library drops the moves of a final state: of `0(\.5)?` it accepts `0` alone. So the
-        # end is a byte of its own, which no state before it needs to be final for.
+        # The library drops the moves of a final state: with `0(\.5)?` it accepts only `0`. So a
+        # zero byte marks the end, and no state before it is final.
         index = library.Index(rf"(?:{text})\x00", vocabulary)
     except ValueError as error:
         refuse(" ".join(str(error).split())[:200])

@@ -8,7 +8,7 @@ import re
 # Limit of nested objects and arrays; readers of JSON have one too.
 MAX_DEPTH = 64
 
-# One half of a surrogate pair alone is not a character.
+# An escape. Half of a surrogate pair alone is not a character.
 ESCAPE = re.compile(
     r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -24,10 +24,10 @@ NUMBER = re.compile(
 )
 LITERALS = ("true", "false", "null")
 LITERAL = re.compile("|".join(LITERALS))
-# Enough white space to indent by, but not a canvas full of it.
+# White space between tokens: enough for indentation, but not a whole canvas of it.
 SPACE = re.compile(r"[ \t\n\r]{0,64}")
 
-# What may come next in a text, and the shortest form of it before everything open is closed.
+# What may come next in a text, and its shortest form before everything open is closed.
 SHORTEST = {
     "object": "{}",
     "value": "0",

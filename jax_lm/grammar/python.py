@@ -14,15 +14,16 @@ from enum import Enum, auto
 from functools import lru_cache
 from keyword import kwlist, softkwlist
 
-# CPython's `PyCF_ALLOW_INCOMPLETE_INPUT`, by which `codeop` tells a beginning from an error.
+# CPython's `PyCF_ALLOW_INCOMPLETE_INPUT`, with which `codeop` distinguishes incomplete code from
+# wrong code.
 INCOMPLETE_INPUT = 0x4000
 
 FILE = "<grammar>"
 warnings.filterwarnings("ignore", module=FILE)
 
-# Limit of the parses of one search.
+# Maximum number of texts that one search parses.
 MAX_PARSES = 300
-# Limit of the pieces of an end.
+# Maximum number of pieces of an end.
 MAX_DEPTH = 40
 
 # Brackets that are closed in the reverse order of their opening.
@@ -48,7 +49,7 @@ HEADERS = (
     "=0",
     "0",
 )
-# The rest of an operator that was cut.
+# Remainder of an operator that was cut.
 CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
 KEYWORDS = (*kwlist, *softkwlist)
 LAST_WORD = re.compile(r"\w+\Z")
@@ -174,7 +175,8 @@ def line_pieces(text: str) -> Iterator[str]:
     levels = dict.fromkeys(line[: len(line) - len(line.lstrip())] for line in reversed(lines))
     for level in levels:
         for indent in (level, level + " "):
-            # An indentation that was begun is continued; otherwise a new line begins.
+            # Continue the indentation if the last line has nothing else, or else begin a new line.
+            # last line "  ", indentation "    " -> two more blanks
             is_begun = not last.strip() and indent.startswith(last)
             start = indent[len(last) :] if is_begun else f"\n{indent}"
             yield from (start + suite for suite in SUITES)

@@ -19,7 +19,7 @@ OUTLINES = "outlines_core"
 REFUSED = 3
 # Default time limit for making an automaton.
 SECONDS = 20
-# Limit of the characters of an expression or a schema.
+# Maximum number of characters of an expression or a schema.
 MAX_LENGTH = 20_000
 
 # Keywords of JSON Schema that the expressions support.
@@ -40,7 +40,7 @@ ANNOTATIONS = {
     "deprecated",
 }
 SUPPORTED_WORDS = ", ".join(sorted(SUPPORTED))
-# Keywords that hold schemas by arbitrary names.
+# Keywords whose values are schemas by arbitrary names.
 NAMED_PARTS = ("properties", "$defs", "definitions")
 
 
@@ -63,7 +63,7 @@ class RegularGrammar:
     reads_prompt = False
 
     def __init__(self, kind: str, text: str, seconds: float | None = None) -> None:
-        # Messages name the expression or schema by its beginning.
+        # Error messages quote only the beginning of the expression or schema.
         name = f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
         # checked before the text is parsed or given to another process
         if len(text) > MAX_LENGTH:

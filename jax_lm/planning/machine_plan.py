@@ -24,7 +24,7 @@ from jax_lm.planning.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
 
 Rows = list[tuple[str, str]]
-# Groups of a kind that are listed as text; JSON has all of them.
+# Maximum number of groups of a kind in the printed plan; JSON has all of them.
 SHOWN = 12
 
 

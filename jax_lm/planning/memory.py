@@ -22,7 +22,8 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "grpo")
-# Masked copies per sample that coupled-GRPO scores: all of the completion, part of it, the rest.
+# Masked copies per sample that coupled-GRPO scores: with the whole completion masked, with a part
+# of it masked, and with the remaining part masked.
 COPIES = 3
 # Cost of a gradient in forward passes with remat: forward, recomputation, and two for the
 # backward.
@@ -59,9 +60,9 @@ def memory_estimate(
     size = jnp.dtype(dtype).itemsize
     # bytes per element, and positions in the batch
     rows = batch * canvas
-    # Two float32 arrays (4 bytes) at a time: scores and weights, logits and filtered logits, gate
-    # and up branch. XLA reuses their memory, so that only the widest pair counts, besides the
-    # residual stream and its copies.
+    # Two float32 arrays (4 bytes) are live at a time: scores and weights, logits and filtered
+    # logits, or gate and up branch. XLA reuses their memory, so only the widest pair counts, plus
+    # the residual stream and its copies.
     all_logits = 4 * rows * config.vocab_size
     logits = 2 * min(all_logits, logit_bytes or all_logits)
     scores = 2 * 4 * rows * canvas * config.num_attention_heads
@@ -320,7 +321,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     # drafts and branches are additional rows of each step
     batch = rows_per_device(planned, mesh) * (1 + planned.extra_canvases)
     block = decoding.block_columns(planned.new_tokens)
-    # The head only runs on masked positions: from the whole block down to one, on average half.
+    # The head runs on masked positions only: first the whole block, at last one, on average half.
     masked = (block + 1) // 2
 
     def cost(rows: int) -> Cost:

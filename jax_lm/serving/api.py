@@ -58,7 +58,7 @@ class Server:
         self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
         self.preparation = Preparation(lambda: engine.queue.retry_after)
 
-    # From bodies to jobs.
+    # Create jobs from request bodies.
 
     def require_model(self, body: schemas.DecodingBody) -> None:
         # Some clients send an empty name if the user has not set one.

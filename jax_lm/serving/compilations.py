@@ -28,7 +28,7 @@ IDLE_SECONDS = 1.0
 # file descriptor is left.
 MAX_PAUSE = 300.0
 
-# Slots, and how many sequences they decode together.
+# Slots, and the number of sequences that they decode together.
 Shape = tuple[Slots | GrowingSlots, int]
 
 
@@ -62,8 +62,8 @@ class CompileScheduler:
         # without these nothing can be decoded
         self.urgent: list[Shape] = [(slots, 1) for slots in widest]
         self.soon: list[Shape] = [(slots, count) for slots in widest if count > 1]
-        # Small batches and narrow slots first: one sequence in a batch for sixteen costs as much
-        # as sixteen.
+        # Small batches and narrow slots first, because a single sequence in a batch of sixteen
+        # costs as much as sixteen sequences.
         # count 6: sizes 1, 4 and 6
         sizes = [*(size for size in BATCH_SIZES if size < count), count]
         shapes = [(slots, size) for size in sizes for slots in groups]
@@ -85,8 +85,8 @@ class CompileScheduler:
         # cancelled during warm-up
         if not all(slots.sizes for slots, _ in self.urgent):
             return False
-        # Not only when idle: otherwise a burst of requests at start-up would be served one at a
-        # time indefinitely.
+        # At once, not only when idle: otherwise a burst of requests at start-up would be served one
+        # at a time without end.
         self.start(self.soon)
         return True
 
@@ -98,7 +98,7 @@ class CompileScheduler:
     @property
     def idle_seconds(self) -> float | None:
         """Seconds without a request after which to call `start_next`; None if nothing is left."""
-        # A compilation that fails puts its shape back.
+        # While a compilation runs, time out too: if it fails, its shape is pending again.
         return self.pause if self.wanted or self.thread.is_alive() else None
 
     def start_next(self) -> None:

@@ -21,7 +21,7 @@ from jax_lm.diffusion.constrained import Repair
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
-# Threads that read texts; each sequence occupies at most one at a time.
+# Number of threads that check texts; a sequence occupies at most one at a time.
 READERS = 4
 # Longest time in seconds that the engine waits for a grammar if no sequence can be decoded.
 MAX_WAIT = 0.01
@@ -105,7 +105,7 @@ class ConstrainedSequence(Sequence):
             ids[column, : len(top)] = top
         self.kept += 1
         self.step += 1
-        # The block of the first mask begins anew with the steps that follow.
+        # The next steps begin the block of the first mask again.
         self.block, self.first_step = 0, self.step
         self.next_block()
 

@@ -31,12 +31,12 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-# Numbers of tokens that slots hold; a sequence takes the narrowest slots that hold it.
+# Widths of slots in tokens; a sequence takes the narrowest slots that can hold it.
 #
-# An answer of 64 or 256 tokens comes with a prompt of about half that length: powers of two would
-# be just too narrow for both. Wider slots are made only if the options ask for a longer context.
+# An answer of 64 or 256 tokens often has a prompt of about half that length, so that powers of two
+# would be slightly too narrow. Wider slots are made only if the options ask for a longer context.
 WIDTHS = (96, 192, 384, 768, 1536, 2048)
-# Steps between two looks at the queue, and between two progress events of a job.
+# Steps between two checks of the queue, and between two progress events of a job.
 STEPS_PER_CALL = 4
 
 

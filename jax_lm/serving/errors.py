@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 # Names of OpenAI's interface; all others are invalid requests or errors of the server.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-# Status and message by the reason for which there is no answer.
+# Status and message for each reason why a request has no answer.
 FAILURES = {
     "queue_full": (429, "the queue is full; try again later"),
     "timeout": (504, "the request took longer than it may"),

@@ -56,7 +56,7 @@ NEUTRAL: Neutral = {
     "cache_prompt": (True, False),
 }
 
-# The same for answers that a client sends back as part of a conversation.
+# Fields of answers that a client sends back in a conversation, and the values that change nothing.
 MESSAGE_NEUTRAL: Neutral = {
     "type": ("text", "message"),
     "tool_calls": ([],),

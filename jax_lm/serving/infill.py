@@ -18,7 +18,7 @@ LLAMA_NEUTRAL: Neutral = {
     "stream": (False,),
     "lora": ([],),
 }
-# The text after the cursor gets at least one part in so many of the context.
+# The text after the cursor gets at least 1 / SUFFIX_PART of the context.
 SUFFIX_PART = 4
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 

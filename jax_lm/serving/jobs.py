@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Decoded in place of a character whose last bytes are missing.
 REPLACEMENT = "\ufffd"
-# Log-probability of a token that is as good as impossible; OpenAI's interface has the same.
+# Log-probability of a practically impossible token, as in OpenAI's interface.
 MIN_LOGPROB = -9999.0
 
 AnySequence = Sequence | GrowingSequence
@@ -278,7 +278,7 @@ class EventStream:
     def listen(self, event: Event) -> None:
         """Receive an event on the engine's thread."""
         if self.with_progress or event.reason:
-            # The loop may be gone when the server stops.
+            # The event loop may be closed already when the server stops.
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 

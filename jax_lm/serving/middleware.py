@@ -30,7 +30,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 # Characters of the shortest key.
 MIN_KEY = 16
-# A body is read up to this many times the limit before the client is told that it is too long.
+# A body is read up to this multiple of the limit before it is refused as too long.
 PATIENCE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Paths that need no key, and paths that monitoring calls every few seconds.
@@ -136,7 +136,7 @@ class Guard:
             await self.app(scope, replay(body, receive), answer)
         except Refusal as refusal:
             response = refusal.response
-            # The unread rest of the request must not be read as the next one.
+            # The unread rest of this request must not be parsed as the next request.
             response.headers["connection"] = "close"
             await response(scope, receive, answer)
         finally:
@@ -157,7 +157,7 @@ class Guard:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            # A web page can make a browser post other types to any address without permission.
+            # Web pages may let a browser post other types to any address without permission (CORS).
             if kind != "application/json":
                 message = f"Content-Type={kind[:100]!r}: must be application/json"
                 raise Refusal(415, message, code="wrong_content_type")

@@ -17,13 +17,13 @@ from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neut
 
 # Limits of one request: answers per prompt, prompts, and stop texts.
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
-# Alternatives per position, as many as OpenAI's two endpoints report.
+# Maximum alternatives per position, as in OpenAI's two endpoints.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
 # Characters of a text, or ids in a list of token ids.
 MAX_TEXT = 200_000
 MAX_SEED = 2**32 - 1
 
-# The prompt format by which Qwen's causal models are asked to fill a gap.
+# Prompt format of Qwen's causal models for filling a gap.
 FILL_IN_THE_MIDDLE = re.compile(
     r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
 )
@@ -43,7 +43,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEX
 
 
 def kind_of(value: Any) -> str | None:
-    """Name the alternative of a field that a value is meant for, so that errors are about it."""
+    """Return the tag of the alternative that a value is meant for, so that errors refer to it."""
     if isinstance(value, str):
         return "#text"
     if not isinstance(value, list):

@@ -17,8 +17,8 @@ from jax_lm.diffusion.drafts import DraftCanvases
 from jax_lm.diffusion.state import NEVER
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
-# Limit of the candidates per position, as in the published sampler. It is part of a shape, hence
-# the same for all sequences.
+# Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
+# it is the same for all sequences.
 TOP_K = 50
 
 # Tokens per position whose log-probabilities are kept on request, as many as OpenAI's interface

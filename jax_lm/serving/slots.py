@@ -182,13 +182,13 @@ class Slots:
         slots: np.ndarray | None = None
         # slot of each row: [2, 0, len(held)] for two sequences and one blank row
         if self.is_cached and (config.rows == self.columns or size < len(self.held)):
-            # A slot beyond the last one takes nothing.
+            # Blank rows have the slot after the last one: what they compute is dropped.
             numbers = [
                 self.held.index(sequence) if sequence else len(self.held) for sequence in batch
             ]
             slots = np.asarray(numbers, np.int32)
         elif self.is_cached:
-            # All slots at once: nothing is copied to and fro.
+            # All slots at once, in their order, so that no part of the cache is copied.
             batch = [sequence if sequence in sequences else None for sequence in self.held]
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [sequence and self.inputs(sequence, config, steps, forwards) for sequence in batch]
@@ -279,7 +279,7 @@ class Slots:
 
 def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
     """Return values by column as a batch of one, padded with zeros on the right."""
-    # columns == 5: in [1, 2, 3] out [[1, 2, 3, 0, 0]]
+    # columns 5: [1, 2, 3] -> [[1, 2, 3, 0, 0]]
     return np.pad(values, (0, columns - len(values)))[None]
 
 
@@ -303,7 +303,7 @@ def run_slots(
     """
     model = nnx.merge(graph, params)
     states, inputs = stacked
-    # Log-probabilities of this call's commits; sequences that want them collect them.
+    # log-probabilities of this call's commits; sequences that report them collect them
     kept = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
     states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=kept)
     window, columns = inputs.window, states.tokens.shape[-1]

@@ -21,7 +21,7 @@ BUILTIN = "builtin"
 
 # Default of nested settings: columns of the built-in corpus.
 OUR_PROMPTS = PromptColumns()
-# A short training moves most weights by less than half a step of bfloat16.
+# float32 by default: a short training moves most weights by less than half a step of bfloat16.
 SavedDtype = Literal["float32", "bfloat16"]
 
 

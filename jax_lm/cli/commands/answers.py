@@ -59,7 +59,7 @@ def answer_file(arguments: Generate) -> int:
     with terminal.progress("answering", FIRST_NOTE) as report, open_lines(out) as file:
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
-            # Padded to the batch size, because another number of rows would be compiled again.
+            # A smaller batch is filled up, because another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             templates = [Template.completion(prompts[n], options.max_new_tokens) for n in filled]

@@ -116,7 +116,7 @@ def choose_model(arguments: Bench) -> dict[str, Any]:
         config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
         name = arguments.model or "built-in model"
     count = parameter_count(config)
-    # The weights of 7B parameters hardly fit anywhere in float32.
+    # Few devices can hold 7B parameters in float32.
     fitting = "bfloat16" if arguments.random_shape == "7b" else fitting_dtype(count)
     return {"name": name, "parameters": count, "dtype": arguments.dtype or fitting}
 
@@ -202,7 +202,7 @@ def run_experiment(arguments: Experiment) -> int:
     with Steps(
         out, identity | {"devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}"}
     ) as run:
-        # Rows of an earlier run are read before anything is measured.
+        # Build a report first, so that unreadable results of an earlier run are found at once.
         report(run.outcomes)
         if run.outcomes:
             Console(stderr=True).print(

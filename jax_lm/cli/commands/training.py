@@ -50,7 +50,8 @@ def run_sft(arguments: Sft) -> int:
     )
     expansion = None
     if settings.expand_delete:
-        # After the samples are read: tokenised ones belong to the tokenizer without the token.
+        # Only now that the samples are read: tokenised data belong to the tokenizer without the new
+        # token.
         model, target, expansion = add_expansion(model, target, settings)
     # train
     finished = fine_tune(
@@ -173,7 +174,7 @@ def run_merge_lora(arguments: MergeLora) -> int:
     assert found.adapter is not None
     require_elsewhere(arguments.out, found.folder)
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
-    # In float32, because most of what an adapter adds is less than half a step of bfloat16.
+    # In float32, because most changes by an adapter are less than half a step of bfloat16.
     model = DreamForCausalLM.from_pretrained(found.folder, dtype="float32")
     lora.load_adapter(model, found.adapter)
     lora.merge(model)

@@ -73,7 +73,7 @@ def canvas_text(
     for place in np.flatnonzero(present).tolist():
         if not holes[place]:
             if shows_given:
-                # Holes that grow are surrounded by special tokens.
+                # Special tokens surround holes that grow; they are not shown.
                 given = tokenizer.decode(
                     [tokens[place]], skip_special_tokens=canvas.room is not None
                 )
