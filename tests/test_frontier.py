@@ -109,7 +109,7 @@ def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
     def decode_again(*_):
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(Evaluator, "written", decode_again)
+    monkeypatch.setattr(Evaluator, "decode_batch", decode_again)
     before = json.loads((tmp_path / "frontier.json").read_text())["points"]
     assert cli.main(command) == 0
     assert json.loads((tmp_path / "frontier.json").read_text())["points"] == before

@@ -285,7 +285,7 @@ def test_program_of_coupled_grpo_is_the_one_that_its_trainer_compiles(
     ours = DiffuGRPOTrainer(
         model, letters, [{"prompt": "ab"}], settings, out=tmp_path, trained=trained
     )
-    (batch, _), _ = ours.source.make(ours.state.params, 0)
+    (batch, _), _ = ours.source.make(ours.source.policy(ours.state.params), 0)
     state = ours.trainer.state
     theirs = ours.trainer.update.lower(
         state.params, state.optimizer, ours.trainer.frozen, np.int32(1), ours.trainer.place(batch)

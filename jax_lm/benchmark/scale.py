@@ -37,6 +37,7 @@ from jax_lm.reports.tables import Row
 from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
+from jax_lm.training.rollout_source import PolicyBatch
 
 LORA_RANK = 16
 # Training updates: of all weights, of adapters, and of adapters over int8 kernels.
@@ -260,9 +261,15 @@ def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
     It begins with random weights.
     """
     params, optimizer, frozen, step, batch = program.arguments
-    tokens = np.random.default_rng(0).integers(0, vocabulary, batch.tokens.shape, dtype=np.int32)
-    rest = jax.tree.map(partial(constant, value=1), batch._replace(tokens=None))
-    batch = rest._replace(tokens=jax.device_put(tokens, batch.tokens.sharding))
+    # A batch of coupled-GRPO holds its rows beside their scores; one of fine-tuning is its rows.
+    shapes = batch.rows if isinstance(batch, PolicyBatch) else batch
+    ids = np.random.default_rng(0).integers(0, vocabulary, shapes.tokens.shape, dtype=np.int32)
+    batch = jax.tree.map(partial(constant, value=1), batch)
+    tokens = jax.device_put(ids, shapes.tokens.sharding)
+    if isinstance(batch, PolicyBatch):
+        batch = batch._replace(rows=batch.rows._replace(tokens=tokens))
+    else:
+        batch = batch._replace(tokens=tokens)
     frozen, step = jax.tree.map(small_noise, frozen), constant(step, value=1)
     state = jax.tree.map(small_noise, params), jax.tree.map(partial(constant, value=0), optimizer)
 
