@@ -386,7 +386,7 @@ def propose(
         logits = model.logits(hidden)
         if hooks.logits is not None:
             logits = hooks.logits(state.step, state.tokens, logits)
-        # [b, r, v], for the hook that sees the tokens after the step
+        # The token hook reads these logits after the step.
         return decide(logits, positions, masked)._replace(logits=logits)
     # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7
     # and 18 masks: sizes [20, 40], needed 18, branch 0.
