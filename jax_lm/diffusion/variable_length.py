@@ -1,10 +1,9 @@
-"""Variable-length holes: a decided position may expand into two masks, or delete the rest of its
-hole.
+"""Variable-length holes: a decided position may expand into two masks or delete its hole's rest.
 
-DreamOn (arXiv 2602.01326), where only decided positions count, deleting ends at the hole's end, and
-each hole is known by its number. A step decides masked positions as any step does; then the columns
-of each row move by one gather, so that shapes stay. As positions shift, every step recomputes every
-row.
+This is DreamOn (arXiv 2602.01326), except that only decided positions count, that deleting ends at
+the hole's end, and that holes are numbered. A step decides masked positions as any step does. Then
+one gather moves the columns of each row, so that shapes stay the same. Since positions shift, every
+step recomputes every row.
 """
 
 from collections.abc import Sequence
@@ -28,6 +27,11 @@ from jax_lm.templates import Template
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
 
 
+# Example: [B, x, M, M, y, pad, pad, pad] with room for 6 columns
+#   length  5
+#   limit   6
+#   budget  2 * (6 - 2) = 8
+#   hole    [-1, -1, 0, 0, -1, -1, -1, -1]
 class Extent(NamedTuple):
     """Length of each row, and its limits.
 
@@ -102,6 +106,7 @@ class VariableLength(Variant):
 
         A step decides at least one mask, and each initial or added mask is decided once.
         """
+        # An expansion costs one of the budget, and adds two masks that are decided later.
         masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extra.budget)
         steps, ratios = np.int32((masks + 2 * budget).max()), np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
@@ -132,6 +137,7 @@ class VariableLength(Variant):
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step: decide positions, then expand and delete."""
+        # compute: rows begin in column 0, so that a column is its position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
         positions = jnp.broadcast_to(columns, state.tokens.shape)
         canvas = inputs.canvas._replace(
@@ -139,11 +145,14 @@ class VariableLength(Variant):
         )
         evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
         proposal = evaluation.proposal
+        # decide
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
         decided = state.masked & (commit_rules.ranks(scores, state.masked) < self.tokens_per_step)
         tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
+        # expand and delete
         move = resize(state.extra, tokens, masked, decided, self)
 
+        # `opened` is the value of a new mask, `absent` that of padding.
         def moved(values: Array, opened: int | bool | float, absent: int | bool | float) -> Array:
             return jnp.where(move.is_open, opened, move.of(values, absent))
 
@@ -208,6 +217,7 @@ def resize(
     gone = deleted | (masked & (last >= 0) & same)
     copies = jnp.where(extent.present(), jnp.where(gone, 0, jnp.where(expanded, 2, 1)), 0)
     ends = jnp.cumsum(copies, axis=1)
+    # The source of a column is the first one whose copies end beyond it.
     source = jax.vmap(lambda row: jnp.searchsorted(row, columns, side="right"))(ends)
     source = jnp.minimum(source, tokens.shape[1] - 1)
     extent = extent._replace(length=ends[:, -1], budget=extent.budget - jnp.sum(expanded, axis=1))
@@ -290,6 +300,7 @@ def lay_out(
     check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer)
+    # with room: the row, the token that deletes as its end, and padding on the right
     begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:
         ids, holes = template.encoded(tokenizer)

@@ -22,9 +22,8 @@ PARTIAL = "*.orbax-checkpoint-tmp*"
 # In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.
 ARRAY = "__array__"
 
-# Settings that are recorded but may change on resume.
-#
-# They decide where and in which order something is computed, not what.
+# Settings that are recorded but may change on resume: they decide where and in which order numbers
+# are computed, not which.
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
 
 
@@ -77,6 +76,8 @@ class RunCheckpoints(AbstractContextManager):
             rest: JSON that may contain arrays, none of them empty.
         """
         leaves = named_leaves(state)
+        # rest {"batches": [array]} is stored as JSON {"batches": [{"__array__": "1"}]} and arrays
+        # {"step": ..., "1": array}.
         arrays = {"step": np.array(step)}
 
         def store(value: Any) -> dict[str, str]:
@@ -116,6 +117,7 @@ class RunCheckpoints(AbstractContextManager):
         """
         self.checkpointer.wait()
         step = self.latest if step is None else step
+        # check names, shapes and dtypes before anything is loaded
         leaves, stored = named_leaves(like), self.read(step)["leaves"]
         checkpoint = f"checkpoint {self.checkpointer.directory / str(step)}"
         for name in sorted(stored.keys() ^ leaves.keys()):

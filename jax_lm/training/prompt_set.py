@@ -1,4 +1,4 @@
-"""The prompts of a coupled-GRPO run: encoded, those that are too long dropped, in a random order."""
+"""The prompts of a coupled-GRPO run: encoded, filtered by length, in a random order."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ PROMPT = "prompt"
 # Prompts are padded to a multiple of this.
 WIDTH_BUCKET = 32
 
-# Stands in for the number of an epoch or a rollout where prompts are held out for evaluation.
+# Takes the place of an epoch's or rollout's number in the random keys of held-out prompts.
 HELD_OUT = 2**32 - 1
 
 
@@ -74,6 +74,7 @@ class PromptSet:
             if not content or not isinstance(content, str | list | tuple):
                 message = f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}"
                 raise ValueError(message)
+            # Text is completed as it is; messages get the chat template.
             text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
             columns = {name: value for name, value in row.items() if name != PROMPT}
             prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
@@ -85,6 +86,7 @@ class PromptSet:
         if too_long:
             logger.warning("%d prompts dropped: longer than %s", too_long, limit)
         longest = max(len(prompt.ids) for prompt in fitting)
+        # longest == 40: 40 + 24 = 64 columns
         return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
 
     def hold_out(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
@@ -113,6 +115,7 @@ class PromptSet:
         """
         size = len(self.prompts)
         numbers = range(first, first + count)
+        # Draw 0 has the key of a run without dynamic sampling.
         stream = (draw,) if draw else ()
         orders = {
             epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size)

@@ -1,6 +1,4 @@
-"""The model of a training run: what of it is trained, how it is loaded, and how the result is
-saved.
-"""
+"""The model of a training run: loading it, choosing the trained parameters, saving the result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +58,7 @@ class TrainedModel:
             return None
         assert self.base is not None
         sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        # Checksums, because a file of the same name may hold another adapter.
         start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
         return {**sizes, "base": self.base.fingerprint, **start}
 
@@ -102,14 +101,17 @@ def load_for_training(
         CheckpointError, TokenizerError: the files are damaged, or do not belong together.
         ValueError: adapters or a mesh that do not fit the model.
     """
+    # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    # where the result is saved; checked before the weights are loaded, which takes longest
     adapters = found.adapter.config if found.adapter else adapters
     of_adapters = (
         {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
     )
     target = TrainedModel(out, tokenizer, save_dtype, found.folder, **of_adapters)
+    # weights, then adapters
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), int8=int8
     )
@@ -123,8 +125,10 @@ def load_for_training(
 def add_expansion(
     model: DreamForCausalLM, target: TrainedModel, settings: SftConfig
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
-    """Return the model with a token for expanding, added if it has none, and how its samples are
-    made.
+    """Add the token for expanding to a model that has none.
+
+    Returns:
+        The model, its saved form, and the `Expansion` that makes samples for it.
 
     Raises:
         ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a
@@ -132,6 +136,7 @@ def add_expansion(
         TokenizerError: model and tokenizer name different tokens.
     """
     known_id = named_expand_id(model.config, target.tokenizer)
+    # Full training can teach a new token: its embedding is trained with the rest.
     if known_id is None:
         if target.adapters:
             raise ValueError(
