@@ -314,6 +314,7 @@ class DiffuCoderInference:
         seed: int = 0,
     ) -> DecodedBatch:
         """Fill the hole between two texts at each of these lengths; return the most likely row."""
+        # One row per length, all in one batch.
         templates = [Template.infilling(prefix, length, suffix) for length in lengths]
         batch = self.decode(templates, options, seed=seed)
         return replace(batch, rows=(max(batch.rows, key=lambda row: row.mean_log_confidence),))

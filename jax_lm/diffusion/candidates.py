@@ -193,6 +193,7 @@ class Candidates(NamedTuple):
 
     def margin(self) -> Float[Array, "b r"]:
         """Return the probability of the most likely token minus that of the second."""
+        # A single candidate has no second: its margin is its probability.
         best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
         return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
 
@@ -237,6 +238,7 @@ def filtered(
         # No update in place: XLA's CPU compiler copies all logits for that, once for each way of
         # reading them.
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    # At temperature 0 the filters act as at temperature 1.
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
     # whole vocabulary: candidates are found without a sort (`nucleus`)
     if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
@@ -308,6 +310,7 @@ def draw(
     Returns:
         The tokens and their probabilities.
     """
+    # `cond`: without temperature, no cumulative sums are computed.
     tokens, log_probs = jax.lax.cond(
         temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest
     )
@@ -344,5 +347,6 @@ def disturbed(
 
     The draws are from softmax(scores / alg_temp); at alg_temp 0, scores do not change.
     """
+    # At least the smallest float: log 0 would be -inf.
     gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
     return jnp.where(alg_temp > 0, scores / jnp.where(alg_temp > 0, alg_temp, 1.0) + gumbel, scores)

@@ -105,6 +105,7 @@ class Drafts(Variant):
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
     ) -> tuple[SamplerState, KVCache]:
+        # [b, t] -> [b, 1, t]: each row is a batch of one
         canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
         enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
         rows = enter(state.extra, inputs._replace(canvas=canvas))
@@ -129,6 +130,7 @@ class Drafts(Variant):
         """Advance every row that is going; the rows are computed together, whether they go or not."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
+        # The forward pass of all rows counts once, however many of them go on.
         after, cache = advance_rows(
             model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
         )

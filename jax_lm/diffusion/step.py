@@ -51,7 +51,7 @@ from jax_lm.options import GenerationOptions
 
 # Letters of the shapes: b batch, t columns of the canvas, r columns of the block, c gathered
 # columns of the block, d hidden, v vocabulary.
-#
+
 # Names of the mapped axes: over rows, and over the canvases of a row that are computed together.
 ROWS, CANVASES = "rows", "canvases"
 # Fewest rows that the head is compiled for, unless the block is shorter.
@@ -83,7 +83,7 @@ class Variant:
     def of(
         cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
     ) -> "Variant | None":
-        """Return the method if the request asks for it. Raises ValueError if it cannot run."""
+        """Return the method if the options ask for it. Raises ValueError if it cannot run."""
         return cls()
 
     # Before the loop, on the host.
@@ -112,7 +112,7 @@ class Variant:
     def admit(
         self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
     ) -> Float[Array, "b r v"]:
-        """Rule out control tokens, here the one that expands a hole."""
+        """Set the logits of control tokens to -inf, here of the one that expands a hole."""
         if expand_id is None:
             return logits
         return jnp.where(jnp.arange(logits.shape[-1]) == expand_id, -jnp.inf, logits)
@@ -126,7 +126,7 @@ class Variant:
     def enter_row(
         self, row: SamplerState, inputs: BatchInputs, config: "StepConfig"
     ) -> SamplerState:
-        """Prepare a row, a batch of one at a step of its own under `jax.vmap`."""
+        """Prepare one row: under `jax.vmap`, a batch of one with its own step."""
         return skip_idle(row, inputs, config)
 
     def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
@@ -159,7 +159,7 @@ class Variant:
         inputs: BatchInputs,
         config: "StepConfig",
     ) -> tuple[SamplerState, KVCache]:
-        """Take one step of a row, a batch of one at a step of its own under `jax.vmap`."""
+        """Take one step of one row: under `jax.vmap`, a batch of one with its own step."""
         return self.advance(model, row, cache, inputs, config)
 
     def leave(
@@ -219,8 +219,10 @@ def step(
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
     """Take one denoising step: recompute rows, propose a token for each mask, commit some of them."""
-    # Block [a, M, M], and the rule takes the most confident mask: proposed [a, b, c], chosen
-    # [0, 0, 1], committed [a, M, c].
+    # Block [a, M, M], and a rule that commits the most confident mask:
+    #   proposed   [a, b, c]
+    #   chosen     [0, 0, 1]
+    #   committed  [a, M, c]
     evaluation, cache = evaluate(model, state, cache, inputs, config)
     return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
 
@@ -255,7 +257,7 @@ def write(
 ) -> SamplerState:
     """Write the chosen tokens into the canvas, and end the rows whose text ends with them."""
     proposal = evaluation.proposal
-    # Only the reference's candidates include MASK; such a position stays open, as it does there.
+    # Only the reference's candidates include MASK. A position with it stays open, as there.
     chosen &= proposal.tokens != config.mask_id
 
     # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
@@ -279,6 +281,7 @@ def write(
     if config.hooks.tokens is not None:
         tokens = config.hooks.tokens(state.step, state.tokens, evaluation.logits)
         state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
+    # A stop token may have become final: end its hole.
     if config.stop_ids:
         state = end_rows(state, inputs, config.stop_ids)
     return state
@@ -383,13 +386,14 @@ def propose(
 
     hooks = config.hooks
     if hooks.tokens is not None or hooks.logits is not None:
+        # [b, r, d] -> [b, r, v], for all rows
         logits = model.logits(hidden)
         if hooks.logits is not None:
             logits = hooks.logits(state.step, state.tokens, logits)
         # The token hook reads these logits after the step.
         return decide(logits, positions, masked)._replace(logits=logits)
-    # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7
-    # and 18 masks: sizes [20, 40], needed 18, branch 0.
+    # Compiled sizes: half of the block and all of it, at least SMALLEST_HEAD rows. For length 40
+    # and rows with 7 and 18 masks: sizes [20, 40], needed 18, branch 0.
     halves = [max(-(-config.length // share), SMALLEST_HEAD) for share in HEAD_SHARES]
     sizes = sorted({min(size, config.length) for size in halves})
     needed = jnp.max(jnp.sum(masked, axis=1))

@@ -160,6 +160,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
         require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
+        # Both compare evaluations, and need to know by which metric.
         for name in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(self, name) and self.metric_for_best_model is None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
@@ -169,6 +170,7 @@ class TrainerConfig:
         require_not_negative(self, "seed")
         for name in self.track:
             require_one_of("track", name, tuple(TRACKERS))
+        # Without max_steps, epochs define the steps once the data are known.
         if self.max_steps is not None:
             # Raises if the warm-up takes all steps.
             self.optimizer.warmup(self.max_steps)
@@ -256,6 +258,7 @@ class LossConfig:
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
         require_inner_shares(self, "minimum_level", "cart_p")
         rule = "must be from 0 to 1, and 0 with a weighting that is not plain"
+        # The other weightings assume masks that are drawn independently.
         highest = 1 if self.weighting == "plain" else 0
         require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
         rule = "must be at least 1, the weight of a full mask"
@@ -322,6 +325,7 @@ class SftConfig:
             "packed": self.packed,
             "condition_share": self.condition_share,
         }
+        # The defaults, which mean that the user has set nothing.
         required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
         for name, value in required.items():
             if name not in free and values[name] != value:

@@ -197,6 +197,7 @@ class GRPOConfig:
         require(
             "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
         )
+        # A missing weight would shift all weights after it.
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")

@@ -67,6 +67,7 @@ class Meter:
             "tokens_per_second": self.tokens / max(elapsed, 1e-9),
             "seconds": self.earlier + elapsed,
         }
+        # reset
         self.sums, self.tokens, self.seconds, self.earlier = {}, 0, 0.0, self.earlier + elapsed
         self.clock = time.monotonic()
         return metrics | speed
@@ -107,6 +108,7 @@ def open_writers(
         "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
         "wandb": lambda: wandb_writer(out, config),
     }
+    # Before any file is opened.
     require_trackers(track)
     with ExitStack() as stack:
         trackers = [stack.enter_context(opened[name]()) for name in track]
@@ -128,6 +130,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     A resumed run drops the entries after its checkpoint. Numbers that are not finite become null,
     as JSON cannot hold them.
     """
+    # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
     resumes = resumed_at and path.is_file()
     # Written to a temporary file first, so that a kill never leaves half of the entries.
     entries = path.read_text(encoding="utf-8").splitlines() if resumes else []

@@ -78,6 +78,7 @@ class PromptSet:
             text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
             columns = {name: value for name, value in row.items() if name != PROMPT}
             prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
+        # drop prompts that are too long
         fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
         too_long = len(prompts) - len(fitting)
         limit = f"max_prompt_length={max_length} tokens"
@@ -99,6 +100,7 @@ class PromptSet:
         if count >= total:
             rule = f"must leave some of the {total} prompts that fit"
             raise ValueError(f"held_out_prompts={count}: {rule}")
+        # 5 prompts, order [3, 0, 4, 1, 2] and count 2: held out [3, 0], the rest is [1, 2, 4]
         order = np.random.default_rng((seed, HELD_OUT)).permutation(total)
         held_out = tuple(self.prompts[number] for number in order[:count])
         rest = tuple(self.prompts[number] for number in sorted(order[count:]))

@@ -115,6 +115,7 @@ def load_for_training(
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), int8=int8
     )
+    # A stored adapter is trained further; otherwise new ones begin at zero.
     if found.adapter:
         lora.load_adapter(model, found.adapter)
     elif adapters:
@@ -145,6 +146,7 @@ def add_expansion(
         target = replace(target, tokenizer=target.tokenizer.with_expand())
         model = add_expand_token(model, target.tokenizer.token_id(EXPAND))
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
+    # The token that ends a text also deletes.
     growth = growth_of(model.config)
     assert growth is not None
     expansion = Expansion(
