@@ -5,7 +5,8 @@ This is FreeDave (arXiv 2510.00294), for any rule, order and temperature.
 - Drafts are steps taken with the candidates of the last forward pass, which are out of date from
   the second step on.
 - One forward pass computes the canvas and its draft canvases. Each yields the true step after it,
-  with the random numbers of that step. A draft is right if it equals the true step before it.
+  with the random numbers of that step. A draft is right if it equals the true step from the canvas
+  before it.
 - The first wrong draft ends what is accepted; the true step from there is already known.
 
 So drafting saves forward passes and does not change the text. Each row is a batch of one at a step

@@ -10,8 +10,8 @@ weight.
 - `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions
   masked) are no bound, but train on the nearly empty canvas that generation starts from.
 - Decoding by confidence sees other canvases than random masks leave: a beginning, and the most
-  likely tokens of the rest, usually the end of the text before its middle. A `confident_share` of
-  the samples is masked in this way.
+  likely tokens of the rest, the end of the text before its middle. A `confident_share` of the
+  samples is masked in this way.
 
 Knows batches, no files.
 """

@@ -32,8 +32,6 @@ from jax_lm.training.update import LossTerms, Mean
 MAX_LOG_RATIO = 20.0
 
 
-# masked copies
-#
 # Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
 class Copies(NamedTuple):
     """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or segments.

@@ -1,7 +1,7 @@
 """The batches of coupled-GRPO: completions, their rewards, and their scores under masks.
 
-A rollout is made every `num_iterations` updates. Old and reference scores are computed when it is
-made, under the masks of each of its updates. With one update per rollout, no old scores are
+A rollout is made every `num_iterations` updates. Old and reference scores are computed once, when
+it is made, under the masks of each of its updates. With one update per rollout, no old scores are
 needed: the update starts from the policy that sampled. On a mesh, the rows of a rollout are small
 and lie whole on every device; model and scores split them.
 """
@@ -214,7 +214,7 @@ class RolloutSource:
         sampled = self.rollouts.sample_rollout(policy, number)
         # With dynamic sampling, rewards are known already and choose the rows.
         rollout = sampled if sampled.totals is None else self.rollouts.choose_groups(sampled)
-        # score, on the devices, while the host judges
+        # score, on the devices; accelerators do so while the host judges
         updates, scored = self.score(policy, number, rollout.completions)
         if sampled.totals is None:
             if jax.default_backend() == "cpu":

@@ -305,7 +305,7 @@ def sample_completions(
     # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
     # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1.
     padded_size = batch_size + -batch_size % row_devices(sampler.mesh)
-    # decode, a batch after another
+    # decode, one batch after another
     batches = []
     for first in range(0, count, batch_size):
         rows = first + np.arange(padded_size) % batch_size
@@ -437,7 +437,7 @@ def advantages(
 def has_variance(rewards: Float[np.ndarray, "b"], group_size: int) -> Bool[np.ndarray, "g"]:
     """Return which groups have judged completions with different rewards.
 
-    The model learns only from these: in the other groups, all advantages are 0.
+    Only these groups teach: in the others, all advantages are 0.
     """
     groups = rewards.reshape(-1, group_size)
     return np.array([len(np.unique(group[np.isfinite(group)])) > 1 for group in groups])
