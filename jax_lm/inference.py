@@ -338,7 +338,7 @@ class DiffuCoderInference:
         )
 
     def template(self, text: str, options: GenerationOptions) -> Template:
-        """Parse a text with hole markers; those without a number get their length from `options`."""
+        """Parse a text with hole markers; those without a number have the length of `options`."""
         return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode(

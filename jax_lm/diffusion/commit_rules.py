@@ -1,8 +1,8 @@
 """Commit rules: which masked positions of a block a step decides. Pure functions of arrays.
 
 Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills
-(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. Tokens are drawn and scored in
-`candidates`.
+(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. `candidates` draws and scores
+the tokens.
 """
 
 import functools
@@ -118,7 +118,8 @@ def budget(
     """Count the positions that a rule by probability may commit in a step of a block.
 
     Without a number of steps, that is all of them. Else Fast-dLLM's uncached rule holds: each of
-    the `steps` steps may commit holes // steps, unused ones carry over, and the last may commit all.
+    the `steps` steps may commit holes // steps, unused ones carry over, and the last may commit
+    all.
     """
     # 12 holes in 4 steps: 3 per step; step 1 with 1 committed so far may commit 2 * 3 - 1 = 5
     left = jnp.sum(masked, axis=1)

@@ -76,7 +76,7 @@ class Sampler:
         return other
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
-        """Make a sampler of the same model for weights on another mesh; this one's stay in place."""
+        """Make a sampler of the same model for weights on another mesh; its own stay in place."""
         model = nnx.merge(self.graph, self.params)
         model.model.mesh = mesh
         other = copy.copy(self)

@@ -218,7 +218,7 @@ def step(
     inputs: BatchInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
-    """Take one denoising step: recompute rows, propose a token for each mask, commit some of them."""
+    """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
     # Block [a, M, M], and a rule that commits the most confident mask:
     #   proposed   [a, b, c]
     #   chosen     [0, 0, 1]

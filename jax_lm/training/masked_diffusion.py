@@ -280,8 +280,8 @@ def require_rows_of_one_sample(batch: Batch) -> None:
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     """Join the rows of all processes to one batch over the mesh, filled up to even parts."""
     rows, processes = parts * row_devices(mesh), jax.process_count()
-    # 1 part, 8 devices that split rows, 2 processes: each process fills its rows up to a multiple of
-    # lcm(8, 2) / 2 = 4.
+    # 1 part, 8 devices that split rows, 2 processes: each process fills its rows up to a multiple
+    # of lcm(8, 2) / 2 = 4.
     batch = fill_rows(batch, math.lcm(rows, processes) // processes)
 
     def put(rows: np.ndarray) -> Array:

@@ -150,8 +150,8 @@ def make_streams(
         shown: `vary` of the held-out samples.
     """
     seed, share = config.training.seed, config.held_out_share
-    # tokenised texts are concatenated and cut into rows; other samples lie in one row each, packed or
-    # alone
+    # tokenised texts are concatenated and cut into rows; each other sample lies in one row, packed
+    # or alone
     if isinstance(samples, TokenShards) and samples.kind == "text":
         rows: Any = TextRows.of(samples, config.max_length, seed)
         learnt, held_out = rows.split(share)
