@@ -160,7 +160,7 @@ class DiffuCoderInference:
         Args:
             prompt_or_list: the prompt, or a list of prompts.
             max_new_tokens: this and the options up to `alg_temp` are those of `GenerationOptions`.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             return_full_text: whether to return the prompt before its completion.
             preset: speed and quality of decoding, as in `Decoding`.
 
@@ -200,7 +200,7 @@ class DiffuCoderInference:
         Args:
             messages: {"role": …, "content": …} messages, or one user message as a string.
             options: how to decode.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             **settings: settings of `generate`, such as max_new_tokens or preset, which override
                 `options`.
         """
@@ -237,7 +237,7 @@ class DiffuCoderInference:
         Args:
             prompts: at least one.
             options: how to decode.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             on_progress: called with the number of decided positions and the total.
         """
         templates = [
@@ -278,7 +278,7 @@ class DiffuCoderInference:
                 log-probability per token is returned. If the hole finds its own length, the number
                 of masks that it begins with (16 if not given).
             options: all other settings of decoding.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
 
         Raises:
             ValueError: a length below 1, a text that exceeds the context, or an option that growth
@@ -355,7 +355,7 @@ class DiffuCoderInference:
         Args:
             templates: at least one.
             options: how to decode.
-            seed: of the random numbers, or one key per row.
+            seed: seed of the random numbers, or one key per row.
             on_progress: called with the number of decided positions and the total.
             on_state: called with the canvas and its state after every step.
 
@@ -410,7 +410,7 @@ class DiffuCoderInference:
         Args:
             prompts: at least one.
             options: how to decode.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
             every: steps between two events of a row.
         """
         templates = [

@@ -23,7 +23,7 @@ class Generation:
 
     Attributes:
         holes: the text of each hole, up to its stop token.
-        token_ids: of all holes, without stop tokens.
+        token_ids: tokens of all holes, without stop tokens.
         confidence: probability of each token when it was decided (after temperature and filters).
         commit_step: step at which each was decided.
         stopped: whether stop tokens ended it; otherwise a hole was full.

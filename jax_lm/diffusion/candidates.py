@@ -39,9 +39,9 @@ class SamplingParams(NamedTuple):
         by_schedule: whether the noise schedule says how many tokens a step commits, or else their
             probability.
         threshold: probability from which tokens are committed.
-        decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
-        factor: of the rule `factor`; 0 for the others.
-        entropy_bound: of the rule `entropy`; negative for the others, which then need no entropies.
+        decay: decay of the threshold while the block fills; 0 except in the rule `dynamic`.
+        factor: factor of the rule `factor`; 0 in the others.
+        entropy_bound: bound of the rule `entropy`; negative in the others, which need no entropies.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
@@ -132,7 +132,7 @@ class TokenLogProbs(NamedTuple):
 
     Attributes:
         chosen: log-probability of the token that was chosen.
-        log_probs: of the most likely tokens.
+        log_probs: log-probabilities of the most likely tokens.
         ids: ids of the most likely tokens.
     """
 
@@ -219,7 +219,7 @@ def filtered(
     nucleus where its mass is full; in both cases the lowest ids stay.
 
     Args:
-        logits: of the positions.
+        logits: logits of the positions.
         params: temperature and filters.
         top_k: largest number of candidates (static); `params.top_k` takes fewer of them without
             another compilation.
@@ -305,7 +305,7 @@ def draw(
 
     Args:
         uniform: random numbers in [0, 1), one per position.
-        candidates: of the positions.
+        candidates: candidates of the positions.
         temperature: only whether it is 0; candidates have it already.
     Returns:
         The tokens and their probabilities.

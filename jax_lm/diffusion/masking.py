@@ -90,7 +90,7 @@ def mask_tokens(
     """Mask canvas positions with the probability of their level, and at least one per sample.
 
     Args:
-        key: of the draws.
+        key: key of the random numbers.
         tokens: rows of samples.
         canvas: positions that may be masked.
         samples: number of each token's sample.

@@ -159,7 +159,7 @@ def nucleus(
     of a confident row. Otherwise it is bisected: the mass above a threshold falls as that rises.
 
     Args:
-        weights: of `weigh`; the largest logit has 1.
+        weights: weights from `weigh`; that of the largest logit is 1.
         needed: rows that are read; the others keep what their GROUP largest say.
     """
     limit = top_p * jnp.sum(weights, axis=-1, keepdims=True)

@@ -88,8 +88,8 @@ class Sampler:
 
         Args:
             canvas: the rows to fill.
-            seed: of the row keys, or one key per row. The random numbers of a row depend only on
-                its key, or on the seed and its index.
+            seed: seed of the row keys, or one key per row. The random numbers of a row depend only
+                on its key, or on the seed and its index.
 
         Raises:
             ValueError: a negative seed.
@@ -138,7 +138,7 @@ class Sampler:
         Args:
             canvas: the rows to fill.
             options: how to decode; `max_new_tokens` is ignored, as the canvas has its length.
-            seed: of the random numbers, or one key per row.
+            seed: seed of the random numbers, or one key per row.
             every: steps between two states; None yields as rarely as possible.
             stop_ids: tokens that end a row; ignored unless `options.early_stop`.
             hooks: hooks of the reference.

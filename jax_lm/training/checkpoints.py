@@ -31,7 +31,7 @@ class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run in a folder, which is created if absent.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         keep: number of newest checkpoints to keep.
         in_background: whether `save` returns once the state is copied and writes it while training
             continues. A failure is raised by the next `save`, or at the end. None writes in the
@@ -110,7 +110,7 @@ class RunCheckpoints(AbstractContextManager):
 
         Args:
             like: tree with the shapes, dtypes and shardings to load into.
-            step: of the checkpoint; None is the newest.
+            step: step of the checkpoint; None is the newest.
 
         Raises:
             ValueError: the checkpoint does not hold the leaves of `like`.

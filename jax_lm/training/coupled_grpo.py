@@ -59,12 +59,12 @@ class DiffuGRPOTrainer:
 
     Args:
         model: the policy to start from, and the first reference.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         rows: prompts, each a mapping with "prompt" (text, or chat messages) and the columns that
             rewards read.
-        config: of the run.
+        config: settings of the run.
         out: folder for metrics, completions and checkpoints; a run in it is continued.
-        rewards: of a completion; None makes it from `reward_funcs` and `reward_weights`.
+        rewards: rewards of completions; None makes them from `reward_funcs` and `reward_weights`.
         trained: which parameters are trained, by their checkpoint name (such as `is_lora`).
         identity: further settings (JSON) that a resumed run must agree on.
 

@@ -203,9 +203,9 @@ def train(
 
     Args:
         model: holds the trained weights afterwards.
-        source: of the batches.
+        source: draws the batches.
         loss: its form.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by their checkpoint name.
         held_out: batches to evaluate, always under the same masks.

@@ -100,7 +100,7 @@ def open_writers(
     Args:
         out: folder of the run.
         track: names of trackers.
-        steps: of the whole run.
+        steps: steps of the whole run.
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
     """

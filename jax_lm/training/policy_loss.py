@@ -231,7 +231,7 @@ def selective_log_softmax(
         logits: aligned; of the whole batch fully masked, then with m1 masked, then with the
             complement masked.
         index: the tokens.
-        weights: of the three copies, or of the three copies of each sample.
+        weights: weights of the three copies, or of the three copies of each sample.
         mask: m1.
 
     Raises:
@@ -365,14 +365,14 @@ def policy_loss(
             `max_log_ratio` are 0 before a rollout's first update, except for rounding.
 
     Args:
-        scores: of the current policy.
-        old_scores: of the policy that sampled; None if it is the current one, so that all ratios
-            are 1.
-        reference_scores: of the reference; None without a penalty.
+        scores: scores of the current policy.
+        old_scores: scores of the policy that sampled; None if it is the current one, so that all
+            ratios are 1.
+        reference_scores: scores of the reference; None without a penalty.
         advantages: one per row.
         completion_mask: the tokens that count.
         form: clipping, penalty and normalisation.
-        tolerance: of |s - s_old|.
+        tolerance: tolerance of |s - s_old|.
     """
     # ratio of the current to the sampling policy
     mask = completion_mask.astype(jnp.float32)

@@ -28,7 +28,7 @@ def place_sampler(
     """Return the sampler on the mesh that rollouts use, and the shardings of its weights there.
 
     Args:
-        sampler: of the policy, on the mesh of the training.
+        sampler: sampler of the policy, on the mesh of the training.
         requested: mesh for sampling, such as tensor=4; None chooses one.
         trained: the weights that have masters and moments.
         policy: shapes and dtypes of all weights as rollouts use them.

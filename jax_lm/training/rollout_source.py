@@ -124,11 +124,11 @@ class RolloutSource:
     """Draws the batches of a run: a new rollout every `num_iterations` updates.
 
     Args:
-        sampler: of the policy; its weights are not kept.
-        tokenizer: of the policy.
+        sampler: sampler of the policy; its weights are not kept.
+        tokenizer: tokenizer of the policy.
         prompts: what the policy completes.
         rewards: what completions are worth.
-        config: of the run.
+        config: settings of the run.
         out: folder for completions/, some texts of each rollout.
         params: trained weights, all or adapters.
         frozen: the other weights, in the compute dtype.
@@ -205,7 +205,7 @@ class RolloutSource:
 
         Args:
             policy: all weights, in the compute dtype.
-            number: of the rollout in the run.
+            number: number of the rollout in the run.
 
         Returns:
             The rollout's batch for each update, and its metrics.

@@ -102,12 +102,13 @@ class Rollouts:
     """Samples the completions of a run and judges them.
 
     Args:
-        sampler: of the policy, on the mesh that rollouts sample on; its weights are not kept.
+        sampler: sampler of the policy, on the mesh that rollouts sample on; its weights are not
+            kept.
         shardings: where the policy's weights lie on that mesh; None on one device.
-        tokenizer: of the policy.
+        tokenizer: tokenizer of the policy.
         prompts: what the policy completes.
         rewards: what completions are worth.
-        config: of the run.
+        config: settings of the run.
 
     Attributes:
         seconds: how long the phases of the current rollout took.
@@ -136,7 +137,7 @@ class Rollouts:
 
         Args:
             policy: all weights, in the compute dtype.
-            number: of the rollout in the run.
+            number: number of the rollout in the run.
         """
         # sample
         self.seconds.clear()
@@ -162,8 +163,8 @@ class Rollouts:
         """Draw prompts, and complete each of them as often as a group is large.
 
         Args:
-            policy: as in `sample`.
-            number: of the rollout.
+            policy: as in `sample_rollout`.
+            number: number of the rollout.
             draw: number of the draw within the rollout.
             count: prompts to draw; None draws as many as a rollout has.
         """
@@ -182,9 +183,9 @@ class Rollouts:
         """Sample one completion for each prompt with the random numbers of a rollout.
 
         Args:
-            policy: as in `sample`; copied to where rollouts sample while they do.
+            policy: as in `sample_rollout`; copied to where rollouts sample while they do.
             prompts: one per completion.
-            number: of the rollout.
+            number: number of the rollout.
             first: number of the first completion among those of the rollout.
         """
         count, seed = len(prompts), self.config.training.seed

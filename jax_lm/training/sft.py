@@ -49,7 +49,7 @@ def fine_tune(
     Args:
         model: holds the trained weights afterwards.
         samples: open rows of at most `config.max_length` tokens, listed or tokenised.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
         expansion: shows a sample with a hole (`jax_lm.data.expansion`), for `expand_delete`.
@@ -110,7 +110,7 @@ def adapt(
         model: holds the trained weights afterwards.
         samples: texts as closed rows of at most `config.max_length` tokens, which are packed; or
             tokenised texts, which are concatenated and cut into rows.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
         identity: further settings that a resumed run must agree on.
@@ -144,7 +144,7 @@ def make_streams(
 
     Args:
         samples: all samples.
-        config: of the run.
+        config: settings of the run.
         pad_id: id of the pad token.
         spare_pads: pads between samples that share a row; None gives each a row of its own.
         shown: `vary` of the held-out samples.
@@ -200,7 +200,7 @@ def by_step(
     """Make a source of this process's rows.
 
     Args:
-        stream: of the samples.
+        stream: stream of the samples.
         openness: returns the share of the future that attention sees at a step.
     """
     part = {"process": jax.process_index(), "processes": jax.process_count()}

@@ -25,8 +25,8 @@ class TrainedModel:
 
     Attributes:
         out: folder of the run.
-        tokenizer: of the model.
-        dtype: of the saved weights.
+        tokenizer: tokenizer of the model.
+        dtype: dtype of the saved weights.
         source: folder of the model before the training.
         adapters: their size, if adapters are trained instead of the weights.
         base: the model as its adapters name it.
@@ -92,10 +92,10 @@ def load_for_training(
     Args:
         adapters: size of new adapters; ignored if an adapter goes with the model.
         out: folder of the run.
-        save_dtype: of the weights that are saved in the end.
+        save_dtype: dtype of the weights that are saved at the end.
         mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
         int8: quantize the kernels below the adapters.
-        seed: of new adapters.
+        seed: seed of new adapters.
 
     Raises:
         CheckpointError, TokenizerError: the files are damaged, or do not belong together.

@@ -86,7 +86,7 @@ class Trainer:
     Args:
         loss: what to minimise; gets the weights in the compute dtype.
         params: nested dict of the trained weights, on one device or on a mesh; copied to float32.
-        config: of the run.
+        config: settings of the run.
         out: folder for metrics.jsonl, settings.json, checkpoints and other files of the run.
         frozen: nested dict of the other weights that the loss needs; they do not change.
         identity: further settings (JSON) that a resumed run must agree on.
@@ -155,7 +155,7 @@ class Trainer:
         improved for `early_stopping_patience` has reached its end.
 
         Args:
-            source: of the batches.
+            source: draws the batches.
             evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
                 the end.
             check: gets the metrics of every step once they are computed, and may raise.
@@ -206,7 +206,7 @@ class Trainer:
         last, running = config.last_step, None
         while self.state.step < last and not self.best.is_over:
             profile(self.state.step + 1)
-            # step: start it, then record the one before while the devices compute
+            # start a step, then record the one before while the devices compute
             started = self.start(source)
             if running:
                 finish(running)
@@ -256,7 +256,7 @@ class Trainer:
         Raises:
             FloatingPointError: loss or gradient is not finite.
         """
-        # wait
+        # wait for the devices
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
@@ -406,8 +406,8 @@ class BestEvaluation:
         metric: name of the metric, with or without eval_. Higher is better, unless the name ends in
             loss. None tracks nothing.
         patience: evaluations in a row without improvement that end a run; None never does.
-        value: of the best evaluation; None before the first.
-        step: of the best evaluation.
+        value: metric of the best evaluation; None before the first.
+        step: step of the best evaluation.
         since: evaluations since then.
     """
 

@@ -80,7 +80,7 @@ def make_update(
         rate: learning rate, for the metrics; the transform has its own.
         parts: parts of a batch, computed one after the other.
         dtype: dtype that the loss computes in.
-        seed: of the loss's random numbers.
+        seed: seed of the loss's random numbers.
         placement: where params and optimizer state lie, from `placements`.
 
     Returns:
