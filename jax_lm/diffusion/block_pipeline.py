@@ -211,7 +211,11 @@ class BlockPipeline(Variant):
         """Choose the masked columns of a row whose tokens pass the threshold.
 
         Args:
+            proposal: tokens of the window's columns.
+            state: the row.
             is_forced: blocks that decide their most confident token if none passes.
+            inputs: canvas, window and settings of the row.
+            config: configuration of the step.
         """
         # tokens that pass the threshold
         window, params = inputs.window, inputs.params
@@ -249,8 +253,8 @@ class BlockPipeline(Variant):
     def window(self) -> int:
         """Columns of the blocks that a step can need.
 
-        These are the active ones, and as many as finished with the last step. As a step begins at
-        most one block, there is at most one more than may be active.
+        These are the active blocks, and those that finished with the last step. A step begins at
+        most one block, so there is at most one more than may be active.
         """
         return min((self.active + 1) * self.length, self.end - self.start)
 
@@ -271,7 +275,7 @@ class BlockPipeline(Variant):
         return present[:, None] & (of_keys <= self.number(queries)[:, None])
 
     def split(self, values: Array, absent: float | bool) -> Array:
-        """Split the answer's part of an array [b, t] by blocks, [b, n, l], filling up the last."""
+        """Split the answer's columns of an array [b, t] into blocks [b, n, l]; pad the last one."""
         # start == 1, length == 2: in [[p, a, b, c]] out [[[a, b], [c, absent]]]
         answer = values[:, self.start : self.end]
         spare = self.count * self.length - answer.shape[1]

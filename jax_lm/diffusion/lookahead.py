@@ -1,9 +1,9 @@
 """Lookahead: decoding continues with the branch whose remaining masks are most confident.
 
-After each step, the most confident positions that the commit rule left each give a branch: the
-canvas with that token added. One forward pass over the canvas and its branches yields the
-confidence of their remaining masks and what the next step commits (LoPA, arXiv 2512.16229). Unlike
-`jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
+This is LoPA (arXiv 2512.16229). After each step, each of the most confident positions that the
+commit rule left open makes a branch: the canvas with that token added. One forward pass over the
+canvas and its branches yields the confidence of their remaining masks, and the tokens that the next
+step commits. Unlike `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from jax_lm.options import GenerationOptions
 
 @dataclass(frozen=True)
 class Lookahead(Drafts):
-    """Decoding with `count` branches of each row; `verifies`: whether a pass computes them."""
+    """Decoding with `count` branches per row; `verifies` says whether a pass computes them."""
 
     keeps_candidates: ClassVar[bool] = False
 

@@ -1,6 +1,6 @@
-"""Arguments and results of a step: the canvas's state, the cache and the traced inputs.
+"""Arguments and results of a step: the state of a canvas, the cache and the traced inputs.
 
-Also the edits of a state that need no model.
+Also edits of a state that need no model.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ class SamplerState(NamedTuple):
         forwards: forward passes so far; steps that commit nothing need none.
         keys: one random key per row.
         logprobs: log-probabilities of decided positions; None where none are kept.
-        extra: what the decoding method keeps between steps (`jax_lm.diffusion.step.Variant`);
-            None for plain denoising.
+        extra: state of the decoding method (`jax_lm.diffusion.step.Variant`); None for plain
+            denoising.
     """
 
     tokens: Int[Array, "b t"]
@@ -63,7 +63,7 @@ class SamplerState(NamedTuple):
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
 
     def rows(self) -> "SamplerState":
-        """Return each row as a batch of one at a step of its own, for `jax.vmap`; without `extra`."""
+        """Return each row as a batch of one with its own step, for `jax.vmap`; without `extra`."""
         batch = len(self.tokens)
         # tokens [b, t] -> [b, 1, t]; step [] -> [b]
         each = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
@@ -98,7 +98,7 @@ class CanvasArrays(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Columns and rows that one call works on, and when to return.
+    """Columns and rows of one call of the compiled loop, and its limits.
 
     Traced, not static, so that blocks of equal length share a compilation.
 

@@ -1,9 +1,9 @@
 """Variable-length holes: a decided position may expand into two masks or delete its hole's rest.
 
-This is DreamOn (arXiv 2602.01326), except that only decided positions count, that deleting ends at
-the hole's end, and that holes are numbered. A step decides masked positions as any step does. Then
-one gather moves the columns of each row, so that shapes stay the same. Since positions shift, every
-step recomputes every row.
+This is DreamOn (arXiv 2602.01326). Only decided positions expand or delete, deleting ends at the
+hole's end, and holes are told apart by numbers. A step decides masked positions as any step does.
+Then one gather moves the columns of each row, so that shapes stay the same. Since positions shift,
+every step recomputes every row.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Extent(NamedTuple):
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
     def layout(self, counts: list[int]) -> Layout:
-        """Return where the holes are, of which each row had `counts` at first."""
+        """Return the present layout; `counts` are the rows' initial numbers of holes."""
         number, stopped = np.asarray(self.hole), np.asarray(self.length < self.limit)
         return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
 
@@ -102,9 +102,10 @@ class VariableLength(Variant):
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
     def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
-        """Drop the schedule, which needs a number of tokens; the limit of steps is a safeguard.
+        """Drop the schedule, which needs a fixed number of tokens, and set a limit of steps.
 
-        A step decides at least one mask, and each initial or added mask is decided once.
+        The limit is a safeguard: a step decides at least one mask, and each initial or added mask
+        is decided once.
         """
         # An expansion costs one of the budget, and adds two masks that are decided later.
         masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extra.budget)
@@ -116,14 +117,14 @@ class VariableLength(Variant):
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
     def may_expand(self, extent: Extent, masked: Bool[Array, "b t"]) -> Bool[Array, "b"]:
-        """Return which rows have room and budget even if the next step expands all it decides."""
+        """Return which rows have room and budget if the next step expands all that it decides."""
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 
     def admit(
         self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
     ) -> Float[Array, "b r v"]:
-        """Rule the token for expanding out where a row may not grow."""
+        """Set the logit of the token that expands to -inf in rows that may not grow."""
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
         return jnp.where(is_ruled_out, -jnp.inf, logits)
@@ -169,11 +170,11 @@ class VariableLength(Variant):
 
 
 class Move(NamedTuple):
-    """Where the columns of rows that change their length come from.
+    """A gather that moves the columns of rows whose length changes.
 
     Attributes:
-        source: previous column of each column.
-        is_open: masks that an expanded position left.
+        source: the column that each column is copied from.
+        is_open: masks that an expanded position leaves.
         extent: extent of the rows afterwards.
     """
 
@@ -182,7 +183,7 @@ class Move(NamedTuple):
     extent: Extent
 
     def of(self, values: Array, absent: int | bool | float) -> Array:
-        """Return the values of the columns where they are now."""
+        """Move the values of the columns; padding gets `absent`."""
         return jnp.where(
             self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent
         )
@@ -195,11 +196,14 @@ def resize(
     decided: Bool[Array, "b t"],
     growth: VariableLength,
 ) -> Move:
-    """Move columns to where they are once the newly decided positions are expanded and deleted.
+    """Compute the move that expands and deletes the newly decided positions.
 
     Args:
+        extent: extent of the rows before.
+        tokens: tokens after the step.
         masked: remaining masks; those after a deleted position of their hole are deleted with it.
-        decided: positions that the step decided; tokens elsewhere do not count.
+        decided: positions that the step decided; tokens elsewhere neither expand nor delete.
+        growth: the tokens that expand and delete.
     """
     # E expands and D deletes, both just decided; M is a mask, x and y are given, . is padding.
     #   tokens  [x, E, a, D, M, y, .]   the hole is columns 1 to 4
@@ -230,10 +234,10 @@ def resize(
 
 
 def growth_of(config: DreamConfig) -> VariableLength | None:
-    """Return the tokens by which holes of a checkpoint grow and shrink, if it has them.
+    """Return the tokens by which holes grow and shrink; None if the checkpoint has none.
 
     Raises:
-        ValueError: the checkpoint names only one of them.
+        ValueError: the checkpoint names only one of the two.
     """
     if config.expand_token_id is None:
         return None
@@ -245,10 +249,10 @@ def growth_of(config: DreamConfig) -> VariableLength | None:
 
 
 def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int | None:
-    """Return the id for expanding, from config.json or by its name.
+    """Return the id of the token that expands, by its name; None if the tokenizer has none.
 
     Raises:
-        TokenizerError: the two disagree.
+        TokenizerError: config.json names another id.
     """
     by_name, by_config = tokenizer.expand_id, config.expand_token_id
     if by_config is not None and by_name != by_config:
@@ -264,7 +268,7 @@ def grows(
 ) -> bool:
     """Whether the holes of templates find their own length.
 
-    Raises ValueError if they should and cannot.
+    Raises ValueError if `options` demand it, but checkpoint or templates do not allow it.
     """
     between = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
@@ -284,13 +288,14 @@ def lay_out(
     options: GenerationOptions,
     config: DreamConfig,
 ) -> Canvas:
-    """Lay templates out: with room on the right where holes find their length, else left-padded.
+    """Lay templates out as a canvas.
 
-    With room, each row stands between the tokens that begin and end a text, and each hole may take
-    `options.max_new_tokens`, or as many as it begins with.
+    If holes find their own length, rows have room on the right: each row is enclosed by the tokens
+    that begin and end a text, and each hole may take `options.max_new_tokens`, or its initial
+    length if that is larger. Otherwise rows are padded on the left.
 
     Raises:
-        ValueError: no template, or one that does not fit the context.
+        ValueError: no template, or one that exceeds the context.
     """
     if not templates:
         raise ValueError("templates=[]: must hold at least one")

@@ -46,7 +46,7 @@ class PromptSet:
     Attributes:
         prompts: the prompts that fit.
         too_long: number of prompts dropped because they exceed the allowed length.
-        width: columns that hold any of the prompts. One width, so that everything compiles once.
+        width: columns that hold any of the prompts; one for all, so that everything compiles once.
     """
 
     prompts: tuple[Prompt, ...]
@@ -109,10 +109,13 @@ class PromptSet:
     def select(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
         """Select prompts number `first` to `first + count - 1` of an endless sequence of epochs.
 
-        Every prompt comes once per epoch, and each epoch has an order of its own. With 5 prompts,
-        numbers 4 and 5 are the last prompt of epoch 0 and the first one of epoch 1.
+        Every prompt comes once per epoch, and each epoch has its own order. With 5 prompts, numbers
+        4 and 5 are the last prompt of epoch 0 and the first one of epoch 1.
 
         Args:
+            seed: seed of the orders.
+            first: number of the first prompt.
+            count: number of prompts.
             draw: number of the draw within a rollout; each draw orders the epochs differently.
         """
         size = len(self.prompts)

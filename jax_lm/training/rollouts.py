@@ -160,7 +160,7 @@ class Rollouts:
     def draw_rollout(
         self, policy: Params, number: int, draw: int = 0, count: int | None = None
     ) -> Rollout:
-        """Draw prompts, and complete each of them as often as a group is large.
+        """Draw prompts, and sample a group of completions for each of them.
 
         Args:
             policy: as in `sample_rollout`.
@@ -286,7 +286,7 @@ def sample_completions(
 
     Args:
         sampler: holds the policy's weights.
-        tokenizer: gives pad and stop tokens, and decodes.
+        tokenizer: has the pad and stop tokens, and decodes.
         prompts: one per completion.
         options: how completions are sampled.
         keys: one per prompt, so that a completion does not depend on the batch it is sampled in.

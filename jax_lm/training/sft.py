@@ -138,9 +138,10 @@ def make_streams(
     spare_pads: int | None,
     shown: Vary | None = None,
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
-    """Hold out samples; returns a factory of the stream of the others, and the held-out batches.
+    """Split samples into a training stream and held-out batches.
 
-    The factory takes `vary`, which changes samples as they are drawn.
+    Returns a factory of the stream and the batches. The factory takes `vary`, which changes samples
+    as they are drawn.
 
     Args:
         samples: all samples.
@@ -208,7 +209,7 @@ def by_step(
 
 
 def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ...]:
-    """Split sample numbers into those to learn and, with a share, those held out by the seed.
+    """Split sample numbers into training and, if `share` is not 0, held-out ones, by the seed.
 
     Raises:
         ValueError: a part would be empty.
@@ -224,7 +225,10 @@ def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ..
 
 
 def reveal_prompts(steps: int) -> Vary:
-    """Mask whole samples, including prompts, with a probability that falls from 1 to 0."""
+    """Mask whole samples, including prompts, with a probability that falls from 1 to 0.
+
+    It reaches 0 after `steps` steps.
+    """
 
     def vary(sample: Row, step: int, rng: np.random.Generator) -> Row:
         # At step 25 of 100, three of four samples are masked whole.
@@ -245,7 +249,7 @@ def openness(step: int, annealing_steps: int) -> float | None:
 
 
 def cut_or_reveal(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
-    """Rarely cut a text to a random length; rarely leave a random beginning of it unmasked."""
+    """Cut a share of the texts to a random length, and keep a random beginning of some visible."""
     size = len(sample.ids)
     if rng.random() < config.cut_share:
         size = int(rng.integers(1, size + 1))

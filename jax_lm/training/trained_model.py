@@ -87,10 +87,11 @@ def load_for_training(
     int8: bool,
     seed: int,
 ) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Load a model onto its devices, with the adapter that goes with it, new adapters or none.
+    """Load a model onto its devices, with its stored adapter, with new adapters, or with none.
 
     Args:
-        adapters: size of new adapters; ignored if an adapter goes with the model.
+        found: the model, and its adapter if it has one.
+        adapters: size of new adapters; ignored if the model has an adapter.
         out: folder of the run.
         save_dtype: dtype of the weights that are saved at the end.
         mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
@@ -132,8 +133,7 @@ def add_expansion(
         The model, its saved form, and the `Expansion` that makes samples for it.
 
     Raises:
-        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a
-            text.
+        ValueError: only adapters are trained, which cannot learn a new token; or no id ends a text.
         TokenizerError: model and tokenizer name different tokens.
     """
     known_id = named_expand_id(model.config, target.tokenizer)
