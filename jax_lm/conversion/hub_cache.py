@@ -1,4 +1,4 @@
-"""Models in the hub's cache: what each of them is, and deleting them."""
+"""Models in the hub's cache: listing and deleting them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

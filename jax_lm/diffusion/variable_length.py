@@ -1,7 +1,7 @@
 """Variable-length holes: a decided position may expand into two masks or delete its hole's rest.
 
 This is DreamOn (arXiv 2602.01326). Only decided positions expand or delete, deleting ends at the
-hole's end, and holes are told apart by numbers. A step decides masked positions as any step does.
+hole's end, and holes are identified by numbers. A step decides masked positions as any step does.
 Then one gather moves the columns of each row, so that shapes stay the same. Since positions shift,
 every step recomputes every row.
 """
