@@ -41,11 +41,13 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
 logger = logging.getLogger(__name__)
 
+# Notices about the built-in model, at the start and with its chat answers.
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
 CHAT_NOTICE = "the built-in model answers with small Python functions alone; a model of your own is named by model"
 
 INT8 = "int8"
 Progress = Callable[[int, int], None]
+# Updates of a progress bar per call: each costs a return from the compiled loop.
 PROGRESS_UPDATES = 50
 FIRST_NOTE = "the first call of a size compiles"
 
@@ -84,6 +86,7 @@ class DiffuCoderInference:
                 f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None"
             )
         start = time.perf_counter()
+        # files: model, adapter and tokenizer, which must belong together
         self.found = find_model(model_path, adapter)
         folder, self.is_builtin = (
             self.found.folder,
@@ -99,12 +102,14 @@ class DiffuCoderInference:
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
+        # device and precision
         self.parameter_count = parameter_count(self.config)
         self.mesh_shape = choose_mesh(self.config, mesh)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         precision = "int8" if self.is_int8 else self.dtype
         self.planned = PlannedStep(precision=precision, batch=1, canvas=1, new_tokens=1)
+        # weights
         with (
             terminal.progress("loading") as report,
             explained(self.config, self.planned, self.mesh_shape),
@@ -123,7 +128,7 @@ class DiffuCoderInference:
             sys.stderr.write(f"{self.describe()}\n")
 
     def describe(self) -> str:
-        """Model, size, device, dtype and load time in one line."""
+        """Describe model, size, device, dtype and load time in one line."""
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
         name += f"adapter {self.found.adapter.folder} · " if self.found.adapter else ""
@@ -150,15 +155,20 @@ class DiffuCoderInference:
         return_full_text: bool = True,
         preset: str = DEFAULTS.decoding.preset,
     ) -> str | list[str]:
-        """Complete one prompt, or a batch of them; options as in `GenerationOptions`, draws from
-        `seed`.
+        """Complete one prompt, or a batch of prompts.
+
+        Args:
+            prompt_or_list: the prompt, or a list of prompts.
+            max_new_tokens: this and the options up to `alg_temp` are those of `GenerationOptions`.
+            seed: seed of the random numbers.
+            return_full_text: whether to return the prompt before its completion.
+            preset: speed and quality of decoding, as in `Decoding`.
 
         Returns:
-            Text up to the stop token, the prompt before it unless `return_full_text=False`; a list
-            for a list.
+            The text up to the stop token; a list of texts for a list of prompts.
 
         Raises:
-            ValueError: an option out of range, no prompt, or one that does not fit the context.
+            ValueError: an option is out of range, or a prompt is missing or exceeds the context.
         """
         prompts = [prompt_or_list] if isinstance(prompt_or_list, str) else list(prompt_or_list)
         options = GenerationOptions(
@@ -185,10 +195,14 @@ class DiffuCoderInference:
         seed: int = 0,
         **settings: Any,
     ) -> str:
-        """Answer a conversation ({"role": …, "content": …} messages, or one user message as a
-        string).
+        """Answer a conversation.
 
-        Settings are those of `generate`, such as max_new_tokens or preset, and win over `options`.
+        Args:
+            messages: {"role": …, "content": …} messages, or one user message as a string.
+            options: how to decode.
+            seed: seed of the random numbers.
+            **settings: settings of `generate`, such as max_new_tokens or preset, which override
+                `options`.
         """
         options = options.with_settings(**settings)
         if self.is_builtin:
@@ -218,8 +232,13 @@ class DiffuCoderInference:
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> list[ReplayedText]:
-        """Completions of prompts, up to their stop tokens; `on_progress` gets positions decided,
-        and all.
+        """Complete prompts up to their stop tokens.
+
+        Args:
+            prompts: at least one.
+            options: how to decode.
+            seed: seed of the random numbers.
+            on_progress: called with the number of decided positions and the total.
         """
         templates = [
             Template.completion(prompt, options.max_new_tokens)
@@ -247,21 +266,23 @@ class DiffuCoderInference:
         options: GenerationOptions = DEFAULTS,
         seed: int = 0,
     ) -> str:
-        """Write what stands between `prefix` and `suffix`.
+        """Write the text between `prefix` and `suffix`.
 
         Args:
+            prefix: text before the hole.
+            suffix: text after the hole.
             max_new_tokens: tokens of the hole; a stop token in it ends the text earlier. An upper
-                bound where the hole finds its own length (`options.growth`).
+                bound if the hole finds its own length (`options.growth`).
             middle_length: tokens of the hole instead, or "auto": a few lengths up to
-                `max_new_tokens` are decoded side by side, and the one with the highest mean
-                log-probability per token is kept. Where the hole finds its own length, the masks
-                that it begins with (16 if not given).
-            options: everything else about decoding.
-            seed: of the draws.
+                `max_new_tokens` are decoded in one batch, and the one with the highest mean
+                log-probability per token is returned. If the hole finds its own length, the number
+                of masks that it begins with (16 if not given).
+            options: all other settings of decoding.
+            seed: seed of the random numbers.
 
         Raises:
-            ValueError: a length below 1, a text that does not fit the context, or what does not go
-                with growth.
+            ValueError: a length below 1, a text that exceeds the context, or an option that growth
+                does not support.
         """
         lengths = self.hole_lengths(max_new_tokens, middle_length, options)
         if self.is_growing(options):
@@ -271,14 +292,14 @@ class DiffuCoderInference:
     def is_growing(self, options: GenerationOptions) -> bool:
         """Whether holes between texts find their own length.
 
-        Raises ValueError if they should and cannot.
+        Raises ValueError if `options` demand it of a model that cannot do it.
         """
         return grows(self.sampler.growth, [], options)
 
     def hole_lengths(
         self, limit: int, middle_length: int | str | None, options: GenerationOptions
     ) -> list[int]:
-        """List the lengths of a hole to try; where it finds its own, the masks that it begins with."""
+        """List the lengths of a hole to try; its initial masks if it finds its own length."""
         if self.is_growing(options):
             return [initial_length(limit, middle_length)]
         return candidate_lengths(limit, middle_length)
@@ -292,7 +313,8 @@ class DiffuCoderInference:
         *,
         seed: int = 0,
     ) -> DecodedBatch:
-        """Fill the hole between two texts at each of these lengths, and keep the likeliest row."""
+        """Fill the hole between two texts at each of these lengths; return the most likely row."""
+        # One row per length, all in one batch.
         templates = [Template.infilling(prefix, length, suffix) for length in lengths]
         batch = self.decode(templates, options, seed=seed)
         return replace(batch, rows=(max(batch.rows, key=lambda row: row.mean_log_confidence),))
@@ -305,10 +327,10 @@ class DiffuCoderInference:
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> str:
-        """Fill every `<|hole|>` of a text by at most `options.max_new_tokens` tokens, `<|hole:12|>`
-        by 12.
+        """Fill every hole of a text, and return the whole text.
 
-        Where holes find their own length, the number is that of the masks that a hole begins with.
+        `<|hole|>` gets at most `options.max_new_tokens` tokens, and `<|hole:12|>` at most 12. If
+        holes find their own length, the number is that of a hole's initial masks.
         """
         template = self.template(text, options)
         return template.filled(
@@ -316,7 +338,7 @@ class DiffuCoderInference:
         )
 
     def template(self, text: str, options: GenerationOptions) -> Template:
-        """Read a text with markers; those without a number have the length that the options say."""
+        """Parse a text with hole markers; those without a number have the length of `options`."""
         return Template.parse(text, self.hole_lengths(options.max_new_tokens, None, options)[0])
 
     def decode(
@@ -328,23 +350,25 @@ class DiffuCoderInference:
         on_progress: Progress | None = None,
         on_state: Callable[[Canvas, SamplerState], None] | None = None,
     ) -> DecodedBatch:
-        """Fill templates together, with scores and timing.
+        """Fill templates in one batch, with confidences and timing.
 
         Args:
-            seed: of the draws, or one key per row.
-            on_progress: receives the number of decided positions, and of all.
-            on_state: receives the canvas and its state after every step.
+            templates: at least one.
+            options: how to decode.
+            seed: seed of the random numbers, or one key per row.
+            on_progress: called with the number of decided positions and the total.
+            on_state: called with the canvas and its state after every step.
 
         Raises:
-            ValueError: no template, one that exceeds the context, or options that do not go
-                together.
-            OutOfMemoryError: names the memory that the batch takes.
+            ValueError: no template, one that exceeds the context, or contradictory options.
+            OutOfMemoryError: the batch does not fit; the message has the memory that it takes.
         """
         start = time.perf_counter()
         canvas = lay_out(templates, self.tokenizer, options, self.config)
         # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         every = every if on_state is None else 1
+        # decode
         batch, width = canvas.tokens.shape
         planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
@@ -357,6 +381,7 @@ class DiffuCoderInference:
                     on_progress(holes - int(np.asarray(state.masked).sum()), holes)
                 if on_state:
                     on_state(canvas, state)
+            # read texts
             assert state is not None
             decided = decided_rows(
                 canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
@@ -377,16 +402,23 @@ class DiffuCoderInference:
         seed: int = 0,
         every: int = 1,
     ) -> Iterator[DenoisingEvent]:
-        """Yield what every step decides, per row; the events of a row tell each of its positions
-        once.
+        """Yield an event for each row and step that decides positions of the row.
 
-        The texts of the last events are those of `complete`, from the same compiled loop.
+        Each position is in one event of its row. The texts of the last events are those of
+        `complete`, from the same compiled loop.
+
+        Args:
+            prompts: at least one.
+            options: how to decode.
+            seed: seed of the random numbers.
+            every: steps between two events of a row.
         """
         templates = [
             Template.completion(prompt, options.max_new_tokens)
             for prompt in require_prompts(prompts)
         ]
         canvas = self.canvas(templates, options)
+        # Masked before and decided now: [1, 1, 1] & ~[1, 0, 1] -> [0, 1, 0].
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
@@ -406,11 +438,10 @@ class DiffuCoderInference:
         seed: int | Key[Array, "b"] = 0,
         every: int | None = 1,
     ) -> Iterator[SamplerState]:
-        """Yield the state after every `every` steps and at the end; with a grammar, at the end
-        alone.
+        """Yield the state after every `every` steps and at the end; with a grammar, only the last.
 
         Raises:
-            OutOfMemoryError: names the memory that the canvas takes.
+            OutOfMemoryError: the canvas does not fit; the message has the memory that it takes.
         """
         batch, length = canvas.tokens.shape
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
@@ -419,11 +450,11 @@ class DiffuCoderInference:
             )
 
     def job(self, *, batch: int, canvas: int) -> PlannedStep:
-        """Return a generation of this size, for planning."""
+        """Return the plan of a generation of this size, for messages about memory."""
         return replace(self.planned, batch=batch, canvas=canvas, new_tokens=canvas)
 
     def score(self, prompt: str, completion: str, samples: int = 32, *, seed: int = 0) -> Score:
-        """Monte-Carlo estimate of the log-likelihood of a completion, deterministic for a seed."""
+        """Estimate the log-likelihood of a completion by Monte Carlo, deterministic for a seed."""
         tokens = [self.tokenizer.encode(text) for text in (prompt, completion)]
         check_context(sum(map(len, tokens)), self.config.max_position_embeddings)
         return log_likelihood(self.sampler, *tokens, samples=samples, seed=seed)
@@ -454,11 +485,14 @@ class DiffuCoderInference:
         seq_length: int = 128,
         num_iterations: int = 10,
     ) -> dict[str, dict[str, float]]:
-        """Time forward passes over canvases [batch, seq_length], what each denoising step does.
+        """Time forward passes over canvases [batch, seq_length], as each denoising step makes one.
 
         Returns:
-            For each batch size "batch_N": average seconds per pass and canvas tokens per second,
-            after a warm-up pass that is not counted.
+            For each batch size, under the name "batch_N": average seconds per pass, and canvas
+            tokens per second. A warm-up pass is not counted.
+
+        Raises:
+            ValueError: a number below 1, or a length that exceeds the context.
         """
         for name, value in (("seq_length", seq_length), ("num_iterations", num_iterations)):
             if value < 1:
@@ -472,6 +506,7 @@ class DiffuCoderInference:
             if batch < 1:
                 raise ValueError(f"batch_sizes={tuple(batch_sizes)}: each must be at least 1")
             tokens = jnp.full((batch, seq_length), self.sampler.mask_id, jnp.int32)
+            # warm-up, which compiles
             self.sampler.forward(tokens).block_until_ready()
             start = time.perf_counter()
             for _ in range(num_iterations):

@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
-# An answer below it is doubted; the card of the built-in model says how often that is right.
+# Sureness below which an answer of the built-in model is doubtful; the model's card says how often
+# that is right.
 BUILTIN_SURENESS = 0.96
 
 
@@ -22,7 +23,7 @@ class Generation:
 
     Attributes:
         holes: the text of each hole, up to its stop token.
-        token_ids: of all holes, without stop tokens.
+        token_ids: tokens of all holes, without stop tokens.
         confidence: probability of each token when it was decided (after temperature and filters).
         commit_step: step at which each was decided.
         stopped: whether stop tokens ended it; otherwise a hole was full.
@@ -41,17 +42,18 @@ class Generation:
 
     @property
     def mean_log_confidence(self) -> float:
-        """Per token; minus infinity without any."""
+        """Mean log-confidence per token; minus infinity without tokens."""
         if not self.token_ids:
             return -math.inf
         return sum(math.log(max(p, 1e-30)) for p in self.confidence) / len(self.confidence)
 
     def sureness(self, temperature: float) -> float:
-        """Geometric mean of the tokens' probabilities before the temperature; 0 without any.
+        """Return the geometric mean of the tokens' probabilities before the temperature.
 
-        A temperature T divides the log-odds of two candidates by T. Undone as if there were no
-        third.
+        A temperature T divides the log-odds of two candidates by T. This is undone as if there were
+        no third candidate. Without tokens, the mean is 0.
         """
+        # p = 0.8 at temperature 0.5: odds 4, before the temperature 4 ** 0.5 = 2, p = 2 / 3
         if not self.token_ids:
             return 0.0
         bounded = (min(max(p, 1e-7), 1 - 1e-7) for p in self.confidence)
@@ -68,13 +70,13 @@ class Generation:
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """Rows that were decoded together, and what that took; tokens after a stop token do not count.
+    """Rows that were decoded in one batch, and its cost; tokens after a stop token do not count.
 
     Attributes:
         rows: in the order of the templates.
-        forwards: evaluations of the model.
-        seconds: all of the call.
-        compile_seconds: the part of them that JAX compiled.
+        forwards: forward passes.
+        seconds: duration of the call.
+        compile_seconds: the part of them that JAX spent on compilation.
     """
 
     rows: tuple[Generation, ...]
@@ -100,9 +102,7 @@ class DecodedBatch:
         return self.tokens / max(self.forwards, 1)
 
     def describe(self) -> str:
-        """Tokens, time without compilation, speed, forwards and the time of compilation in one
-        line.
-        """
+        """Describe tokens, speed, forward passes and compilation in one line."""
         return (
             f"{self.tokens} tokens in {self.run_seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
             f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward · "
@@ -162,6 +162,7 @@ class DecidedRow:
     def generation(self, tokenizer: DiffuCoderTokenizer) -> Generation:
         """Read the text of each hole up to its stop token."""
         texts, kept, stops = [], [], 0
+        # Columns [3, 4, 7] with numbers [0, 0, 1]: hole 0 is columns 3 and 4, hole 1 is column 7.
         numbers, places = self.numbers[self.places], self.places
         for number in dict.fromkeys(numbers.tolist()) if self.count is None else range(self.count):
             hole = places[numbers == number].tolist()
@@ -184,9 +185,16 @@ class DecidedRow:
         fresh: Bool[np.ndarray, "t"],
         masked: Bool[np.ndarray, "t"],
     ) -> DenoisingEvent:
-        """Return the event that this row, `number` in its batch, has just decided the columns
-        `fresh`.
+        """Return the event of this row's newly decided columns.
+
+        Args:
+            tokenizer: decodes the text.
+            number: index of the row in its batch.
+            step: steps taken.
+            fresh: columns that have just been decided.
+            masked: columns that are still masked.
         """
+        # Holes at columns 2 to 5, of which 4 is masked: settled columns are 2 and 3.
         places = self.places
         open_places = places[masked[places]]
         settled = places[places < open_places[0]] if len(open_places) else places

@@ -1,8 +1,8 @@
-"""Templates: given text with holes of a stated number of tokens. A completion is a prompt with one hole after it.
+"""Templates: given text with holes of a stated number of tokens.
 
     Template.parse("def area(r):\\n    return <|hole:12|>\\n", 64)
 
-Knows text and tokens, nothing of models.
+A completion is a prompt with one hole after it. Knows text and tokens, nothing of models.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
-# Lengths that `middle_length="auto"` tries, as far as they are within the limit.
+# Lengths that `middle_length="auto"` tries, up to the limit.
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to
 # 64.
@@ -21,7 +21,7 @@ INITIAL_MASKS = 16
 
 @dataclass(frozen=True)
 class Template:
-    """Given text and holes in turn: a string is given text, a number is a hole of that many tokens."""
+    """Given text and holes: a string is given text, a number is a hole of that many tokens."""
 
     parts: tuple[str | int, ...]
 
@@ -44,6 +44,7 @@ class Template:
     @classmethod
     def parse(cls, text: str, default_length: int) -> "Template":
         """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens."""
+        # "f(<|hole:3|>)" -> ("f(", 3, ")")
         parts: list[str | int] = []
         end = 0
         for marker in HOLE.finditer(text):
@@ -58,22 +59,21 @@ class Template:
 
     @property
     def has_end(self) -> bool:
-        """Whether given text, which may be empty, follows the last hole; none follows a completion."""
+        """Whether text, which may be empty, follows the last hole; none does in a completion."""
         return isinstance(self.parts[-1], str)
 
     def width(self, tokenizer: DiffuCoderTokenizer) -> int:
-        """Count the tokens of the row that `encoded` would give, which may be more than memory
-        holds.
-        """
+        """Count the tokens of the encoded row without making it: it may exceed the memory."""
         return sum(
             part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts
         )
 
     def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
-        """Encode to ids, and 1 where there is a hole.
+        """Encode to ids, and mark the columns of holes with 1.
 
-        Parts are encoded apart, as what fills a hole cannot be known.
+        Parts are encoded separately, because the text of a hole is not known yet.
         """
+        # ("a b", 2, "c") -> ids [a, b, MASK, MASK, c] and holes [0, 0, 1, 1, 0]
         ids: list[int] = []
         holes: list[int] = []
         for part in self.parts:
@@ -83,13 +83,13 @@ class Template:
         return ids, holes
 
     def filled(self, texts: Sequence[str]) -> str:
-        """Fill the holes with texts, one for each in turn."""
+        """Fill the holes with texts, in order."""
         remaining = iter(texts)
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
 
 
 def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
-    """List the lengths of the hole to try; ValueError names the argument that is out of range."""
+    """List the lengths of the hole to try. Raises ValueError for an argument out of range."""
     if limit < 1:
         raise ValueError(f"max_new_tokens={limit}: must be at least 1")
     if middle_length == "auto":

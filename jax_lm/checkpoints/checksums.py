@@ -47,6 +47,7 @@ def collect_sums(folder: Path) -> dict[Path, str]:
             raise CheckpointError(
                 f"{folder / SUMS} has the line {line[:80]!r}, which is not a checksum and a name"
             )
+        # "../other" must not lead out of the folder.
         path = folder / match[2]
         if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
             raise CheckpointError(f"{folder / SUMS} names {match[2]!r}, which is absent")

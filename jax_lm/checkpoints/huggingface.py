@@ -157,6 +157,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         if not (folder / WEIGHTS).is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
         return dict.fromkeys(read_header(folder / WEIGHTS)[0], folder / WEIGHTS)
+    # {"model.norm.weight": "model-00002-of-00002.safetensors", ...}
     entries = read_json(folder, INDEX).get("weight_map")
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{folder / INDEX} has no weight_map")
@@ -180,6 +181,7 @@ def list_tensors(folder: Path) -> dict[str, MappedTensor]:
     files = tensor_files(folder)
     tensors: dict[str, MappedTensor] = {}
     for path in sorted(set(files.values())):
+        # Index and headers must agree in both directions.
         stored = {tensor.name: tensor for tensor in headers(path)}
         listed = {name for name, file in files.items() if file == path}
         if unlisted := sorted(stored.keys() - listed):
@@ -263,6 +265,7 @@ def save_shards(
     """
     shards = group_by_size(sizes, SHARD_BYTES)
     count = len(shards)
+    # 12 GB in 3 shards: model-00001-of-00003.safetensors and so on
     files = (
         [WEIGHTS]
         if count == 1

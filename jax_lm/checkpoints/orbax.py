@@ -38,6 +38,7 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
         ) from error
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path} holds no named tensors")
+    # From the metadata alone; no array is read.
     tensors = {}
     for name, entry in entries.items():
         if not isinstance(name, str) or not hasattr(entry, "shape") or entry.dtype is None:
@@ -48,6 +49,7 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def read_arrays(requests: Sequence[TensorRequest]) -> list[Array]:
     """Read tensors; each device reads its own slices."""
+    # Shape, dtype and sharding: Orbax casts and places while it reads.
     wanted = {
         request.tensor.name: jax.ShapeDtypeStruct(
             request.tensor.shape, request.dtype, sharding=request.sharding

@@ -138,6 +138,7 @@ class LoraConfig:
 
     def scale_of(self, path: str) -> float:
         """Return the factor of the product B A at a path."""
+        # rank 8 and no alpha: 16 / 8 = 2, or 16 / sqrt(8) with rsLoRA
         rank = self.rank_of(path)
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
         alpha = first_match(self.alpha_pattern, self.peft_path(path), alpha)
@@ -357,6 +358,8 @@ def save(
 
 def peft_name(name: str, root: str) -> str:
     """Translate our name of a tensor to PEFT's, the inverse of `rename_tensors`."""
+    # model.layers.0.mlp.up_proj.lora_a
+    # -> base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
     layer, _, matrix = name.rpartition(".")
     return f"base_model.model.{root}{layer.removeprefix('model.')}.lora_{matrix[-1].upper()}.weight"
 

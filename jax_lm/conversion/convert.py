@@ -229,6 +229,7 @@ def check_copy(
     """
     model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
     read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
+    # names on one side only, or with another shape, dtype or content
     different = sorted(
         name for name in sums.keys() | read_sums.keys() if sums.get(name) != read_sums.get(name)
     )

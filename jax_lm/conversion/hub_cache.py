@@ -1,4 +1,4 @@
-"""Models in the hub's cache: what each of them is, and deleting them."""
+"""Models in the hub's cache: listing and deleting them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +48,7 @@ def models_of(repository: CachedRepoInfo) -> Iterator[CachedModel]:
     for revision in sorted(
         repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)
     ):
+        # refs {"v1", "main"} -> "main"; without refs, the beginning of the hash
         name = min(revision.refs, key=lambda ref: ref != "main", default=revision.commit_hash[:12])
         model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
         what, folder = describe_folder(revision.snapshot_path), str(revision.snapshot_path)
@@ -60,6 +61,7 @@ def describe_folder(folder: Path) -> str:
         config = DreamForCausalLM.read_config(folder)
     except ValueError as error:
         return f"not usable here: {error}"
+    # Qwen2.5 checkpoints have the architecture, but no mask token.
     kind = (
         "masked diffusion"
         if config.mask_token_id is not None
@@ -75,6 +77,7 @@ def plan_deletion(repositories: list[CachedRepoInfo], model: str) -> DeleteCache
     Raises:
         ValueError: the model is not in the cache.
     """
+    # owner/name@abc123 means the branch or tag abc123, or a hash that begins so.
     asked = HUB_ID.fullmatch(model)
     commits = [
         revision.commit_hash
@@ -88,4 +91,5 @@ def plan_deletion(repositories: list[CachedRepoInfo], model: str) -> DeleteCache
     if not commits:
         names = ", ".join(repository.repo_id for repository in repositories) or "nothing"
         raise ValueError(f"delete={model!r}: not in the hub's cache, which holds {names}")
+    # A plan only: files that other revisions share are not deleted.
     return scan_cache_dir().delete_revisions(*commits)

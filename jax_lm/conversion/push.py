@@ -123,6 +123,7 @@ def model_card(folder: Path, repo: str, license_name: str | None) -> str:
         f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |"
         for path in files
     )
+    # the card: a header that the hub reads, and text for people
     licence = f"license: {license_name}\n" if license_name else ""
     return f"""---
 library_name: jax-diffucoder
@@ -175,6 +176,7 @@ def push(
         operations.append(CommitOperationAdd(CARD, upload.card.encode()))
     api = HfApi(token=token)
     try:
+        # Repository and branch first: a commit needs both.
         api.create_repo(repo, private=not is_public, exist_ok=True)
         if revision:
             api.create_branch(repo, branch=revision, exist_ok=True)

@@ -58,6 +58,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
     except CheckpointError as error:
         yield Check("checksums", str(error), passed=False)
         return
+    # One result for all files, as there may be hundreds of shards.
     wrong = [path.name for path, is_right in results if not is_right]
     summary = f"{len(results)} files as they were written"
     if wrong:

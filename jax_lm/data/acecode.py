@@ -45,6 +45,7 @@ class AceCodeProblem:
     @classmethod
     def read(cls, fields: dict[str, Any]) -> "AceCodeProblem":
         """Parse a row. Raises BadRowError with the missing or malformed field."""
+        # Checked field by field, so that the message names the one that is wrong.
         for name in ("id", "source", "question"):
             if not isinstance(fields.get(name), str):
                 raise BadRowError(f"has no {name} that is text")
@@ -63,6 +64,7 @@ class AceCodeProblem:
         judged = [answer for answer in answers if answer["model_name"] in JUDGES]
         if not judged:
             raise BadRowError(f"has no inferences of {' or '.join(JUDGES)}")
+        # The first of the best answers, whose header `rewrite_as_header` takes.
         best = max(answers, key=lambda answer: answer["pass_rate"])
         rates = tuple(float(answer["pass_rate"]) for answer in judged)
         return cls(
@@ -93,6 +95,7 @@ def select_difficulty(
     """Return the problems of one difficulty, in their original order."""
     means = np.array([np.mean(problem.rates) for problem in problems])
     deviations = np.array([np.std(problem.rates) for problem in problems])
+    # hard up to the 20th percentile, medium from the 25th to the 75th, easy from there on
     lowest, low, high = np.percentile(means, (20, 25, 75))
     belongs = {
         "hard": means <= lowest,
@@ -124,6 +127,7 @@ def rewrite_as_header(problem: AceCodeProblem) -> str | None:
 
 def problem_prompts(problem: AceCodeProblem) -> list[dict[str, Any]]:
     """Return the prompts of a problem: the question, and its rewritten form where there is one."""
+    # One or two prompts with the same tests.
     texts = [problem.question, *filter(None, [rewrite_as_header(problem)])]
     columns = {"test_cases": list(problem.test_cases), "id": problem.id, "source": problem.source}
     return [{"prompt": [{"role": "user", "content": text}], **columns} for text in texts]

@@ -212,6 +212,7 @@ class Order:
 
         The last epoch is cached: consecutive steps ask for the same one.
         """
+        # numbers [4, 5, 6] in order [2, 0, 1], one per row -> [[6], [4], [5]]
         if self.held[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
             rows = self.numbers[order, None] if self.capacity is None else self.pack(order.tolist())
@@ -252,6 +253,7 @@ class Order:
 
     def rows(self, first: int, count: int) -> list[list[int]]:
         """Return `count` rows starting at row `first`, across epochs."""
+        # Epochs of 3 rows: rows(2, 3) are row 2 of epoch 0, and rows 0 and 1 of epoch 1.
         epoch = 0
         while self.start(epoch + 1) <= first:
             epoch += 1
@@ -296,6 +298,7 @@ class SampleStream:
 
     def steps(self, epochs: float) -> int:
         """Return the number of steps of `epochs` epochs, which may be fractional."""
+        # 1.5 epochs of 10 rows, 4 rows per step: ceil((10 + 5) / 4) = 4 steps
         whole = int(epochs)
         start = self.order.start(whole)
         fraction = (epochs - whole) * (self.order.start(whole + 1) - start) if epochs > whole else 0
@@ -313,6 +316,7 @@ class SampleStream:
             raise ValueError(
                 f"batch_size={self.batch_size}: must be a multiple of the {processes} processes"
             )
+        # 8 rows and 2 processes: process 0 has rows 0 to 3, process 1 has rows 4 to 7
         mine = self.batch_size // processes
         keys = self.order.rows(step * self.batch_size, self.batch_size)
         # Numbered across processes, so that `vary` draws the same for any number of processes.

@@ -90,6 +90,7 @@ def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]])
     """
     if holds_array(path):
         return read_source(JsonArray.of(path), path, to_rows)
+    # One line may become several samples: texts are cut.
     read, refused = read_lines(path, to_rows)
     return require_samples(Samples([row for rows in read for row in rows], refused), path)
 
@@ -209,6 +210,7 @@ def conversation_rows(
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
         prompt, response, end = prompt_and_response(fields, tokenizer)
+        # prompt [1, 2], response [3], end [4]: ids [1, 2, 3, 4], canvas [0, 0, 1, 1]
         visible = tokenizer.encode(prompt)
         target = [*reject_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
         size = len(visible) + len(target)
@@ -256,6 +258,7 @@ def prompt_and_response(
     Raises:
         BadRowError: the fields contain no prompt and response, or contain two responses.
     """
+    # messages, of which the last is the response
     for name in CONVERSATIONS:
         if name in fields:
             messages = parse_turns(fields[name], name)
@@ -264,6 +267,7 @@ def prompt_and_response(
                 messages[-1]["content"],
                 END_OF_TURN,
             )
+    # prompt and response
     if "response" in fields and "completion" in fields:
         raise BadRowError("has both a response and a completion, which mean the same")
     answer = "completion" if "completion" in fields else "response"
@@ -271,6 +275,7 @@ def prompt_and_response(
         if not isinstance(fields.get(name), str) or not fields[name].strip():
             lacking = f"no {name} that is text" if "prompt" in fields else NOTHING_TO_LEARN
             raise BadRowError(f"has {lacking}")
+    # A model without a chat template continues the prompt as plain text.
     if tokenizer.chat_template is None:
         return fields["prompt"], fields[answer], END_OF_TEXT
     user = {"role": "user", "content": fields["prompt"]}

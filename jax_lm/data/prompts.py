@@ -74,6 +74,7 @@ def load_training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
 def read_shipped_tasks(split: Split) -> tuple[BuiltinTask, ...]:
     """Read all tasks of one split, in the order of the file."""
     with gzip.open(TASKS_FILE, "rt", encoding="utf-8") as lines:
+        # `pop`: "split" is no field of `BuiltinTask`.
         records = [record for record in map(json.loads, lines) if record.pop("split") == split]
     return tuple(BuiltinTask(**record | {"tests": tuple(record["tests"])}) for record in records)
 
@@ -105,6 +106,7 @@ def open_prompts(
         ValueError: the data cannot be read, has no such split or column, or contains a row without
             a prompt.
     """
+    # JSON lines are read here, so that messages name the line; all else is opened as a source
     path = Path(data)
     if path.suffix == ".jsonl" or (path.is_file() and path.suffix not in (".json", ".parquet")):
         require_whole(data, split, subset)
@@ -168,11 +170,13 @@ def prompt_rows(
     rows = []
     for where, line in lines:
         try:
+            # utf-8-sig: Windows editors put a byte order mark in front.
             row = json.loads(line.decode("utf-8-sig")) if isinstance(line, bytes) else line
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {where} is not JSON ({error})") from error
         if plain and isinstance(row, str):
             row = {"prompt": row}
+        # columns (("prompt", "question"),): {"question": q} -> {"question": q, "prompt": q}
         if isinstance(row, dict) and columns:
             try:
                 require_columns(row, columns)

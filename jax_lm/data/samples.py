@@ -34,6 +34,7 @@ def open_samples(
     Raises:
         ValueError: the data cannot be read, has no usable sample, or no such split or columns.
     """
+    # a tokenised folder
     if data.is_dir() and not holds_dataset(data):
         require_whole(str(data), split, subset)
         for name, column in columns:

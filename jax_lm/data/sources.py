@@ -47,6 +47,7 @@ class JsonFiles:
         files = tuple(
             (name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)
         )
+        # 100 bytes in 3 parts: 34 bytes each, of which the last has 32
         total = sum(stat.st_size for stat in stats)
         return cls(files, max(1, -(-total // num_shards) if num_shards else PART_BYTES))
 
@@ -230,6 +231,7 @@ def open_source(
             folder has no files of this split.
     """
     path = Path(data)
+    # `datasets` would take a missing file for a hub id.
     if path.suffix == ".parquet" and not path.exists():
         raise ValueError(NO_FILE.format(data))
     files = (

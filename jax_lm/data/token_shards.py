@@ -132,6 +132,7 @@ class TokenShards:
 
     def __getitem__(self, number: int) -> Row:
         """Read a sample: a visible prompt, then an open canvas."""
+        # A shard with ends [4, 7]: sample 1 is tokens 4 to 6.
         shard, place = locate(self.sample_starts, number)
         ends, count = self.ends(shard), len(self.ends(shard))
         start, stop = int(ends[place - 1]) if place else 0, int(ends[place])
@@ -212,6 +213,7 @@ class TextRows:
         """
         if not share:
             return self, None
+        # 100 rows and share 0.1: held out rows 0 to 9, learnt rows 10 to 99 of the fixed order
         count = round(share * self.count)
         if not 0 < count < self.count:
             raise ValueError(f"held_out_share={share}: of {self.count} rows that is {count}")

@@ -1,10 +1,10 @@
-"""Block pipeline: steps over several blocks at once, each of which attends to itself and to those
-before it.
+"""Block pipeline: steps over several blocks at once, which attend to themselves and earlier ones.
 
-A block begins while the one before it is still being filled, by tokens that are confident enough;
-it must decide a token at each step once that one is nearly full (D2F, arXiv 2508.09192). A finished
-block is computed once more with its final tokens; then its keys and values stay in the cache, as
-nothing after a block changes it. Each row advances on its own, as a batch of one.
+This is D2F (arXiv 2508.09192). A block begins while the one before it is still being filled; at
+first it commits only tokens that are confident enough. Once the block before it is nearly full, it
+must commit a token at each step. A finished block is computed once more with its final tokens; then
+its keys and values stay in the cache, as no later block changes them. Each row advances on its own,
+as a batch of one.
 """
 
 from collections.abc import Iterable
@@ -41,10 +41,11 @@ from jax_lm.diffusion.step import (
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
-# What a step changes of a row.
+# Fields of a row that a step changes.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
 
-# Tolerance of a block's share, in tokens: in float32, 0.95 * 20 is not exactly 19.
+# Tolerance in tokens when a block's filled share is compared: 0.95 * 20 is not exactly 19 in
+# float32.
 ROUNDING = 1e-4
 
 
@@ -126,6 +127,7 @@ class BlockPipeline(Variant):
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step of each row over the blocks that have begun."""
+        # which blocks have begun, after the last step's tokens
         params, pipeline = inputs.params, state.extra
         assert params.add_threshold is not None
         assert params.activate_threshold is not None
@@ -142,6 +144,7 @@ class BlockPipeline(Variant):
         # Blocks that finished with the last step are computed by this one with their final tokens.
         starts = jnp.minimum(self.start + self.length * pipeline.stored, self.end - config.length)
 
+        # one row: compute its window of blocks, choose and write
         def take(
             row: SamplerState,
             seen: Bool[Array, "1 t"],
@@ -164,6 +167,7 @@ class BlockPipeline(Variant):
             row = write(row, evaluation, chosen, of_row, config)
             return {name: getattr(row, name) for name in DECIDED}, cache
 
+        # all rows together: each with a batch axis of one, and with a window of its own
         given = is_begun & state.masked, self.is_forced(masks, params.activate_threshold)
         seen, is_forced, cache, canvas = jax.tree.map(
             lambda part: part[:, None], (*given, cache, inputs.canvas)
@@ -186,10 +190,12 @@ class BlockPipeline(Variant):
         A block begins if the one before it is filled to the threshold (as the prompt is), no stop
         token has ended the row, and fewer than `active` blocks are unfinished.
         """
+        # masks [0, 0, 3, 0] -> 2 finished: only the first ones count
         finished = jnp.sum(jnp.cumprod(masks == 0, axis=1), axis=1, dtype=jnp.int32)
         is_filled = jnp.pad(
             self.is_filled(masks, add_threshold), ((0, 0), (1, 0)), constant_values=True
         )
+        # With the prompt in front, entry n says whether the block before block n is filled.
         is_ready = jnp.take_along_axis(is_filled, pipeline.begun[:, None], axis=1)[:, 0]
         has_room = (pipeline.begun < self.count) & (pipeline.begun - finished < self.active)
         return Pipeline(pipeline.begun + (is_ready & has_room & ~is_stopped), finished)
@@ -205,8 +211,13 @@ class BlockPipeline(Variant):
         """Choose the masked columns of a row whose tokens pass the threshold.
 
         Args:
+            proposal: tokens of the window's columns.
+            state: the row.
             is_forced: blocks that decide their most confident token if none passes.
+            inputs: canvas, window and settings of the row.
+            config: configuration of the step.
         """
+        # tokens that pass the threshold
         window, params = inputs.window, inputs.params
         masked = block_columns(state.masked, window, config)
         for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
@@ -218,6 +229,7 @@ class BlockPipeline(Variant):
             columns = jnp.full(state.tokens.shape, absent, values.dtype)
             return jax.lax.dynamic_update_slice_in_dim(columns, values, window.block, axis=1)
 
+        # and the most confident one of each block that must decide and has none
         ordered = self.split(spread(jnp.where(masked, scores, -jnp.inf), -jnp.inf), -jnp.inf)
         lacks = is_forced & ~jnp.any(self.split(spread(sure, absent=False), absent=False), axis=-1)
         # The first column of the largest score in each block, counted over the whole canvas.
@@ -241,8 +253,8 @@ class BlockPipeline(Variant):
     def window(self) -> int:
         """Columns of the blocks that a step can need.
 
-        These are the active ones, and as many as finished with the last step. As a step begins at
-        most one block, there is at most one more than may be active.
+        These are the active blocks, and those that finished with the last step. A step begins at
+        most one block, so there is at most one more than may be active.
         """
         return min((self.active + 1) * self.length, self.end - self.start)
 
@@ -254,9 +266,7 @@ class BlockPipeline(Variant):
     def admitted(
         self, present: Bool[Array, "b s"], queries: Int[Array, "r"]
     ) -> Bool[Array, "b r s"]:
-        """Return which keys each query column attends to: present ones of its block or an earlier
-        one.
-        """
+        """Return which keys a query column attends to: those present in its or an earlier block."""
         # start == 2, length == 2, columns 1 to 5 present: queries [1, 3, 4] attend to
         #   [0, 1, 0, 0, 0, 0]  the prompt
         #   [0, 1, 1, 1, 0, 0]  and block 0
@@ -265,7 +275,7 @@ class BlockPipeline(Variant):
         return present[:, None] & (of_keys <= self.number(queries)[:, None])
 
     def split(self, values: Array, absent: float | bool) -> Array:
-        """Split the answer's part of an array [b, t] by blocks, [b, n, l], filling up the last."""
+        """Split the answer's columns of an array [b, t] into blocks [b, n, l]; pad the last one."""
         # start == 1, length == 2: in [[p, a, b, c]] out [[[a, b], [c, absent]]]
         answer = values[:, self.start : self.end]
         spare = self.count * self.length - answer.shape[1]
@@ -283,9 +293,10 @@ class BlockPipeline(Variant):
         return sizes - masks + ROUNDING >= share * sizes
 
     def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
-        """Return which blocks must decide a token: the first, and those after one filled to that
-        share.
+        """Return which blocks must decide a token.
+
+        These are the first block, and each block after one that is filled to that share.
         """
-        # Filled [1, 0, 1] out [1, 1, 0].
+        # Filled [1, 0, 1] -> forced [1, 1, 0].
         first = jnp.ones_like(masks[:, :1], bool)
         return jnp.concatenate([first, self.is_filled(masks, share)[:, :-1]], axis=1)

@@ -1,9 +1,8 @@
-"""Candidates of a masked position: filters, the drawn token, its confidence by the measure of the
-order.
+"""Candidates of a masked position: filters, the drawn token, and its confidence.
 
 Pure functions of logits; they know neither the model nor the loop. Everything is computed in
-float32: confidences in bfloat16 would tie above p = 0.998. Semantics: Dream's `diffusion_generate`
-and its `sample_tokens`.
+float32: confidences in bfloat16 would tie above p = 0.998. The semantics are those of Dream's
+`diffusion_generate` and `sample_tokens`.
 """
 
 from typing import Any, NamedTuple, SupportsFloat
@@ -17,15 +16,16 @@ from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.options import ALGS, GenerationOptions
 
-# Candidates of the whole vocabulary that drafts are made from: a missing one costs a forward pass,
-# not the answer.
+# Number of candidates that drafts are made from, if the whole vocabulary is sampled. A missing one
+# costs a forward pass, but does not change the answer.
 GUESSED_CANDIDATES = 50
 
 
 class SamplingParams(NamedTuple):
-    """Settings of a generation as numbers, traced: another temperature compiles nothing anew.
+    """Settings of a generation as traced numbers: another temperature needs no new compilation.
 
-    Under `jax.vmap` each row has settings of its own. Meaning of each: `jax_lm.options`.
+    Under `jax.vmap` each row has settings of its own. `jax_lm.options` explains each of them. Where
+    a setting may be None, None compiles another program.
 
     Attributes:
         temperature: 0 takes the likeliest token.
@@ -39,9 +39,9 @@ class SamplingParams(NamedTuple):
         by_schedule: whether the noise schedule says how many tokens a step commits, or else their
             probability.
         threshold: probability from which tokens are committed.
-        decay: of the threshold while the block fills; 0 but for the rule `dynamic`.
-        factor: of the rule `factor`; 0 for the others.
-        entropy_bound: of the rule `entropy`; negative for the others, which then need no entropies.
+        decay: decay of the threshold while the block fills; 0 except in the rule `dynamic`.
+        factor: factor of the rule `factor`; 0 in the others.
+        entropy_bound: bound of the rule `entropy`; negative in the others, which need no entropies.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
@@ -74,18 +74,24 @@ class SamplingParams(NamedTuple):
     def of(
         cls, options: GenerationOptions, block: int, region: int, *, columns: int = 0
     ) -> "SamplingParams":
-        """Settings for a block of `block` columns in a region of `region`, which share out the
-        steps of the canvas.
+        """Return the settings for a block of `block` columns in a region of `region` columns.
+
+        The blocks of a region share its steps in proportion to their lengths.
 
         Args:
+            options: how to decode.
+            block: columns of the block.
+            region: columns of the region.
             columns: least length of the schedule, so that blocks of different lengths share a
                 compilation.
         """
+        # 10 steps for a region of 32 columns: a block of 8 gets ceil(10 * 8 / 32) = 3 of them.
         decoding = options.decoding.settings
         steps = 0 if options.steps is None else max(1, -(-options.steps * block // region))
         ratios = np.ones(max(steps, block, columns), np.float32)
         if steps:
             ratios[:steps] = transfer_ratios(steps)
+        # A rule that is off gets a number that turns it off, so that all rules share a program.
         numbers: dict[str, Any] = {
             "temperature": single(options.temperature),
             "top_p": None if options.top_p is None else single(options.top_p),
@@ -110,9 +116,7 @@ class SamplingParams(NamedTuple):
 
     @property
     def is_by_chance(self) -> Bool[Array, "*b"]:
-        """Whether the order is `origin`: each position is decided by chance, not as one of a
-        number.
-        """
+        """Whether the order is `origin`, which commits each position independently by chance."""
         return self.alg == ALGS.index("origin")
 
 
@@ -122,12 +126,14 @@ def single(number: SupportsFloat) -> np.float32:
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of positions when they were decided, before temperature and filters,
-    without MASK.
+    """Log-probabilities of positions when they were decided.
+
+    They are those of the model, before temperature and filters, and exclude MASK.
 
     Attributes:
-        chosen: log-probability of the token that was decided for.
-        log_probs, ids: of the likeliest tokens.
+        chosen: log-probability of the token that was chosen.
+        log_probs: log-probabilities of the most likely tokens.
+        ids: ids of the most likely tokens.
     """
 
     chosen: Float[Array, "*b t"]
@@ -159,8 +165,11 @@ class TokenLogProbs(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Tokens that a position may become: normalised log-probabilities (-inf = filtered out) and
-    ids.
+    """Tokens that a position may become.
+
+    Attributes:
+        log_probs: normalised log-probabilities; -inf is filtered out.
+        ids: ids of the tokens.
     """
 
     log_probs: Float[Array, "b r c"]
@@ -179,16 +188,17 @@ class Candidates(NamedTuple):
         return self.at(jnp.argmax(self.log_probs, axis=-1))
 
     def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-        """Draw a token of each row by its probability; also its log-probability."""
+        """Draw a token of each row by its probability; also return its log-probability."""
         return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
 
     def margin(self) -> Float[Array, "b r"]:
-        """Probability of the likeliest token less that of the second."""
+        """Return the probability of the most likely token minus that of the second."""
+        # A single candidate has no second: its margin is its probability.
         best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
         return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
 
     def entropy(self) -> Float[Array, "b r"]:
-        """Sum of p log p, as the reference computes it."""
+        """Return the sum of p log p (negative entropy), as the reference computes it."""
         probs = jnp.exp(self.log_probs)
         return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
 
@@ -201,21 +211,26 @@ def filtered(
     excluded_id: int | None = None,
     needed: Bool[Array, "b r"] | None = None,
 ) -> Candidates | Rows:
-    """Temperature, then top_p over the full distribution, top_k and min_p; renormalised over what
-    is left.
+    """Filter logits to candidates: temperature, top_p over the full distribution, top_k, min_p.
 
-    The filters act at temperature 0 too, as in the reference. With top_k only the k largest logits
-    and the mass of the vocabulary are needed. Ties with the k-th largest logit are cut at k, ties
-    at the border of the nucleus where its mass is full, both by id.
+    Log-probabilities are normalised over the remaining candidates. The filters also act at
+    temperature 0, as in the reference. With top_k, only the k largest logits and the mass of the
+    vocabulary are needed. Ties with the k-th largest logit are cut at k, ties at the border of the
+    nucleus where its mass is full; in both cases the lowest ids stay.
 
     Args:
-        top_k: candidates that there are at all; `params.top_k` takes less of them without another
-            compilation.
+        logits: logits of the positions.
+        params: temperature and filters.
+        top_k: largest number of candidates (static); `params.top_k` takes fewer of them without
+            another compilation.
         excluded_id: a token that is no candidate.
-        needed: positions that are read, which may save work on the others; None is all.
+        needed: positions whose candidates are read; others may be skipped. None is all.
+
+    Returns:
+        `Candidates` with a static top_k, `Rows` where the whole vocabulary is sampled.
 
     Raises:
-        ValueError: `params.top_k` without a static one, whose order it counts in.
+        ValueError: `params.top_k` without a static top_k.
     """
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
@@ -223,10 +238,13 @@ def filtered(
         # No update in place: XLA's CPU compiler copies all logits for that, once for each way of
         # reading them.
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    # At temperature 0 the filters act as at temperature 1.
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
+    # whole vocabulary: candidates are found without a sort (`nucleus`)
     if top_k is None or (top_k >= logits.shape[-1] and params.top_k is None):
         needed = jnp.ones(logits.shape[:2], bool) if needed is None else needed
         return Rows.of(logits, scale, top_p=params.top_p, min_ratio=params.min_p, needed=needed)
+    # the k largest, in descending order
     best, ids = largest(logits, top_k)
     # Relative to the largest, which is 0.
     values = (best - best[..., :1]) * scale
@@ -244,9 +262,7 @@ def filtered(
 
 
 def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
-    """Return the candidates that drafts are made from: all, or the most likely of the whole
-    vocabulary.
-    """
+    """Return the candidates that drafts are made from: all, or the most likely of a vocabulary."""
     if isinstance(candidates, Candidates):
         return candidates
     values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
@@ -256,9 +272,8 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
 def in_nucleus(
     values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
 ) -> Bool[Array, "b r c"]:
-    """Return which logits, sorted descending, are in the nucleus: those with a mass of at most
-    `top_p` before them.
-    """
+    """Return which logits, in descending order, have a mass of at most `top_p` before them."""
+    # probabilities [.5, .3, .15, .05], top_p .8: masses before [0, .5, .8, .95] -> [1, 1, 1, 0]
     mass = jnp.cumsum(jnp.exp(values - log_total), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
     return before <= top_p
@@ -267,12 +282,14 @@ def in_nucleus(
 def row_entropy(
     logits: Float[Array, "b r v"], excluded_id: int | None = None
 ) -> Float[Array, "b r"]:
-    """Entropy of what the model says of each position, in nats: before temperature and filters,
-    without one token.
+    """Compute the entropy of the model's distribution at each position, in nats.
+
+    Neither temperature nor filters apply; `excluded_id` is no outcome.
     """
     logits = logits.astype(jnp.float32)
     if excluded_id is not None:
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    # With weights w = exp(l - max l): H = log sum w - sum w log w / sum w.
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(below)
     total = jnp.sum(weights, axis=-1)
@@ -284,12 +301,16 @@ def row_entropy(
 def draw(
     uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
 ) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
-    """Draw a token for each position with `uniform` in [0, 1), or take the most likely at
-    temperature 0.
+    """Draw a token for each position, or take the most likely at temperature 0.
 
+    Args:
+        uniform: random numbers in [0, 1), one per position.
+        candidates: candidates of the positions.
+        temperature: only whether it is 0; candidates have it already.
     Returns:
         The tokens and their probabilities.
     """
+    # `cond`: without temperature, no cumulative sums are computed.
     tokens, log_probs = jax.lax.cond(
         temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest
     )
@@ -303,8 +324,9 @@ def confidence(
     positions: Int[Array, "b r"],
     alg: Int[Array, ""],
 ) -> Float[Array, "b r"]:
-    """Compute the confidence of each position by the measure of the order `ALGS[alg]`; larger
-    commits earlier.
+    """Compute the confidence of each position by the measure of the order `ALGS[alg]`.
+
+    A position with a larger confidence is committed earlier.
     """
     measures = {
         # `origin` decides each position by chance alone.
@@ -321,8 +343,10 @@ def confidence(
 def disturbed(
     uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: Float[Array, ""]
 ) -> Float[Array, "b r"]:
-    """Scores whose order is distributed as draws from softmax(scores / alg_temp) without
-    replacement (Gumbel noise).
+    """Add Gumbel noise to scores: their order is then that of draws without replacement.
+
+    The draws are from softmax(scores / alg_temp); at alg_temp 0, scores do not change.
     """
+    # At least the smallest float: log 0 would be -inf.
     gumbel = -jnp.log(-jnp.log(jnp.maximum(uniform, jnp.finfo(jnp.float32).tiny)))
     return jnp.where(alg_temp > 0, scores / jnp.where(alg_temp > 0, alg_temp, 1.0) + gumbel, scores)

@@ -53,6 +53,7 @@ class Block:
 
 def block_bounds(region: Block, length: int) -> list[Block]:
     """Cut a region into blocks of `length` columns from the left; the last may be shorter."""
+    # region [2, 9) and length 4 -> [2, 6) and [6, 9)
     starts = range(region.start, region.end, length)
     return [Block(start, min(start + length, region.end)) for start in starts]
 
@@ -106,6 +107,7 @@ class Canvas:
             raise ValueError(
                 f"input_ids has shape {input_ids.shape}: must be [batch, time] with at least one row"
             )
+        # prompt [pad, p] and 2 new tokens: tokens [pad, p, 0, 0], holes [0, 0, 1, 1]
         present = (
             np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
         )
@@ -121,6 +123,7 @@ class Canvas:
     @classmethod
     def padded(cls, templates: Sequence[Template], tokenizer: DiffuCoderTokenizer) -> "Canvas":
         """Lay templates out with padding on the left."""
+        # [[1, M], [2, 3, M]] -> [[pad, 1, M], [2, 3, M]], to the next multiple of WIDTH_BUCKET
         rows = [template.encoded(tokenizer) for template in templates]
         ids, mask = pad_left([ids for ids, _ in rows], tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
         holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
@@ -148,6 +151,7 @@ class Canvas:
         Raises:
             ValueError: there is no hole.
         """
+        # holes [0, 1, 1, 0, 1, 0] -> columns [1, 5)
         columns = np.flatnonzero(self.holes.any(axis=0))
         if not len(columns):
             raise ValueError("canvas has no hole to fill")
@@ -156,8 +160,9 @@ class Canvas:
         return Block(int(columns[0]), int(columns[-1]) + 1)
 
     def blocks(self, length: int) -> Iterator[Block]:
-        """Cut the region into blocks of `length`, the last may be shorter; skip blocks without a
-        hole.
+        """Cut the region into blocks of `length` columns, and skip blocks without a hole.
+
+        The last block may be shorter.
         """
         for block in block_bounds(self.region, length):
             if self.holes[:, block.start : block.end].any():
@@ -166,21 +171,20 @@ class Canvas:
     @property
     def position_ids(self) -> Int[np.ndarray, "b t"]:
         """Count the tokens before each column, so that left padding moves nothing."""
+        # attention mask [0, 0, 1, 1, 1] -> [0, 0, 0, 1, 2]
         return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0).astype(np.int32)
 
     @property
     def first_columns(self) -> Bool[np.ndarray, "b t"]:
         """Mark the first column of each hole."""
-        # in [0, 1, 1, 0, 1] out [0, 1, 0, 0, 1]
+        # holes [0, 1, 1, 0, 1] -> [0, 1, 0, 0, 1]
         before = np.concatenate([np.zeros_like(self.holes[:, :1]), self.holes[:, :-1]], axis=1)
         return self.holes & ~before
 
     @property
     def hole_starts(self) -> Int[np.ndarray, "b t"]:
-        """Column where the hole at each position begins; outside of holes, that of the last hole
-        before it.
-        """
-        # Holes [0, 1, 1, 0, 1] out [0, 1, 1, 1, 4].
+        """Column where the hole at each position begins; outside holes, that of the last hole."""
+        # holes [0, 1, 1, 0, 1] -> [0, 1, 1, 1, 4]
         columns = np.arange(self.holes.shape[1], dtype=np.int32)
         return np.maximum.accumulate(np.where(self.first_columns, columns, 0), axis=1).astype(
             np.int32

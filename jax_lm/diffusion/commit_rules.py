@@ -1,8 +1,8 @@
 """Commit rules: which masked positions of a block a step decides. Pure functions of arrays.
 
 Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills
-(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. The order of unmasking and
-the draw of tokens are `unmasking`.
+(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. `candidates` draws and scores
+the tokens.
 """
 
 import functools
@@ -18,14 +18,16 @@ NOISE_FLOOR = 1e-3
 
 @functools.cache
 def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
-    """Share of the remaining masks that each step commits: 1 - s/t on the reference's float32 grid,
-    then 1.
+    """Return the share of the remaining masks that each step commits.
+
+    It is 1 - s/t on the reference's float32 grid of times t > s, and 1 in the last step.
     """
+    # 4 steps: times about [1, 3/4, 2/4, 1/4, 0] and ratios [1/4, 1/3, 1/2, 1]
     if steps == 1:
         return np.ones(1, np.float32)
     # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one
-    # rounding per point (a fused multiply-add, which float64 reproduces). The counts of a step hang
-    # on the last bit.
+    # rounding per point (a fused multiply-add, which float64 reproduces). A step's counts depend on
+    # the last bit.
     start, end = np.float32(1), np.float32(eps)
     width = float((end - start) / np.float32(steps))
     index = np.arange(steps + 1)
@@ -42,9 +44,8 @@ def commit_counts(masked: Bool[Array, "b r"], ratio: Float[Array, ""]) -> Int[Ar
 
 
 def ranks(scores: Float[Array, "b r"], masked: Bool[Array, "b r"]) -> Int[Array, "b r"]:
-    """Place of each position in the order of its row, 0 for the most confident; ties go left to
-    right.
-    """
+    """Return each position's rank in its row: 0 for the most confident, ties from left to right."""
+    # scores [.2, .9, .5, .7] of masks [1, 1, 1, 0]: order [1, 2, 0, 3], ranks [2, 0, 1, 3]
     order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
     return jnp.argsort(order, axis=1)
 
@@ -57,12 +58,12 @@ def above_threshold(
     masked: Bool[Array, "b r"],
     holes: Int[Array, "b"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions whose token is at least as probable as the threshold, and the first
-    in the order.
+    """Choose masked positions with a probability of at least the threshold, and the one of rank 0.
 
     The threshold falls to threshold * (1 - decay) as a block of `holes` positions fills (rule
     `dynamic`; `threshold` has decay 0).
     """
+    # threshold .9, decay .5, 3 of 4 masks left: .9 * (1 - .5 / 4) = .7875
     left = jnp.sum(masked, axis=1) / jnp.maximum(holes, 1)
     bound = threshold * (1 - decay * (1 - left))
     return masked & ((probability >= bound[:, None]) | (rank == 0))
@@ -74,9 +75,11 @@ def longest_run(
     probability: Float[Array, "b r"],
     masked: Bool[Array, "b r"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1), i
-    from 1.
+    """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1).
+
+    The index i counts from 1, and the first position is always chosen.
     """
+    # factor 1 and probabilities .9, .7, .6 in order: bounds 1/2, 2/3, 3/4 -> the first two
     place = jnp.where(masked, rank, rank.shape[1])
     ordered = (
         jnp.zeros_like(probability)
@@ -94,12 +97,12 @@ def within_entropy(
     entropy: Float[Array, "b r"],
     masked: Bool[Array, "b r"],
 ) -> Bool[Array, "b r"]:
-    """Choose masked positions in order whose entropies sum to at most `bound` more than their
-    largest.
+    """Choose masked positions in order while the entropies except the largest sum to <= `bound`.
 
-    That sum bounds what the tokens tell of each other, and never falls as more are taken; of one
-    alone it is 0.
+    That sum bounds the mutual information of the tokens. It never falls as more are taken, and is 0
+    for one alone.
     """
+    # bound .5 and entropies .3, .4, .1, .6 in order: sums less the largest 0, .3, .4, .8 -> three
     place = jnp.where(masked, rank, rank.shape[1])
     ordered = (
         jnp.zeros_like(entropy).at[jnp.arange(len(rank))[:, None], place].set(entropy, mode="drop")
@@ -112,12 +115,13 @@ def within_entropy(
 def budget(
     masked: Bool[Array, "b r"], holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
 ) -> Int[Array, "b"]:
-    """Count the positions that a rule by probability may commit in a block of `steps` steps; all
-    without steps.
+    """Count the positions that a rule by probability may commit in a step of a block.
 
-    Fast-dLLM's uncached rule: holes // steps per step, what was not used is carried over; at the
-    end, all.
+    Without a number of steps, that is all of them. Else Fast-dLLM's uncached rule holds: each of
+    the `steps` steps may commit holes // steps, unused ones carry over, and the last may commit
+    all.
     """
+    # 12 holes in 4 steps: 3 per step; step 1 with 1 committed so far may commit 2 * 3 - 1 = 5
     left = jnp.sum(masked, axis=1)
     allowed = holes // jnp.maximum(steps, 1) * (step + 1) - (holes - left)
     return jnp.where((steps > 0) & (step + 1 < steps), jnp.maximum(allowed, 1), left)

@@ -42,6 +42,7 @@ class Repair:
 
     def check(self, ids: Int[np.ndarray, "t"]) -> int | None:
         """Return how many tokens of a decoded answer stay; None if it meets the constraint."""
+        # Tokens that stayed before are valid: the search for the first error begins after them.
         answer = self.constraint.answer(ids.tolist())
         kept = self.constraint.find_error(answer, len(self.ids))
         self.ids = answer[:kept]
@@ -54,6 +55,7 @@ class Repair:
 
         Without temperature, candidates are tried by their probability.
         """
+        # Gumbel noise: the order is that of draws without replacement.
         if self.temperature:
             log_probs = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
         order = np.argsort(-log_probs, kind="stable")
@@ -76,10 +78,12 @@ def constraints_of(
     for tokens, holes, present in zip(
         canvas.tokens, canvas.holes, canvas.attention_mask, strict=True
     ):
+        # holes [0, 1, 1, 0]: columns [1, 2], start 1, end 3
         columns = np.flatnonzero(holes)
         start, end = columns[0], columns[-1] + 1
         if len(columns) < end - start:
             raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
+        # the texts around the hole
         before, after = (
             tokenizer.decode(ids.tolist(), skip_special_tokens=True)
             for ids in (tokens[:start][present[:start]], tokens[end:])
@@ -97,8 +101,9 @@ def constrained_states(
     seed: int | Key[Array, "b"] = 0,
     every: int | None = 1,
 ) -> Iterator[SamplerState]:
-    """Yield the states of `Sampler.stream`; with a grammar only the last, as any token may be
-    decoded again.
+    """Yield the states of `Sampler.stream`; with a grammar only the last.
+
+    With a grammar, any token may be decoded again.
     """
     stop_ids = tokenizer.stop_ids
     if constraints := constraints_of(canvas, options, tokenizer):
@@ -128,6 +133,7 @@ def meet(
     options = options.with_settings(grammar=None)
     repairs = [Repair(constraint, options.temperature) for constraint in constraints]
     while True:
+        # check: [a, b, x, c] with the error at x keeps 2 tokens and opens columns 2 and 3
         tokens, reopened = np.array(state.tokens), np.zeros_like(canvas.holes)
         for row, repair in enumerate(repairs):
             hole = np.flatnonzero(canvas.holes[row])
@@ -138,6 +144,7 @@ def meet(
         state = overwrite(
             state, reopened, tokens=sampler.mask_id, masked=True, commit_step=NEVER, confidence=0.0
         )
+        # choose: the first open token of each row, among those that can be completed
         log_probs, ids = map(np.asarray, sampler.candidates(canvas, state, options))
         decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
         for row in np.flatnonzero(reopened.any(axis=1)).tolist():
@@ -156,12 +163,13 @@ def meet(
             confidence=confidence,
         )
         state = state._replace(forwards=state.forwards + 1, step=state.step + 1)
+        # decode again
         if np.asarray(state.masked).any():
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
 
 
 def overwrite(state: SamplerState, columns: Bool[np.ndarray, "b t"], **values: Any) -> SamplerState:
-    """Set fields of a state in these columns."""
+    """Set fields of a state in the columns marked True."""
     fields = {
         name: jnp.where(columns, value, getattr(state, name)) for name, value in values.items()
     }

@@ -1,12 +1,16 @@
-"""Draft and verify: the canvases of the next steps are drafted, and one forward pass verifies all
-of them.
+"""Draft and verify: draft the canvases of the next steps, and verify all in one forward pass.
 
-Drafts are steps taken with the candidates of the last forward pass, which are out of date from the
-second step on. Computed together with the canvas, each draft canvas yields the true step after it;
-as long as that equals the next draft, to the token and with the random numbers of that step, the
-drafts are the decoding (FreeDave, arXiv 2510.00294, for any rule, order and temperature). Drafting
-takes fewer forward passes and decides nothing: the first wrong draft ends what is accepted, and the
-step from there is already known. Each row is a batch of one at a step of its own.
+This is FreeDave (arXiv 2510.00294), for any rule, order and temperature.
+
+- Drafts are steps taken with the candidates of the last forward pass, which are out of date from
+  the second step on.
+- One forward pass computes the canvas and its draft canvases. Each yields the true step after it,
+  with the random numbers of that step. A draft is right if it equals the true step from the canvas
+  before it.
+- The first wrong draft ends what is accepted; the true step from there is already known.
+
+So drafting saves forward passes and does not change the text. Each row is a batch of one at a step
+of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +44,7 @@ SHARED: Any = BatchInputs._make((0, None, None))
 
 
 class DraftCanvases(NamedTuple):
-    """The canvases that the next steps are expected to make, in order, each with its given columns."""
+    """Canvases that the next steps are expected to make, in order, including their given text."""
 
     tokens: Int[Array, "*b g 1 t"]
     masked: Bool[Array, "*b g 1 t"]
@@ -49,12 +53,13 @@ class DraftCanvases(NamedTuple):
 
 @dataclass(frozen=True)
 class Drafts(Variant):
-    """Draft canvases. `SamplerState.extra` holds the rows (`SamplerState.rows`), and theirs the
-    drafts.
+    """Decoding with drafts.
+
+    `SamplerState.extra` holds the rows (`SamplerState.rows`), whose own `extra` holds the drafts.
 
     Attributes:
         count: draft canvases of a row.
-        verifies: whether a forward pass verifies them; else it only drafts.
+        verifies: whether a forward pass verifies drafts; if not, it only makes new ones.
     """
 
     count: int
@@ -74,7 +79,7 @@ class Drafts(Variant):
         return state._replace(extra=rows._replace(extra=self.blank(rows)))
 
     def blank(self, rows: SamplerState) -> Any:
-        """Return drafts that no step confirms: a canvas never equals the step from it."""
+        """Return drafts that no step confirms: copies of the canvas, which every step changes."""
         return self.copies(DraftCanvases(rows.tokens, rows.masked, rows.step))
 
     def copies(self, parts: Any) -> Any:
@@ -86,7 +91,7 @@ class Drafts(Variant):
         return jax.tree.map(copied, parts)
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
-        """Verify no draft in a refresh, which starts a block or has all rows to compute."""
+        """Verify no drafts in a refresh, which begins a block or computes all rows anyway."""
 
         def drafting(config: StepConfig) -> StepConfig:
             return replace(
@@ -101,6 +106,7 @@ class Drafts(Variant):
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
     ) -> tuple[SamplerState, KVCache]:
+        # [b, t] -> [b, 1, t]: each row is a batch of one
         canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
         enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
         rows = enter(state.extra, inputs._replace(canvas=canvas))
@@ -125,6 +131,7 @@ class Drafts(Variant):
         """Advance every row that is going; the rows are computed together, whether they go or not."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
+        # The forward pass of all rows counts once, however many of them go on.
         after, cache = advance_rows(
             model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
         )
@@ -144,6 +151,7 @@ class Drafts(Variant):
         """
         drafts, row = row.extra, row._replace(extra=None)
         inputs, config = unbounded(inputs), replace(config, axes=(*config.axes, CANVASES))
+        # chain: the canvas and its drafts, [1 + count, 1, t]
         own = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
         chain = (
             jax.tree.map(lambda *parts: jnp.concatenate(parts), own, drafts)
@@ -151,12 +159,14 @@ class Drafts(Variant):
             else own
         )
 
+        # verify: the true step from each of them
         def follow(canvas: DraftCanvases) -> tuple[SamplerState, Evaluation, KVCache]:
             at = row._replace(**canvas._asdict())
             evaluation, kept = evaluate(model, at, cache, inputs, config)
             return commit(at, evaluation, inputs, config), evaluation, kept
 
         following, evaluations, caches = jax.vmap(follow, axis_name=CANVASES)(chain)
+        # accept, and draft anew from the candidates of the last right canvas
         right = count_right(chain, following, inputs, config)
         row = take_steps(row, chain, following, right)
         evaluation, cache = jax.tree.map(lambda part: part[right], (evaluations, caches))
@@ -183,11 +193,10 @@ class Drafts(Variant):
     def leave(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
     ) -> tuple[SamplerState, KVCache]:
-        """Return the state of all rows before a step that each has reached, taking later tokens
-        back.
-        """
+        """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
+        # Rows at steps 6 and 4, the latter open: all are reported at step 4.
         left = jnp.min(jnp.where(rows_open(rows, inputs.window, config), rows.step, NEVER))
         step = jnp.minimum(inputs.window.until, jnp.where(left < NEVER, left, jnp.max(rows.step)))
         tokens, masked, commit_step, confidence = (
@@ -280,6 +289,7 @@ def take_steps(
     row: SamplerState, chain: DraftCanvases, following: SamplerState, right: Int[Array, ""]
 ) -> SamplerState:
     """Return the row after the steps from its canvas and from the right drafts, as if taken alone."""
+    # right == 1: the step from the canvas, and that from the first draft
     is_taken = jnp.arange(len(chain.step)) <= right
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
     is_fresh = jnp.any(fresh, axis=0)

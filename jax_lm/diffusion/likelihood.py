@@ -1,8 +1,9 @@
 """Monte-Carlo log-likelihood of a completion under a masked-diffusion model.
 
-The evidence bound by LLaDA's low-variance estimator: mask l of the completion's L tokens, l uniform
-on 1 … L, and average L / l times the summed log-probability of the masked ones. A lower bound of
-the log-likelihood in expectation; samples cover 1 … L evenly, so that few are needed.
+This is the evidence bound by LLaDA's low-variance estimator: mask l of the completion's L tokens, l
+uniform on 1 … L, and average L / l times the summed log-probability of the masked ones. Its
+expectation is a lower bound of the log-likelihood. The samples cover 1 … L evenly, so that few are
+needed.
 """
 
 import math
@@ -52,13 +53,16 @@ def log_likelihood(
         raise ValueError(f"seed={seed}: must not be negative")
     rng = np.random.default_rng(seed)
     length = len(completion)
+    # choose masks
     # One l from each of `samples` equal strata of 1 … L.
     levels = np.floor((np.arange(samples) + rng.random(samples)) * length / samples).astype(int) + 1
     width = len(prompt) + length
     padding = -width % SCORE_WIDTH
+    # One row for all samples: [pad ..., prompt, completion].
     tokens = np.array([[sampler.mask_id] * padding + prompt + completion], np.int32)
     present = np.arange(width + padding)[None] >= padding
     values: list[float] = []
+    # score, SCORE_ROWS samples at a time
     for first in range(0, samples, SCORE_ROWS):
         chosen = levels[first : first + SCORE_ROWS]
         masked = np.zeros((SCORE_ROWS, width + padding), bool)
@@ -67,6 +71,7 @@ def log_likelihood(
         sums = masked_log_probability(
             sampler.graph, sampler.params, tokens, present, masked, sampler.mask_id
         )
+        # Rows without a sample fill up the last pass, and are dropped.
         values += (np.asarray(sums)[: len(chosen)] * length / chosen).tolist()
     spread = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
     return Score(float(np.mean(values)), spread, length, samples)
@@ -81,7 +86,7 @@ def masked_log_probability(
     masked: Bool[Array, "b t"],
     mask_id: int,
 ) -> Float[Array, "b"]:
-    """Summed log-probability of the masked tokens of each row."""
+    """Return the summed log-probability of the masked tokens of each row."""
     model = nnx.merge(graph, params)
     present = jnp.broadcast_to(present, masked.shape)
     hidden = shift_right(model.model(jnp.where(masked, mask_id, tokens), present))

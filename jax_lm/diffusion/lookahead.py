@@ -1,9 +1,9 @@
 """Lookahead: decoding continues with the branch whose remaining masks are most confident.
 
-After each step, the most confident positions that the commit rule left each give a branch: the
-canvas with that token added. One forward pass over the canvas and its branches yields the
-confidence of their remaining masks and what the next step commits (LoPA, arXiv 2512.16229). Unlike
-`jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
+This is LoPA (arXiv 2512.16229). After each step, each of the most confident positions that the
+commit rule left open makes a branch: the canvas with that token added. One forward pass over the
+canvas and its branches yields the confidence of their remaining masks, and the tokens that the next
+step commits. Unlike `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from jax_lm.options import GenerationOptions
 
 @dataclass(frozen=True)
 class Lookahead(Drafts):
-    """Branches of each row, `count` of them; `verifies` says whether a forward pass reads them."""
+    """Decoding with `count` branches per row; `verifies` says whether a pass computes them."""
 
     keeps_candidates: ClassVar[bool] = False
 
@@ -53,6 +53,7 @@ class Lookahead(Drafts):
     ) -> tuple[SamplerState, KVCache]:
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
         config = replace(config, axes=(*config.axes, CANVASES))
+        # compute the branches and the canvas
         branches, row = row.extra, row._replace(extra=None)
         tried = jax.tree.map(lambda part: part[None], row)
         if self.verifies:
@@ -64,11 +65,13 @@ class Lookahead(Drafts):
             return mean_probability(canvas, evaluation, inputs, config), evaluation, kept
 
         means, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(tried)
+        # choose, and take a step
         best = jnp.argmax(means)
         chosen, evaluation, cache = jax.tree.map(
             lambda part: part[best], (tried, evaluations, caches)
         )
         row = commit(chosen._replace(forwards=row.forwards + 1), evaluation, inputs, config)
+        # branch anew
         branches = self.branch(row, evaluation, inputs, config)
         is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
         # No branch is more confident than a full block, which needs no forward pass to be chosen:
@@ -80,8 +83,9 @@ class Lookahead(Drafts):
     def branch(
         self, row: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
     ) -> SamplerState:
-        """Copy a canvas, each copy with one token more, in score order; past the last mask
-        unchanged.
+        """Copy a canvas `count` times, each with one more token, in score order.
+
+        Copies beyond the last mask are unchanged.
         """
         # count == 3, scores [.9, .2, .5] of masks [1, 1, 0]: [a, M, z], [M, b, z] and [M, M, z].
         masked = block_columns(row.masked, inputs.window, config)

@@ -1,8 +1,7 @@
-"""Masks over token rows: the logit shift, samples side by side in a row, and the noising of masked
-diffusion.
+"""Masks over token rows: the logit shift, packed samples, and the noise of masked diffusion.
 
-Every random number of a sample follows from the key and the sample's number alone: so its masks do
-not depend on how a batch is padded, packed, split or sharded. Knows no models.
+The random numbers of a sample depend only on the key and the sample's number. So its masks do not
+depend on how a batch is padded, packed, split or sharded. Knows no models.
 """
 
 import jax
@@ -22,8 +21,7 @@ def shift_right(
     0, and so does the first position of every sample where several stand in a row (`starts`). This
     is the only place where that shift is made.
     """
-    # in [[r0, r1, r2, r3]] out [[r0, r0, r1, r2]]; with samples that start at 0 and 2: [[r0, r0,
-    # r2, r2]]
+    # [r0, r1, r2, r3] -> [r0, r0, r1, r2]; with samples that start at 0 and 2 -> [r0, r0, r2, r2]
     shifted = jnp.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
     return shifted if starts is None else jnp.where(starts[..., None], rows, shifted)
 
@@ -37,6 +35,7 @@ def sample_starts(samples: Int[Array, "b t"]) -> Bool[Array, "b t"]:
 
 def sample_positions(samples: Int[Array, "b t"]) -> Int[Array, "b t"]:
     """Count positions from the start of each sample."""
+    # samples [0, 0, 0, 1, 1, -1] -> [0, 1, 2, 0, 1, 0]
     columns = jnp.broadcast_to(jnp.arange(samples.shape[1]), samples.shape)
     return columns - jax.lax.cummax(jnp.where(sample_starts(samples), columns, 0), axis=1)
 
@@ -45,6 +44,7 @@ def over_samples(
     reduce: str, values: Float[Array, "b t"], samples: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:
     """Reduce the values of each token's sample to their sum or minimum ("sum", "min")."""
+    # sum of [1, 2, 3, 4] with samples [7, 7, 9, 9] -> [3, 3, 7, 7]
     numbers = jnp.cumsum(sample_starts(samples), axis=1) - 1
     segments = {"sum": jax.ops.segment_sum, "min": jax.ops.segment_min}[reduce]
     totals = jax.vmap(
@@ -87,12 +87,17 @@ def mask_tokens(
     mask_id: int,
     ranks: Float[Array, "b t"] | None = None,
 ) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
-    """Mask each canvas position with the probability of its level, and at least one of every
-    sample's canvas.
+    """Mask canvas positions with the probability of their level, and at least one per sample.
 
     Args:
-        ranks: in [0, 1); a position is masked where its rank is below its level. NaN where that is
-            drawn.
+        key: key of the random numbers.
+        tokens: rows of samples.
+        canvas: positions that may be masked.
+        samples: number of each token's sample.
+        levels: masking probability of each token's sample.
+        mask_id: id of MASK.
+        ranks: in [0, 1); a position is masked if its rank is below its level. NaN draws a random
+            number instead.
 
     Returns:
         Noisy tokens, and which positions were masked.
@@ -117,8 +122,9 @@ def begun(
     samples: Int[Array, "b t"],
     levels: Float[Array, "b t"],
 ) -> Bool[Array, "b t"]:
-    """Choose how much of each canvas is written from its beginning on, up to all that its level
-    leaves visible.
+    """Choose at random how much of each canvas is already written from its beginning on.
+
+    At most, that is the share that the sample's level leaves visible.
     """
 
     def draw(sample: Array) -> Array:
@@ -137,13 +143,15 @@ def confident_ranks(
     samples: Int[Array, "b t"],
     share: float,
 ) -> Float[Array, "b t"]:
-    """Rank the canvas of a share of the samples from the least to the most likely token, in [0, 1);
-    NaN for the others.
+    """Rank the canvas tokens of a share of the samples from the least to the most likely.
 
-    Masking by rank leaves visible what decoding by confidence would have written first: in one step
-    what progressive unmasking (PUMA, arXiv 2602.10314) goes through in many. Log-probabilities that
-    are equal but for rounding may change places where rows are split or packed otherwise.
+    Ranks are in [0, 1), and NaN in the other samples. Masking by rank leaves visible what decoding
+    by confidence would have written first: one step does what progressive unmasking (PUMA, arXiv
+    2602.10314) does in many. Log-probabilities that differ only by rounding may swap ranks if rows
+    are split or packed in another way.
     """
+    # log-probabilities [-1, -3, -2, -4] of a canvas of 4 -> places [3, 1, 2, 0], ranks
+    # [.75, .25, .5, 0]
 
     def is_ranked(sample: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, sample)) < share
@@ -161,12 +169,15 @@ def confident_ranks(
 def unforced_ratio(
     levels: Float[Array, "b t"], sizes: Float[Array, "b t"], counts: Float[Array, "b t"]
 ) -> Float[Array, "b t"]:
-    """Compute how much likelier a sample's masks are where none is forced: P(masks) / P(masks by
-    `mask_tokens`).
+    """Compute the importance weight P(masks) / P(masks by `mask_tokens`) of a sample's masks.
 
-    A loss times this has the mean, over all masks, of the same loss where every position is masked
-    with the probability of its level alone. `sizes` are the canvas positions of its sample,
-    `counts` those that were masked.
+    `mask_tokens` forces at least one mask. A loss times this weight has the same mean over all
+    masks as the loss under independent masks, each with the probability of its level.
+
+    Args:
+        levels: masking probability of each token's sample.
+        sizes: canvas positions of the sample.
+        counts: how many of them were masked.
     """
     # Two masks and more come from the level alone. One of n comes from it with probability t (1 -
     # t)^(n - 1), and is forced with (1 - t)^n / n; their ratio is n t to 1 - t.
@@ -177,12 +188,13 @@ def unforced_ratio(
 def attention_mask(
     samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray
 ) -> Bool[Array, "b t s"]:
-    """Let a token attend to those of its own sample: to those that are not in the future, and to
-    each future one with probability `openness` of its row (1 is bidirectional, 0 causal).
+    """Let a token attend to its sample up to itself, and to each later token at random.
 
-    One draw [t, s] for all rows (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it follows
-    from the step alone.
+    A later token is visible with probability `openness` of the row: 1 is bidirectional, 0
+    causal. All rows share one draw [t, s] (Gong et al., DiffuLLaMA, arXiv 2410.17891), so that it
+    depends only on the step.
     """
+    # samples [0, 0, 1] and openness 0: [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     own = samples[:, :, None] == samples[:, None, :]
     columns = jnp.arange(samples.shape[1])
     drawn = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]

@@ -91,9 +91,7 @@ def largest(
 def top_k(
     values: Float[Array, "b r v"], count: int
 ) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
-    """Call `jax.lax.top_k` such that XLA's CPU compiler does not turn it into a sort of all
-    columns.
-    """
+    """Call `jax.lax.top_k` such that XLA's CPU compiler does not sort all columns."""
     best, index = jax.lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
     return jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
@@ -161,7 +159,7 @@ def nucleus(
     of a confident row. Otherwise it is bisected: the mass above a threshold falls as that rises.
 
     Args:
-        weights: of `weigh`; the largest logit has 1.
+        weights: weights from `weigh`; that of the largest logit is 1.
         needed: rows that are read; the others keep what their GROUP largest say.
     """
     limit = top_p * jnp.sum(weights, axis=-1, keepdims=True)
@@ -256,12 +254,12 @@ def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array
 
 
 def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
-    """Draw an index in proportion to the weights: the first whose cumulative weight exceeds
-    `uniform` of the total.
+    """Draw an index in proportion to the weights, by inversion of the cumulative distribution.
 
-    One random number per draw, where Gumbel noise takes two logarithms per column of the
-    vocabulary.
+    The index is the first whose cumulative weight exceeds `uniform` of the total. A draw takes one
+    random number; Gumbel noise takes two logarithms per column of the vocabulary.
     """
+    # weights [1, 2, 1] and uniform .5: cumulative [1, 3, 4], the first above 2 is index 1
     if weights.shape[-1] > 2 * CHUNK:
         chunks = in_chunks(weights)
         sums = jnp.sum(chunks, axis=-1)
@@ -316,9 +314,7 @@ class Rows(NamedTuple):
         min_ratio: Float[Array, ""] | None,
         needed: Bool[Array, "b r"],
     ) -> "Rows":
-        """Filter rows to the nucleus of `top_p`, without tokens that weigh less than `min_ratio` of
-        the largest.
-        """
+        """Filter rows to the nucleus of `top_p`, and to weights >= `min_ratio` of the largest."""
         best, best_ids = largest(logits, 2)
         peak, ids = best[..., :1], jnp.arange(logits.shape[-1])
         weights = weigh(logits, peak, scale)
@@ -341,9 +337,7 @@ class Rows(NamedTuple):
     def log_probs(
         self, values: Float[Array, "b r c"], ids: Int[Array, "..."]
     ) -> Float[Array, "b r c"]:
-        """Compute the log-probabilities of tokens with these logits and ids; -inf outside the
-        candidates.
-        """
+        """Compute log-probabilities of tokens from their logits and ids; -inf if not candidates."""
         log_probs = (values - self.best[..., :1]) * self.scale - self.log_total[..., None]
         return (
             log_probs
@@ -378,7 +372,8 @@ class Rows(NamedTuple):
         return probs[..., 0] - probs[..., 1]
 
     def entropy(self) -> Float[Array, "b r"]:
-        """Return the sum of p log p; the reference's log(p + 1e-10) differs by at most 1e-10 for
-        each candidate.
+        """Return the sum of p log p.
+
+        The reference's log(p + 1e-10) differs by at most 1e-10 for each candidate.
         """
         return jnp.sum(self.heats, axis=-1) / jnp.sum(self.sums, axis=-1) - self.log_total

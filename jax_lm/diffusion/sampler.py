@@ -1,8 +1,15 @@
-"""The sampler: walks a canvas block by block with the compiled loop over `step`.
+"""The sampler: fills a canvas block by block with the compiled loop over `step`.
 
     state = Sampler(model).generate(Canvas.after(ids, mask, 256), GenerationOptions(max_new_tokens=256))
 
-`generate` and `stream` run the same compiled loop; they differ in how often it returns.
+From the top down:
+
+    stream    the blocks of a canvas, one after another
+    fill      one block: chooses between refresh and step, and calls the compiled loop
+    run       the compiled loop over `jax_lm.diffusion.step.step`
+
+`generate` is `stream` without intermediate states: both run the same compiled loop, which returns
+more or less often.
 """
 
 import copy
@@ -42,7 +49,8 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
-# Decoding methods: the first whose `of` takes a request decodes it, at last plain denoising.
+# Decoding methods in the order in which they are asked. The first whose `of` returns a variant
+# decodes the request; plain denoising comes last and takes any.
 METHODS: tuple[type[Variant], ...] = (VariableLength, BlockPipeline, Drafts, Lookahead, Variant)
 
 
@@ -57,6 +65,7 @@ class Sampler:
         self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = model.config.mask_token_id
         self.growth = growth_of(model.config)
+        # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)
 
@@ -67,9 +76,7 @@ class Sampler:
         return other
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
-        """Make a sampler of the same model for weights that lie on another mesh; its own stay where
-        they are.
-        """
+        """Make a sampler of the same model for weights on another mesh; its own stay in place."""
         model = nnx.merge(self.graph, self.params)
         model.model.mesh = mesh
         other = copy.copy(self)
@@ -77,9 +84,15 @@ class Sampler:
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
-        """Return the state before the first step.
+        """Return the state before the first step, with MASK in every hole.
 
-        A row's randomness depends on its key, or seed and index, alone.
+        Args:
+            canvas: the rows to fill.
+            seed: seed of the row keys, or one key per row. The random numbers of a row depend only
+                on its key, or on the seed and its index.
+
+        Raises:
+            ValueError: a negative seed.
         """
         if isinstance(seed, int):
             if seed < 0:
@@ -101,8 +114,9 @@ class Sampler:
         )
 
     def generate(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> SamplerState:
-        """Fill the canvas, with the settings of `stream`; the loop over a block is one compiled
-        computation.
+        """Fill the canvas and return the final state; takes the settings of `stream`.
+
+        The loop over a block is one compiled computation.
         """
         *_, last = self.stream(canvas, options, every=None, **settings)
         return last
@@ -119,26 +133,28 @@ class Sampler:
         strict_reference: bool = False,
         state: SamplerState | None = None,
     ) -> Iterator[SamplerState]:
-        """Yield the state after every `every` steps (None: as rarely as possible), after each block
-        and at the end.
+        """Yield the state after every `every` steps, after each block, and at the end.
 
         Args:
-            options: `max_new_tokens` alone is not read: the canvas has its length.
-            seed: of the draws, or one key per row.
-            stop_ids: tokens that end a row; not used without `options.early_stop`.
+            canvas: the rows to fill.
+            options: how to decode; `max_new_tokens` is ignored, as the canvas has its length.
+            seed: seed of the random numbers, or one key per row.
+            every: steps between two states; None yields as rarely as possible.
+            stop_ids: tokens that end a row; ignored unless `options.early_stop`.
             hooks: hooks of the reference.
             strict_reference: admit MASK itself as a candidate, as the reference does.
-            state: where to resume, with a mask left, instead of `seed` and an empty canvas.
+            state: state to resume from, with a mask left, instead of `seed` and an empty canvas.
 
         Raises:
             ValueError: no hole, a negative seed, a grammar (only `DiffuCoderInference` applies
-                one), or a decoding method that does not go with the canvas, the hooks or the strict
-                reference.
+                one), or a decoding method that does not support the canvas, the hooks or the
+                strict reference.
         """
         if options.grammar is not None:
             raise ValueError(
                 f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one"
             )
+        # start: state, cache and static configuration
         decoding = options.decoding.settings
         arrays, state = (
             CanvasArrays.of(canvas),
@@ -153,12 +169,13 @@ class Sampler:
             )
         hooks = replace(hooks, admits_mask=strict_reference)
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
+        # decode: one block after another
         done: list[Block] = []
         for block in config.variant.blocks(
             canvas, options.decoding.block_columns(canvas.region.length)
         ):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
-                # Decided before: its rows were never computed here.
+                # Already decided. `done` leaves it out, because its rows were not computed here.
                 continue
             state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)
@@ -179,9 +196,9 @@ class Sampler:
         stop_ids: tuple[int, ...] = (),
         hooks: Hooks = NO_HOOKS,
     ) -> StepConfig:
-        """Configure steps over a canvas by the method that the options ask for.
+        """Configure steps over a canvas for the decoding method that the options ask for.
 
-        Raises ValueError as `stream`.
+        Raises ValueError like `stream`.
         """
         methods = (method.of(canvas, options, self.config) for method in METHODS)
         variant = next(method for method in methods if method is not None)
@@ -199,7 +216,7 @@ class Sampler:
         return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k)
 
     def window(self, state: SamplerState, block: Block, params: SamplingParams) -> Window:
-        """Return the window of a whole block that begins at a state."""
+        """Return the window of a whole block, which begins at the step of `state`."""
         step = int(state.step)
         until = step + step_limit(params, block.length)
         return Window.of(block=block.start, rows=0, first_step=step, until=until, forwards=NEVER)
@@ -213,29 +230,39 @@ class Sampler:
         refresh_steps: int,
         every: int | None,
     ) -> Generator[SamplerState, None, tuple[SamplerState, KVCache]]:
-        """Decode one block, yielding as `stream` does.
+        """Decode one block, yielding states as `stream` does.
 
         Args:
+            state: at the start of the block.
+            cache: from the block before, or an empty one.
             inputs: with the window of the whole block.
-            passes: as `block_passes` returns them; the first of two begins the block.
+            passes: from `block_passes`: refresh and step, or the step alone without a cache.
             refresh_steps: forward passes between two refreshes.
+            every: steps between two states; None yields as rarely as possible.
+
+        Returns:
+            State and cache at the end of the block.
         """
         limit, is_open = int(inputs.window.until), True
+        # With refresh_steps == 4, forward passes 0, 4, 8, ... of the block are refreshes.
         refresh_at = 0 if len(passes) > 1 else NEVER
         while is_open and int(state.step) < limit:
             forwards = int(state.forwards)
             is_refresh = forwards >= refresh_at
             chosen = passes[0 if is_refresh else -1]
+            # The compiled loop returns after a refresh, before the next one, and for `every`.
             window = inputs.window.updated(
                 rows=chosen.first_row,
                 until=limit if every is None else min(limit, int(state.step) + every),
                 forwards=forwards + 1 if is_refresh else refresh_at,
             )
             inputs, config = inputs._replace(window=window), chosen.config
+            # Only the refresh that begins the block forces its first token; later ones do not.
             if refresh_at > 0:
                 config = replace(config, variant=replace(config.variant, forced=False))
             state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
             yield state
+            # No forward pass means that the refresh is still to come.
             if is_refresh and int(state.forwards) > forwards:
                 refresh_at = min(forwards + refresh_steps, NEVER)
             is_open = bool(still_open)
@@ -250,13 +277,21 @@ class Sampler:
         *,
         strict_reference: bool = False,
     ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
-        """Take one step from any intermediate canvas, over the whole canvas.
+        """Take one step from any intermediate canvas, with the whole canvas as one block.
+
+        Args:
+            tokens: the intermediate canvas, MASK at undecided positions.
+            canvas: the canvas before the first step.
+            options: how to decode.
+            step: number of the step to take.
+            strict_reference: admit MASK itself as a candidate, as the reference does.
 
         Returns:
-            The tokens after it, and the confidence by which positions were chosen (-inf at given
-            positions).
+            The tokens after the step, and the confidence by which it chose positions (-inf at
+            given text).
         """
         region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
+        # Only the masks of `tokens` are open, and the schedule counts from step 0.
         state = self.start(canvas, seed=0)
         state = state._replace(
             tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
@@ -271,6 +306,7 @@ class Sampler:
         )
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
+        # Scores cover the region's columns alone.
         everywhere = np.full(tokens.shape, -np.inf, np.float32)
         everywhere[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
@@ -278,14 +314,13 @@ class Sampler:
     def candidates(
         self, canvas: Canvas, state: SamplerState, options: GenerationOptions
     ) -> Candidates:
-        """Return the most likely tokens at every masked position, unfiltered, from one forward
-        pass.
+        """Return the most likely tokens at every masked position from one forward pass, unfiltered.
 
         Returns:
-            Ids and log-probabilities at the temperature, for the columns of the canvas's region.
+            Ids, and log-probabilities at the temperature, for the columns of the canvas's region.
         """
         region = canvas.region
-        # Drafts are made from such candidates.
+        # `Drafts` is the variant whose evaluations return candidates; no draft is made here.
         config = replace(self.step_config(options, region.length), top_k=None, variant=Drafts(1))
         inputs = BatchInputs(
             CanvasArrays.of(canvas),
@@ -318,7 +353,7 @@ class Sampler:
         return logits
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
-        """Logits of one compiled forward pass over a canvas without padding, not shifted."""
+        """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
 
 
@@ -327,20 +362,21 @@ def block_passes(
 ) -> list[Pass]:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
-    Without a cache, steps alone.
+    Without a cache there is no refresh.
     """
-    # Width 16, block [8, 12) after block [4, 8):
-    #   none    steps of rows 0 to 15
-    #   prefix  refresh of rows 0 to 15, steps of rows 7 to 15
-    #   window  the same refresh, steps of rows 7 to 11
-    #   dual    the same refresh, steps of rows 8 to 11
-    # The refresh is of rows 3 to 15 with freeze_prompt, and of rows 3 to 11 with refresh_every=2.
+    # Rows that are recomputed, for width 16 and block [8, 12) after block [4, 8):
+    #   cache    refresh    steps
+    #   none                0 to 15
+    #   prefix   0 to 15    7 to 15
+    #   window   0 to 15    7 to 11
+    #   dual     0 to 15    8 to 11
+    # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2.
     config, chosen = replace(config, length=block.length), decoding.settings
     width = canvas.tokens.shape[1]
     if chosen.cache == "none":
         return config.variant.passes([Pass(config, 0)])
     if done and len(done) % chosen.refresh_every:
-        # Between two full forward passes: the last block, now that it is decided, and the new one.
+        # Between two full refreshes: the last block, which is decided now, and the new one.
         first_row, end_row = max(done[-1].start - 1, 0), block.end
     else:
         first_row, end_row = (
@@ -359,8 +395,9 @@ def block_passes(
 
 
 def step_limit(params: SamplingParams, length: int) -> int:
-    """Return the steps after which a block ends even with a mask left, as only the strict reference
-    leaves one.
+    """Return the steps after which a block ends, even with a mask left.
+
+    Only the strict reference leaves one.
     """
     return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 
@@ -374,8 +411,10 @@ def run(
     inputs: BatchInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache, Bool[Array, ""]]:
-    """Take steps until the block is full or the window says to return; also whether a mask is left
-    in the block.
+    """Take steps until the block is full or a limit of the window is reached.
+
+    Returns:
+        State, cache, and whether a mask is left in the block.
     """
     model, variant = nnx.merge(graph, params), config.variant
 
@@ -387,7 +426,7 @@ def run(
 
     carry = jax.lax.while_loop(is_going, advance, variant.enter(state, cache, inputs, config))
     state, cache = variant.leave(*carry, inputs, config)
-    # The state is small, and every host looks at it.
+    # The state is small, and every host reads it.
     state, is_open = replicate((state, variant.is_open(state, inputs.window, config)), model.mesh)
     return state, cache, is_open
 
@@ -404,7 +443,7 @@ def run_evaluation(
 def run_empty_cache(
     graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool
 ) -> KVCache:
-    """Zeros for rows of a canvas [b, t]."""
+    """Return a cache of zeros for a canvas of shape [b, t]."""
     model = nnx.merge(graph, params).model
     weight = model.embed_tokens.weight[...]
     tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
@@ -419,7 +458,7 @@ def run_logits(
     length: Int[Array, ""],
     column: Int[Array, ""],
 ) -> Float[Array, "v"]:
-    """Logits of one column of a canvas that is padded on the right."""
+    """Return the logits of one column of a canvas that is padded on the right."""
     model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
     hidden = model.model(tokens[None], positions < length, positions)
     return replicate(model.logits(jnp.take(shift_right(hidden), column, axis=1))[0], model.mesh)

@@ -1,7 +1,6 @@
-"""What a step takes and returns: the state of the canvas, the cache, and the traced inputs of the
-compiled loop.
+"""Arguments and results of a step: the state of a canvas, the cache and the traced inputs.
 
-Also the edits of a state that need no model.
+Also edits of a state that need no model.
 """
 
 from collections.abc import Callable
@@ -17,10 +16,15 @@ from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProb
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
 
-# The largest count of steps or forward passes: a commit step that has not come, or no limit.
+# The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
 
 
+# Example: prompt P Q and three holes, of which step 0 decided the first:
+#   tokens       [P, Q, a, M, M]
+#   masked       [0, 0, 0, 1, 1]
+#   commit_step  [-1, -1, 0, NEVER, NEVER]
+#   confidence   [0, 0, .9, 0, 0]
 class SamplerState(NamedTuple):
     """The canvas between two steps.
 
@@ -34,8 +38,8 @@ class SamplerState(NamedTuple):
         forwards: forward passes so far; steps that commit nothing need none.
         keys: one random key per row.
         logprobs: log-probabilities of decided positions; None where none are kept.
-        extra: what the decoding method keeps between steps (`jax_lm.diffusion.step.Variant`);
-            None for plain denoising.
+        extra: state of the decoding method (`jax_lm.diffusion.step.Variant`); None for plain
+            denoising.
     """
 
     tokens: Int[Array, "b t"]
@@ -59,8 +63,9 @@ class SamplerState(NamedTuple):
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
 
     def rows(self) -> "SamplerState":
-        """Return each row as a batch of one at a step of its own, for `jax.vmap`; without `extra`."""
+        """Return each row as a batch of one with its own step, for `jax.vmap`; without `extra`."""
         batch = len(self.tokens)
+        # tokens [b, t] -> [b, 1, t]; step [] -> [b]
         each = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
         alone = self._replace(extra=None, **each)
         return jax.tree.map(lambda part: part[:, None], alone)._replace(**each)
@@ -93,7 +98,7 @@ class CanvasArrays(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Columns and rows that one call works on, and when to return.
+    """Columns and rows of one call of the compiled loop, and its limits.
 
     Traced, not static, so that blocks of equal length share a compilation.
 
@@ -113,7 +118,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, **numbers: int) -> "Window":
-        """Make a window from a plain number for each field."""
+        """Make a window from plain numbers, one per field."""
         return cls(**int32_arrays(numbers))
 
     def updated(self, **numbers: int) -> "Window":
@@ -122,12 +127,12 @@ class Window(NamedTuple):
 
 
 def int32_arrays(numbers: dict[str, int]) -> dict[str, Any]:
-    """Convert plain numbers to arrays, so that another number compiles nothing."""
+    """Convert plain numbers to arrays, so that a new number does not trigger a compilation."""
     return {name: np.int32(number) for name, number in numbers.items()}
 
 
 class BatchInputs(NamedTuple):
-    """Traced inputs of a call of the compiled loop, besides state and cache."""
+    """Traced inputs of the compiled loop, apart from state and cache."""
 
     canvas: CanvasArrays
     window: Window
@@ -139,10 +144,10 @@ class Hooks:
     """The reference's hooks, as functions that JAX can trace, and its choice of candidates.
 
     Attributes:
-        tokens: (step, tokens [b, t], logits [b, r, v]) to tokens, after each step and once before
-            the first with step -1 and no logits (None). MASK at a hole opens it again, another
-            token closes it.
-        logits: (step, tokens [b, t], logits [b, r, v]) to logits, before they are filtered.
+        tokens: maps (step, tokens [b, t], logits [b, r, v]) to tokens. Called after each step, and
+            once before the first with step -1 and None for the logits. MASK at a hole opens it
+            again, any other token closes it.
+        logits: maps (step, tokens [b, t], logits [b, r, v]) to logits, before they are filtered.
         admits_mask: whether MASK itself is a candidate, as in the reference.
     """
 
@@ -155,7 +160,7 @@ NO_HOOKS = Hooks()
 
 
 class Proposal(NamedTuple):
-    """A token for each position of the block, and what decides whether it is committed.
+    """A token for each position of the block, and the numbers that decide whether it is committed.
 
     Attributes:
         tokens: the drawn token.
@@ -175,7 +180,7 @@ class Evaluation(NamedTuple):
     """Result of a forward pass over a canvas.
 
     Attributes:
-        proposal: for the step that the canvas is at.
+        proposal: tokens for the current step.
         logprobs: log-probabilities of the proposed tokens; None where none are kept.
         candidates: candidates of later steps; None unless `Variant.keeps_candidates`.
         logits: logits of all rows, for hooks; else None.
@@ -188,19 +193,22 @@ class Evaluation(NamedTuple):
 
 
 def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
-    """Fill each hole after a stop token that has no mask before it; nothing there is read."""
-    # With stop token S in one hole: in [a, M, S, M, M] unchanged (a mask before S);
-    # in [a, b, S, M, M] out [a, b, S, S, S].
+    """Fill the rest of a hole after a stop token that has no mask before it; nothing reads it."""
+    # Stop token S in one hole:
+    #   [a, M, S, M, M] -> [a, M, S, M, M]    a mask before S may still become a stop token
+    #   [a, b, S, M, M] -> [a, b, S, S, S]
     canvas = inputs.canvas
     is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
     if inputs.params.early_stop is not None:
         is_stop &= inputs.params.early_stop
+    # masked [0, 1, 0, 1, 1] -> [0, 0, 1, 1, 2]
     masks_before = jnp.cumsum(state.masked, axis=1) - state.masked
     # Clear: as many masks before the stop token as before its hole, hence none between.
     is_clear = is_stop & (
         masks_before == jnp.take_along_axis(masks_before, canvas.hole_starts, axis=1)
     )
     columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
+    # Clear at column 2 of 5: [-1, -1, 2, 2, 2]. It ends only its own hole.
     last = jax.lax.cummax(jnp.where(is_clear, columns, -1), axis=1)
     ended = state.masked & (last >= canvas.hole_starts)
     stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
@@ -214,9 +222,11 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
 def rewrite(
     state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int
 ) -> SamplerState:
-    """Apply the tokens that a hook returned: given text stays, MASK at a hole opens it."""
+    """Write a hook's tokens into the holes: MASK opens a hole, any other token closes it."""
+    # Tokens at given text are ignored.
     tokens = jnp.where(holes, tokens, state.tokens).astype(jnp.int32)
     masked = holes & (tokens == mask_id)
+    # A token closed by the hook counts as committed by this step.
     closed = jnp.where(state.masked, state.step, state.commit_step)
     commit_step = jnp.where(masked, NEVER, closed)
     return state._replace(tokens=tokens, masked=masked, commit_step=commit_step)

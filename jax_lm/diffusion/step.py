@@ -1,9 +1,13 @@
 """One denoising step, and the interface by which decoding methods change it.
 
 The model computes, the sampler decides. Order, commit rule, blocks and cache (`jax_lm.options`) are
-independent: a block limits which columns a step may commit, a cache which rows it recomputes; a
-refresh is a step that recomputes all. `step` is plain denoising. A decoding method that does
-something else is a `Variant` in a file of its own; nothing here names one.
+independent of each other:
+
+- a block limits which columns a step may commit;
+- a cache limits which rows a step recomputes, and a refresh is a step that recomputes all of them.
+
+`step` is plain denoising. A decoding method that does something else is a `Variant` in a file of
+its own; this file names none of them.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,8 +49,12 @@ from jax_lm.diffusion.state import (
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import GenerationOptions
 
+# Letters of the shapes: b batch, t columns of the canvas, r columns of the block, c gathered
+# columns of the block, d hidden, v vocabulary.
+
 # Names of the mapped axes: over rows, and over the canvases of a row that are computed together.
 ROWS, CANVASES = "rows", "canvases"
+# Fewest rows that the head is compiled for, unless the block is shorter.
 SMALLEST_HEAD = 16
 # The head runs on the smallest of these fractions of a block that holds its masked rows.
 HEAD_SHARES = (2, 1)
@@ -54,11 +62,13 @@ HEAD_SHARES = (2, 1)
 
 @dataclass(frozen=True)
 class Variant:
-    """A decoding method: a hook for everything it may do differently from plain denoising.
+    """A decoding method: one hook for each thing that it may do differently from plain denoising.
 
-    This class is plain denoising. A method subclasses it in a file of its own, as a frozen
-    dataclass (static under jit) of its settings, keeps what it needs between steps in
-    `SamplerState.extra`, and is listed once, in `jax_lm.diffusion.sampler.METHODS`.
+    This class is plain denoising. A method
+
+    - subclasses it in a file of its own, as a frozen dataclass of its settings (static under jit);
+    - keeps its state between steps in `SamplerState.extra`;
+    - is listed once, in `jax_lm.diffusion.sampler.METHODS`.
 
     Attributes:
         forced: commit the block's first column and nothing else (Fast-dLLM's refresh). Static: a
@@ -73,9 +83,10 @@ class Variant:
     def of(
         cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
     ) -> "Variant | None":
-        """Return the method if the request asks for it. Raises ValueError if it cannot run."""
+        """Return the method if the options ask for it. Raises ValueError if it cannot run."""
         return cls()
 
+    # Before the loop, on the host.
     @property
     def request(self) -> str:
         """The setting that asks for the method, for messages."""
@@ -97,10 +108,11 @@ class Variant:
         """Return the passes over a block, given those of plain denoising."""
         return passes
 
+    # In the compiled loop.
     def admit(
         self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
     ) -> Float[Array, "b r v"]:
-        """Rule out control tokens, here the one that expands a hole."""
+        """Set the logits of control tokens to -inf, here of the one that expands a hole."""
         if expand_id is None:
             return logits
         return jnp.where(jnp.arange(logits.shape[-1]) == expand_id, -jnp.inf, logits)
@@ -114,7 +126,7 @@ class Variant:
     def enter_row(
         self, row: SamplerState, inputs: BatchInputs, config: "StepConfig"
     ) -> SamplerState:
-        """Prepare a row, a batch of one at a step of its own under `jax.vmap`."""
+        """Prepare one row: under `jax.vmap`, a batch of one with its own step."""
         return skip_idle(row, inputs, config)
 
     def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
@@ -147,7 +159,7 @@ class Variant:
         inputs: BatchInputs,
         config: "StepConfig",
     ) -> tuple[SamplerState, KVCache]:
-        """Take one step of a row, a batch of one at a step of its own under `jax.vmap`."""
+        """Take one step of one row: under `jax.vmap`, a batch of one with its own step."""
         return self.advance(model, row, cache, inputs, config)
 
     def leave(
@@ -162,17 +174,17 @@ PLAIN = Variant()
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Static configuration of a compilation: the shapes of a block, and what decides them.
+    """Static configuration of a compiled step: the shapes of a block, and the settings behind them.
 
     Attributes:
         length: columns of the block.
-        rows: rows recomputed each step; None is all of them, without a cache.
+        rows: rows recomputed each step; None recomputes all of them, without a cache.
         mask_id: id of MASK.
         top_k: candidates per position; None is the whole vocabulary.
-        stop_ids: tokens that end a row: once one has no mask before it, what follows it is not
-            decoded. Lossless for the text up to there; empty decodes everything, as the reference
-            does.
-        hooks: hooks and candidates of the reference.
+        stop_ids: tokens that end a row. Once a stop token has no mask before it, the columns after
+            it are not decoded; the text up to it is unchanged. If empty, everything is decoded, as
+            in the reference.
+        hooks: the reference's hooks, and whether MASK is a candidate.
         variant: the decoding method.
         axes: names of the mapped axes; each canvas is a batch of one under `jax.vmap`.
     """
@@ -206,7 +218,11 @@ def step(
     inputs: BatchInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
-    """Take one step: recompute rows, propose a token per mask of the block, commit the chosen."""
+    """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
+    # Block [a, M, M], and a rule that commits the most confident mask:
+    #   proposed   [a, b, c]
+    #   chosen     [0, 0, 1]
+    #   committed  [a, M, c]
     evaluation, cache = evaluate(model, state, cache, inputs, config)
     return commit(state._replace(forwards=state.forwards + 1), evaluation, inputs, config), cache
 
@@ -226,7 +242,7 @@ def evaluate(
 def commit(
     state: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
 ) -> SamplerState:
-    """Commit what the rule takes of a proposal, and go to the next step that commits anything."""
+    """Commit the tokens that the rule chooses, and go to the next step that commits anything."""
     chosen = choose(evaluation.proposal, state, inputs, config)
     state = write(state, evaluation, chosen, inputs, config)
     return skip_idle(state._replace(step=state.step + 1), inputs, config)
@@ -241,10 +257,12 @@ def write(
 ) -> SamplerState:
     """Write the chosen tokens into the canvas, and end the rows whose text ends with them."""
     proposal = evaluation.proposal
-    # Only the reference's candidates include MASK; such a position stays open, as it does there.
+    # Only the reference's candidates include MASK. A position with it stays open, as there.
     chosen &= proposal.tokens != config.mask_id
 
+    # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
     def updated(values: Array, new: Array) -> Array:
+        # [b, r], or [b, r, k] for log-probabilities
         is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
         if config.length == values.shape[1]:
@@ -259,24 +277,27 @@ def write(
     )
     if state.logprobs is not None and evaluation.logprobs is not None:
         state = state._replace(logprobs=jax.tree.map(updated, state.logprobs, evaluation.logprobs))
+    # A hook of the reference may rewrite any hole.
     if config.hooks.tokens is not None:
         tokens = config.hooks.tokens(state.step, state.tokens, evaluation.logits)
         state = rewrite(state, tokens, inputs.canvas.holes, config.mask_id)
+    # A stop token may have become final: end its hole.
     if config.stop_ids:
         state = end_rows(state, inputs, config.stop_ids)
     return state
 
 
 def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
-    """Skip steps of the schedule that commit nothing.
+    """Skip the steps of the schedule that commit nothing, as they need no forward pass.
 
-    Exact at temperature 0; above it, the distribution stays the same.
+    Texts are unchanged at temperature 0; above it, their distribution is unchanged.
     """
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
     can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
 
     def is_idle(now: Int[Array, ""]) -> Bool[Array, ""]:
+        # 3 masks and a ratio of 0.25: int(0.75) = 0 tokens, so the step is idle.
         counts = commit_rules.commit_counts(masked, params.ratios[now - window.first_step])
         return can_idle & (now < window.until) & ~jnp.any(counts > 0)
 
@@ -299,6 +320,7 @@ def block_hidden(
     config: StepConfig,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
+    # Compute: all rows, or those that the cache does not cover.
     canvas, window = inputs.canvas, inputs.window
     if config.rows is None:
         hidden, layers = model.model(tokens, canvas.attention_mask, canvas.position_ids), None
@@ -311,17 +333,18 @@ def block_hidden(
         hidden, layers = model.model.recompute(
             tokens, canvas.attention_mask, positions, cache.layers, window.rows
         )
-    # Row p predicts column p + 1. With block == 3 and length == 2, of rows 2 to 4 (window.rows ==
-    # 2): hidden [h2, h3, h4], shifted [h2, h2, h3], from index 3 - 2 on: [h2, h3] for columns 3 and
-    # 4.
+    # Align: row p predicts column p + 1. Block columns 3 and 4, rows 2 to 4 recomputed:
+    #   hidden   [h2, h3, h4]
+    #   shifted  [h2, h2, h3]
+    #   aligned      [h2, h3]    from index 3 - 2 on
     aligned = jax.lax.dynamic_slice_in_dim(
         shift_right(hidden), window.block - window.rows, config.length, axis=1
     )
     if cache.tail is None:
         return aligned, KVCache(layers)
     if config.rows == config.length:
-        # The row before the block was not recomputed. A block in column 0 has none: row 0 predicts
-        # it.
+        # `dual` did not recompute the row before the block, so the first column takes it from the
+        # last refresh. No row precedes a block in column 0, which row 0 predicts.
         first = jnp.where(window.block > 0, cache.tail, aligned[:, :1])
         aligned = jnp.concatenate([first, aligned[:, 1:]], axis=1)
     return aligned, KVCache(layers, aligned[:, :1])
@@ -334,10 +357,11 @@ def propose(
     inputs: BatchInputs,
     config: StepConfig,
 ) -> Evaluation:
-    """Filter, draw and score the masked positions; a hook sees the logits of all rows.
+    """Propose a token for each masked position of the block: filter, draw and score.
 
-    The head costs more than a small body, so it runs on the masked rows alone, gathered to the
-    front, in the smallest compiled size that holds them.
+    The head costs more than the layers of a small model. So the masked rows are gathered to the
+    front, and the head runs on the smallest compiled size that holds them. With a hook, it runs on
+    all rows, because the hook reads all logits.
     """
     masked = block_columns(state.masked, inputs.window, config)
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
@@ -346,6 +370,7 @@ def propose(
     def gathered(size: int) -> Evaluation:
         # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
         # and their tokens [x, y] are scattered back to [0, x, 0, y].
+        # The sort is stable, so the masked rows come first and in order.
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
@@ -361,15 +386,18 @@ def propose(
 
     hooks = config.hooks
     if hooks.tokens is not None or hooks.logits is not None:
+        # [b, r, d] -> [b, r, v], for all rows
         logits = model.logits(hidden)
         if hooks.logits is not None:
             logits = hooks.logits(state.step, state.tokens, logits)
+        # The token hook reads these logits after the step.
         return decide(logits, positions, masked)._replace(logits=logits)
-    # Half of the block and all of it, at least SMALLEST_HEAD rows. For length 40 and rows with 7
-    # and 18 masks: sizes [20, 40], needed 18, branch 0.
+    # Compiled sizes: half of the block and all of it, at least SMALLEST_HEAD rows. For length 40
+    # and rows with 7 and 18 masks: sizes [20, 40], needed 18, branch 0.
     halves = [max(-(-config.length // share), SMALLEST_HEAD) for share in HEAD_SHARES]
     sizes = sorted({min(size, config.length) for size in halves})
     needed = jnp.max(jnp.sum(masked, axis=1))
+    # Under `jax.vmap` all rows must take the same branch, or every branch would run.
     if config.axes:
         needed = jax.lax.pmax(needed, config.axes)
     branch = jnp.sum(needed > jnp.asarray(sizes[:-1], jnp.int32))
@@ -385,17 +413,20 @@ def decide_tokens(
     positions: Int[Array, "b c"],
     needed: Bool[Array, "b c"],
 ) -> Evaluation:
-    """Filter logits, then draw and score a token for each of these positions."""
+    """Filter the logits of positions, then draw and score a token for each of them."""
     excluded_id = None if config.hooks.admits_mask else config.mask_id
     logits = config.variant.admit(logits, state, model.expand_token_id)
+    # filter
     candidates = filtered(
         logits, params, top_k=config.top_k, excluded_id=excluded_id, needed=needed
     )
     kept = likeliest_candidates(candidates) if config.variant.keeps_candidates else None
     shape = logits.shape[:2]
+    # draw and score
     by_entropy = params.entropy_bound >= 0
     entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
     proposal, logprobs = draw_proposal(candidates, entropy, state, positions, params), None
+    # log-probabilities, if anybody asked for them
     if state.logprobs is not None and params.keeps_logprobs is not None:
         count = state.logprobs.ids.shape[-1]
         logprobs = if_any(
@@ -426,7 +457,7 @@ def draw_proposal(
     positions: Int[Array, "b c"],
     params: SamplingParams,
 ) -> Proposal:
-    """Draw a token for each position with the noise of the state's step, and score it."""
+    """Draw a token for each position with the random numbers of the current step, and score it."""
     for_token, for_score, _ = noise(state, positions)
     tokens, probability = draw(for_token, candidates, params.temperature)
     scores = confidence(for_score, candidates, probability, positions, params.alg)
@@ -436,18 +467,21 @@ def draw_proposal(
 def choose(
     proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Bool[Array, "b r"]:
-    """Choose the masked positions of the block that the commit rule takes, in score order."""
+    """Choose the masked positions that this step commits, by the commit rule and in score order."""
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
     if config.variant.forced:
         return masked & (jnp.arange(config.length) == 0)
+    # Scores [.2, .9, .5] have ranks [2, 0, 1].
     for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
     rank = commit_rules.ranks(disturbed(for_choice, proposal.scores, params.alg_temp), masked)
+    # By the schedule: a number of positions, or each by chance (`origin`).
     taken = state.step - window.first_step
     share = params.ratios[taken]
     counts = commit_rules.commit_counts(masked, share)
     scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
+    # By probability: `factor`, else `threshold` or `dynamic`.
     probability = proposal.probability
     probable = jax.lax.cond(
         params.factor > 0,
@@ -456,17 +490,19 @@ def choose(
             params.threshold, params.decay, rank, probability, masked, holes
         ),
     )
+    # By entropy, where a bound is set.
     within = commit_rules.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
+    # A number of steps limits the rules by probability too.
     allowed = commit_rules.budget(masked, holes, taken, params.steps)
     return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
 
 
 def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Array, "b r"], ...]:
-    """Return three uniform numbers per position: for its token, a random score, and the choice.
+    """Return three uniform numbers per position: for its token, its random score, and the choice.
 
-    They depend on the row, the step and the position alone, not on padding or neighbours:
-    counter-based generation gives element (position, i) the same number whatever the width.
+    They depend only on the row, the step and the position, not on padding or neighbours. JAX's
+    generator is counter-based: element (position, i) is the same number whatever the width.
     """
 
     def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:

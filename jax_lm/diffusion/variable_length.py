@@ -1,10 +1,9 @@
-"""Variable-length holes: a decided position may expand into two masks, or delete the rest of its
-hole.
+"""Variable-length holes: a decided position may expand into two masks or delete its hole's rest.
 
-DreamOn (arXiv 2602.01326), where only decided positions count, deleting ends at the hole's end, and
-each hole is known by its number. A step decides masked positions as any step does; then the columns
-of each row move by one gather, so that shapes stay. As positions shift, every step recomputes every
-row.
+This is DreamOn (arXiv 2602.01326). Only decided positions expand or delete, deleting ends at the
+hole's end, and holes are identified by numbers. A step decides masked positions as any step does.
+Then one gather moves the columns of each row, so that shapes stay the same. Since positions shift,
+every step recomputes every row.
 """
 
 from collections.abc import Sequence
@@ -28,6 +27,11 @@ from jax_lm.templates import Template
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
 
 
+# Example: [B, x, M, M, y, pad, pad, pad] with room for 6 columns
+#   length  5
+#   limit   6
+#   budget  2 * (6 - 2) = 8
+#   hole    [-1, -1, 0, 0, -1, -1, -1, -1]
 class Extent(NamedTuple):
     """Length of each row, and its limits.
 
@@ -60,7 +64,7 @@ class Extent(NamedTuple):
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
     def layout(self, counts: list[int]) -> Layout:
-        """Return where the holes are, of which each row had `counts` at first."""
+        """Return the present layout; `counts` are the rows' initial numbers of holes."""
         number, stopped = np.asarray(self.hole), np.asarray(self.length < self.limit)
         return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
 
@@ -98,10 +102,12 @@ class VariableLength(Variant):
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
     def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
-        """Drop the schedule, which needs a number of tokens; the limit of steps is a safeguard.
+        """Drop the schedule, which needs a fixed number of tokens, and set a limit of steps.
 
-        A step decides at least one mask, and each initial or added mask is decided once.
+        The limit is a safeguard: a step decides at least one mask, and each initial or added mask
+        is decided once.
         """
+        # An expansion costs one of the budget, and adds two masks that are decided later.
         masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extra.budget)
         steps, ratios = np.int32((masks + 2 * budget).max()), np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
@@ -111,14 +117,14 @@ class VariableLength(Variant):
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
     def may_expand(self, extent: Extent, masked: Bool[Array, "b t"]) -> Bool[Array, "b"]:
-        """Return which rows have room and budget even if the next step expands all it decides."""
+        """Return which rows have room and budget if the next step expands all that it decides."""
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 
     def admit(
         self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
     ) -> Float[Array, "b r v"]:
-        """Rule the token for expanding out where a row may not grow."""
+        """Set the logit of the token that expands to -inf in rows that may not grow."""
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
         return jnp.where(is_ruled_out, -jnp.inf, logits)
@@ -132,6 +138,7 @@ class VariableLength(Variant):
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step: decide positions, then expand and delete."""
+        # compute: rows begin in column 0, so that a column is its position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
         positions = jnp.broadcast_to(columns, state.tokens.shape)
         canvas = inputs.canvas._replace(
@@ -139,11 +146,14 @@ class VariableLength(Variant):
         )
         evaluation, cache = evaluate(model, state, cache, inputs._replace(canvas=canvas), config)
         proposal = evaluation.proposal
+        # decide
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
         decided = state.masked & (commit_rules.ranks(scores, state.masked) < self.tokens_per_step)
         tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
+        # expand and delete
         move = resize(state.extra, tokens, masked, decided, self)
 
+        # `opened` is the value of a new mask, `absent` that of padding.
         def moved(values: Array, opened: int | bool | float, absent: int | bool | float) -> Array:
             return jnp.where(move.is_open, opened, move.of(values, absent))
 
@@ -160,11 +170,11 @@ class VariableLength(Variant):
 
 
 class Move(NamedTuple):
-    """Where the columns of rows that change their length come from.
+    """A gather that moves the columns of rows whose length changes.
 
     Attributes:
-        source: previous column of each column.
-        is_open: masks that an expanded position left.
+        source: the column that each column is copied from.
+        is_open: masks that an expanded position leaves.
         extent: extent of the rows afterwards.
     """
 
@@ -173,7 +183,7 @@ class Move(NamedTuple):
     extent: Extent
 
     def of(self, values: Array, absent: int | bool | float) -> Array:
-        """Return the values of the columns where they are now."""
+        """Move the values of the columns; padding gets `absent`."""
         return jnp.where(
             self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent
         )
@@ -186,11 +196,14 @@ def resize(
     decided: Bool[Array, "b t"],
     growth: VariableLength,
 ) -> Move:
-    """Move columns to where they are once the newly decided positions are expanded and deleted.
+    """Compute the move that expands and deletes the newly decided positions.
 
     Args:
+        extent: extent of the rows before.
+        tokens: tokens after the step.
         masked: remaining masks; those after a deleted position of their hole are deleted with it.
-        decided: positions that the step decided; tokens elsewhere do not count.
+        decided: positions that the step decided; tokens elsewhere neither expand nor delete.
+        growth: the tokens that expand and delete.
     """
     # E expands and D deletes, both just decided; M is a mask, x and y are given, . is padding.
     #   tokens  [x, E, a, D, M, y, .]   the hole is columns 1 to 4
@@ -208,6 +221,7 @@ def resize(
     gone = deleted | (masked & (last >= 0) & same)
     copies = jnp.where(extent.present(), jnp.where(gone, 0, jnp.where(expanded, 2, 1)), 0)
     ends = jnp.cumsum(copies, axis=1)
+    # The source of a column is the first one whose copies end beyond it.
     source = jax.vmap(lambda row: jnp.searchsorted(row, columns, side="right"))(ends)
     source = jnp.minimum(source, tokens.shape[1] - 1)
     extent = extent._replace(length=ends[:, -1], budget=extent.budget - jnp.sum(expanded, axis=1))
@@ -220,10 +234,10 @@ def resize(
 
 
 def growth_of(config: DreamConfig) -> VariableLength | None:
-    """Return the tokens by which holes of a checkpoint grow and shrink, if it has them.
+    """Return the tokens by which holes grow and shrink; None if the checkpoint has none.
 
     Raises:
-        ValueError: the checkpoint names only one of them.
+        ValueError: the checkpoint names only one of the two.
     """
     if config.expand_token_id is None:
         return None
@@ -235,10 +249,10 @@ def growth_of(config: DreamConfig) -> VariableLength | None:
 
 
 def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int | None:
-    """Return the id for expanding, from config.json or by its name.
+    """Return the id of the token that expands, by its name; None if the tokenizer has none.
 
     Raises:
-        TokenizerError: the two disagree.
+        TokenizerError: config.json names another id.
     """
     by_name, by_config = tokenizer.expand_id, config.expand_token_id
     if by_config is not None and by_name != by_config:
@@ -254,7 +268,7 @@ def grows(
 ) -> bool:
     """Whether the holes of templates find their own length.
 
-    Raises ValueError if they should and cannot.
+    Raises ValueError if `options` demand it, but checkpoint or templates do not allow it.
     """
     between = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
@@ -274,13 +288,14 @@ def lay_out(
     options: GenerationOptions,
     config: DreamConfig,
 ) -> Canvas:
-    """Lay templates out: with room on the right where holes find their length, else left-padded.
+    """Lay templates out as a canvas.
 
-    With room, each row stands between the tokens that begin and end a text, and each hole may take
-    `options.max_new_tokens`, or as many as it begins with.
+    If holes find their own length, rows have room on the right: each row is enclosed by the tokens
+    that begin and end a text, and each hole may take `options.max_new_tokens`, or its initial
+    length if that is larger. Otherwise rows are padded on the left.
 
     Raises:
-        ValueError: no template, or one that does not fit the context.
+        ValueError: no template, or one that exceeds the context.
     """
     if not templates:
         raise ValueError("templates=[]: must hold at least one")
@@ -290,6 +305,7 @@ def lay_out(
     check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer)
+    # with room: the row, the token that deletes as its end, and padding on the right
     begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:
         ids, holes = template.encoded(tokenizer)

@@ -85,6 +85,7 @@ class Attempt:
         form a single test.
         """
         tests, seconds = self.problem.tests, self.problem.seconds
+        # ("x = f(1)", "assert x == 2") -> one test of two lines
         statements = [test for test in tests if isinstance(test, str)]
         if not all(test.startswith("assert ") for test in statements):
             tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
@@ -152,6 +153,7 @@ class Evaluator:
             done: keys of attempts to skip. Batches and their random numbers do not depend on it.
             on_progress: called with the number of decoded attempts and the total.
         """
+        # drafts, without those that are too long
         limit = self.engine.config.max_position_embeddings
         drafts: list[Draft] = []
         for draft in self.drafts(problems):
@@ -162,8 +164,10 @@ class Evaluator:
                 yield replace(draft.attempt, outcome=TOO_LONG, detail=detail)
         # widths 9 4 7 5, batch_size=2 -> batches of 4 5 and 7 9: little padding
         drafts.sort(key=lambda draft: draft.width)
+        # decode and execute
         for number, start in enumerate(range(0, len(drafts), self.batch_size)):
             batch = drafts[start : start + self.batch_size]
+            # A batch with one attempt left is decoded whole, so that its numbers do not change.
             if any(draft.attempt.key not in done for draft in batch):
                 attempts = self.decode_batch(batch, batch_seed(self.seed, number))
                 yield from execute_attempts(
@@ -176,6 +180,7 @@ class Evaluator:
         """Yield a draft for each problem; repetitions of a problem are numbered as its samples."""
         seen: Counter[str] = Counter()
         for problem in problems:
+            # With several lengths to try, the longest decides whether the problem fits.
             templates = self.prompting.templates(self.engine, problem, self.options)
             width = max(template.width(self.engine.tokenizer) for template in templates)
             prompt = self.prompting.prompt(self.engine, problem)

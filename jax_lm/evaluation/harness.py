@@ -124,6 +124,7 @@ class DiffuCoderLM(TemplateLM):
 
         The harness calls this method by its private name.
         """
+        # The texts of a request are not used: the harness has encoded them.
         pairs = [self.fit_to_context(context, target) for _, context, target in requests]
         greedy = self.are_greedy(pairs) if self.is_greedy else [False] * len(pairs)
         return list(zip(self.estimates(pairs, disable_tqdm), greedy, strict=True))
@@ -144,6 +145,7 @@ class DiffuCoderLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate answers up to the first stop text, in batches of requests with equal options."""
         settings = [self.request_options(request.args[1]) for request in requests]
+        # requests with options A, B, A -> {A: [0, 2], B: [1]}
         groups: dict[GenerationOptions, list[int]] = defaultdict(list)
         for index, (options, _) in enumerate(settings):
             groups[options].append(index)
@@ -237,6 +239,7 @@ class DiffuCoderLM(TemplateLM):
 
         True for an empty target.
         """
+        # An empty target is what greedy decoding of no token produces.
         answers = [not target for _, target in pairs]
         lengths = sorted({len(target) for _, target in pairs if target}, reverse=True)
         for length in lengths:
@@ -261,6 +264,7 @@ class DiffuCoderLM(TemplateLM):
         ids, mask = pad_left(
             [c + t for c, t in pairs], self.engine.tokenizer.pad_id, multiple_of=WIDTH_BUCKET
         )
+        # width 5, length 2: holes [0, 0, 0, 1, 1]
         holes = np.broadcast_to(np.arange(ids.shape[1]) >= ids.shape[1] - length, ids.shape)
         options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
         state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), options)

@@ -117,6 +117,7 @@ class OrderAnalysis:
     def pictures(self) -> dict[str, str]:
         """Return the charts as SVG, by name. analysis.html explains them."""
         first = self.traces[0]
+        # charts of the first temperature
         orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
         decided = np.mean([trace.confidence for trace in first], axis=0).tolist()
         title = f"Decoding order at temperature {first[0].temperature:g}"
@@ -229,6 +230,7 @@ def decode_traces(
     seed: int = 0,
 ) -> list[Trace]:
     """Decode each problem `samples` times, all in one batch."""
+    # problems [p, q] with 2 samples -> rows p0, p1, q0, q1
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
     canvas = engine.canvas(
         [Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows]
@@ -286,6 +288,7 @@ def first_confidence(
     options = GenerationOptions(
         max_new_tokens=new_tokens, alg="maskgit_plus", temperature=0.0, top_p=None, top_k=None
     )
+    # With maskgit_plus and temperature 0, the scores of a step are the largest probabilities.
     tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
     _, scores = engine.sampler.replay(tokens, canvas, options, 0)
     return scores[canvas.holes].reshape(len(problems), new_tokens)
@@ -296,6 +299,7 @@ def measure_temperature(
 ) -> Record:
     """Measure AR-ness, confidence, pass@1 and, with n samples, pass@n at one temperature."""
     by_name = {problem.name: problem for problem in problems}
+    # programs
     written = [
         Attempt(
             problem := by_name[trace.name],
@@ -306,6 +310,7 @@ def measure_temperature(
     ]
     with terminal.progress("executing") as report:
         attempts = execute_attempts(executor, written, on_progress=report)
+    # rates
     samples = len(traces) // len(problems)
     estimates = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
     # There is no group ALL if all problems are of one group.

@@ -42,6 +42,7 @@ class CompletionPrompting:
         self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
     ) -> list[Template]:
         """Return the templates to decode; of several results the most confident one is used."""
+        # A hole needs at least one token, even if the canonical filling is empty.
         if self.middle_length == ORACLE:
             lengths = [max(1, len(engine.tokenizer.encode(problem.canonical)))]
         else:
@@ -71,6 +72,7 @@ class ChatPrompting:
         self, engine: DiffuCoderInference, problem: Problem, options: GenerationOptions
     ) -> list[Template]:
         """Return the template to decode."""
+        # The hole begins inside the code block that the prompt opens.
         return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
 
     def program(self, problem: Problem, answer: str) -> str:
@@ -98,6 +100,7 @@ def choose_prompting(
         chat: treat the model as an instruct model.
         base: always use completion.
     """
+    # A suite without questions, such as infilling, is completed by any model.
     has_questions = all(problem.question for problem in problems)
     if has_questions and not base and (chat or is_instruct(engine)):
         return ChatPrompting()

@@ -126,12 +126,14 @@ def evaluation_metadata(
     metadata["sandbox"] = (
         ", ".join(sorted({record["tier"] for record in records if record["tier"]})) or "not used"
     )
+    # Attempts that were too long have no forward passes.
     if decoded := [record for record in records if record["forwards"]]:
         seconds, forwards = (
             sum(record[name] for record in decoded) for name in ("seconds", "forwards")
         )
         average = f"{forwards / len(decoded):.1f} forward passes per answer on average"
         metadata["time"] = f"{seconds:.1f} s of decoding, {average}"
+    # what a reader must know before trusting the rates
     if errors := sum(record["outcome"] == SANDBOX_ERROR for record in records):
         metadata["not counted"] = (
             f"{errors} programs that the sandbox could not run; starting again retries them"
@@ -149,6 +151,7 @@ def evaluation_metadata(
 
 def count_outcomes(outcomes: Iterable[str]) -> str:
     """Return the number of attempts by outcome, in one line."""
+    # ["passed", "failed", "passed"] -> "1 failed, 2 passed"
     counts = Counter(outcomes)
     return ", ".join(
         f"{count} {outcome.replace('_', ' ')}" for outcome, count in sorted(counts.items())

@@ -27,6 +27,7 @@ class CompileClock:
 
     def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(EVENTS):
+            # Events are reported when they end.
             now = time.perf_counter()
             self.pieces.append((now - duration_secs, now))
 

@@ -54,6 +54,7 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
     if not shows_progress():
         yield None
         return
+    # description, bar, percentage, remaining time and note
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

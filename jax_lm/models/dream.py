@@ -118,6 +118,7 @@ class DreamModel(nnx.Module):
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
         new_cache = []
+        # layers: each writes its new keys and values into the cache, and attends to all of it
         for layer, past in zip(self.layers, cache, strict=True):
             x, seen = layer(x, rotary, attention_mask, (past, start), self.mesh)
             new_cache.append(seen)
@@ -223,6 +224,7 @@ class DreamForCausalLM(nnx.Module):
         Raises:
             ValueError: the mesh does not split the parameters evenly.
         """
+        # split into structure and arrays, move the arrays, and merge them again
         graph, state = nnx.split(self)
         params = nnx.to_pure_dict(state)
         model = nnx.merge(
@@ -277,6 +279,7 @@ class DreamForCausalLM(nnx.Module):
             ValueError: config.json describes a model that this implementation does not compute, or
                 the mesh does not split the model evenly.
         """
+        # configuration
         folder = huggingface.resolve(path_or_hub_id)
         config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
         # Shardings of the model as it will be, which has scales if it is quantized here.
@@ -284,6 +287,7 @@ class DreamForCausalLM(nnx.Module):
         if mesh is not None:
             template = parameters(cls.abstract(config, int8=int8 or stored_int8))
             shardings = sharding.tree_shardings(template, config, mesh)
+        # weights
         spec = load_spec(config, stored_int8, dtype=dtype, quantize=int8, shardings=shardings)
         checkpoint = loading.open_checkpoint(folder)
         tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)

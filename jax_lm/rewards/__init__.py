@@ -49,12 +49,14 @@ __all__ = [
     "weighted_sum",
 ]
 
+# All rewards of this package, by subject.
 CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
 MATHEMATICS = (Accuracy, Cosine, Length)
 TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
 # Every reward with its default settings, under its name in open-r1.
 REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
 
+# Under the names of open-r1, for programs that import them.
 code_reward = REWARDS["code"]
 binary_code_reward = REWARDS["binary_code"]
 code_format_reward = REWARDS["code_format"]
@@ -106,6 +108,7 @@ def import_callable(path: str) -> Any:
     Raises:
         ValueError: it cannot be imported, or is not callable.
     """
+    # rpartition: "C:\rewards.py:score" has another colon.
     module, _, attribute = path.rpartition(":")
     try:
         value = getattr(
@@ -159,6 +162,7 @@ def weighted_sum(
         raise ValueError(
             f"settings for {min(unused)!r}, which is not among the rewards {sorted(weights)}"
         )
+    # {"code": 2.0} -> rewards {"code": REWARDS["code"]()} and weights {"code": 2.0}
     return WeightedSum(
         {name: find_reward(name, **settings.get(name, {})) for name in weights}, dict(weights)
     )

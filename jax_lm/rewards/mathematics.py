@@ -121,6 +121,7 @@ class Cosine(AnswerReward):
             raise ValueError(f"max_len must be at least 1, not {self.max_len}")
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
+        # A correct answer of 500 of 1000 characters: halfway from 1.0 to 0.5, 0.75.
         start, end = self.min_value_wrong, self.max_value_wrong
         if correct:
             start, end = self.max_value_correct, self.min_value_correct
@@ -141,6 +142,7 @@ class Length(AnswerReward):
     name: ClassVar[str] = "length"
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
+        # Lengths 10, 20 and 30 score 0.5, 0 and -0.5.
         shortest, longest = bounds
         value = 0.5 - (length - shortest) / (longest - shortest) if longest > shortest else 0.0
         return value if correct else min(0.0, value)

@@ -95,11 +95,13 @@ class Reward(ABC):
         self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns
     ) -> Scores:
         """Score the completions. Unlike in `__call__`, `columns` never contains settings."""
+        # columns
         for name in self.needs:
             if name not in columns:
                 raise ValueError(
                     f"reward {self.name!r} needs the column {name!r}; given: {sorted(columns)}"
                 )
+        # Columns of other rewards are not checked: they may be of any length.
         read = {name: columns[name] for name in (*self.needs, *self.reads) if name in columns}
         check_lengths(len(completions), {"prompts": prompts, **read})
         # Score only the applicable rows, then scatter: rows [0, 2] of 3 -> [s0, None, s2]

@@ -91,6 +91,7 @@ class WeightedSum:
 
     def total(self, parts: Mapping[str, Scores], columns: Columns, row: int) -> float | None:
         """Return the weighted sum of the scores of one completion; None if it has no total."""
+        # Weights 2.0 and 0.5: scores 1.0 and 1.0 -> 2.5; 1.0 and None (not applicable) -> 2.0.
         terms = []
         for name, weight in self.weights.items():
             score, reward = parts[name][row], self.rewards[name]
@@ -118,6 +119,7 @@ def validate_scores(name: str, scores: Any, expected: int) -> Scores:
     result: Scores = []
     for row, value in enumerate(values):
         try:
+            # Users return numpy and JAX scalars too.
             score = None if value is None else float(value)
         except (TypeError, ValueError):
             score = math.nan

@@ -22,9 +22,8 @@ PARTIAL = "*.orbax-checkpoint-tmp*"
 # In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.
 ARRAY = "__array__"
 
-# Settings that are recorded but may change on resume.
-#
-# They decide where and in which order something is computed, not what.
+# Settings that are recorded but may change on resume: they decide where and in which order numbers
+# are computed, not which.
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
 
 
@@ -32,7 +31,7 @@ class RunCheckpoints(AbstractContextManager):
     """The checkpoints of one run in a folder, which is created if absent.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         keep: number of newest checkpoints to keep.
         in_background: whether `save` returns once the state is copied and writes it while training
             continues. A failure is raised by the next `save`, or at the end. None writes in the
@@ -77,6 +76,8 @@ class RunCheckpoints(AbstractContextManager):
             rest: JSON that may contain arrays, none of them empty.
         """
         leaves = named_leaves(state)
+        # rest {"batches": [array]} is stored as JSON {"batches": [{"__array__": "1"}]} and arrays
+        # {"step": ..., "1": array}.
         arrays = {"step": np.array(step)}
 
         def store(value: Any) -> dict[str, str]:
@@ -109,13 +110,14 @@ class RunCheckpoints(AbstractContextManager):
 
         Args:
             like: tree with the shapes, dtypes and shardings to load into.
-            step: of the checkpoint; None is the newest.
+            step: step of the checkpoint; None is the newest.
 
         Raises:
             ValueError: the checkpoint does not hold the leaves of `like`.
         """
         self.checkpointer.wait()
         step = self.latest if step is None else step
+        # check names, shapes and dtypes before anything is loaded
         leaves, stored = named_leaves(like), self.read(step)["leaves"]
         checkpoint = f"checkpoint {self.checkpointer.directory / str(step)}"
         for name in sorted(stored.keys() ^ leaves.keys()):

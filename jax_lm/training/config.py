@@ -25,6 +25,7 @@ def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str)
             raise ValueError(f"{name}={value}: {rule}")
 
 
+# require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1".
 require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
 require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
@@ -32,6 +33,7 @@ require_above_zero = partial(require, "must be positive", lambda value: 0 < valu
 require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
 
 
+# The values that settings may take.
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")
 NORMALISATIONS = ("token", "sequence", "batch", "masked")
 OPTIMIZERS = ("adafactor",)
@@ -41,6 +43,7 @@ CHANGEABLE = (
     "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
 )  # fmt: skip
 
+# steps=10:13
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
@@ -98,6 +101,7 @@ class OptimizerConfig:
 
     def warmup(self, steps: int) -> int:
         """Return the warm-up steps of a run; ValueError if no others would be left."""
+        # ratio 0.03 of 1000 steps: 30
         warmup = self.warmup_steps
         if warmup is None:
             warmup = round(self.warmup_ratio * steps)
@@ -156,6 +160,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
         require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
+        # Both compare evaluations, and need to know by which metric.
         for name in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(self, name) and self.metric_for_best_model is None:
                 raise ValueError(f"{name}={getattr(self, name)}: needs metric_for_best_model")
@@ -165,11 +170,14 @@ class TrainerConfig:
         require_not_negative(self, "seed")
         for name in self.track:
             require_one_of("track", name, tuple(TRACKERS))
+        # Without max_steps, epochs define the steps once the data are known.
         if self.max_steps is not None:
+            # Raises if the warm-up takes all steps.
             self.optimizer.warmup(self.max_steps)
             if self.last_step > self.max_steps:
                 rule = f"must lie in [1, max_steps={self.max_steps}]"
                 raise ValueError(f"stop_after={self.stop_after}: {rule}")
+        # Raises if the text is malformed.
         _ = self.profiled
 
     @property
@@ -199,6 +207,7 @@ class TrainerConfig:
         match, end = PROFILE.fullmatch(self.profile), self.max_steps or math.inf
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= end:
             raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
+        # steps=10:13 -> steps 10 to 13, both included
         return range(int(match[1]), int(match[2]) + 1)
 
     @property
@@ -249,6 +258,7 @@ class LossConfig:
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
         require_inner_shares(self, "minimum_level", "cart_p")
         rule = "must be from 0 to 1, and 0 with a weighting that is not plain"
+        # The other weightings assume masks that are drawn independently.
         highest = 1 if self.weighting == "plain" else 0
         require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
         rule = "must be at least 1, the weight of a full mask"
@@ -307,6 +317,7 @@ class SftConfig:
 
     def require_own_loss(self) -> None:
         """Raise ValueError for settings that have no meaning with DreamOn's masks."""
+        # DreamOn's loss draws its own masks; these settings still apply.
         free = {"remat", "high_levels"}
         if self.loss.weighting == "plain":
             free.add("weighting")
@@ -314,6 +325,7 @@ class SftConfig:
             "packed": self.packed,
             "condition_share": self.condition_share,
         }
+        # The defaults, which mean that the user has set nothing.
         required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
         for name, value in required.items():
             if name not in free and values[name] != value:

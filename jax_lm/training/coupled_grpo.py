@@ -7,8 +7,9 @@ Source: DiffuCoder, arXiv 2506.20639. The steps of an update:
 
 1. `RolloutSource.draw` makes a rollout every `num_iterations` updates: `rollouts` samples
    completions, judges them and compares the rewards of each group.
-2. `RolloutSource.score` scores the completions under old and reference policy (`policy_loss`).
-3. `grpo_loss` scores them under the current policy and joins all of it.
+2. `RolloutSource.score` scores the completions under the old and the reference policy
+   (`policy_loss`).
+3. `grpo_loss` scores them under the current policy, and computes the loss from all three.
 4. `trainer` takes the step.
 """
 
@@ -47,10 +48,9 @@ logger = logging.getLogger(__name__)
 # Allowed |s - s_old| before a rollout's first update: two programs may round differently.
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
-# Share of tokens that may exceed the tolerance, and after how many rollouts a run is ended.
-#
-# The first makes the 99 % quantile count, as the largest of a million scores says nothing. The
-# second is the number of rollouts in a row with more such tokens.
+# Share of tokens that may exceed the tolerance, and the number of rollouts in a row with more such
+# tokens that ends a run. The share makes the 99 % quantile count: the largest of a million scores
+# says nothing.
 UNEQUAL_SHARE, UNEQUAL_ROLLOUTS = 0.01, 3
 
 
@@ -59,12 +59,12 @@ class DiffuGRPOTrainer:
 
     Args:
         model: the policy to start from, and the first reference.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         rows: prompts, each a mapping with "prompt" (text, or chat messages) and the columns that
             rewards read.
-        config: of the run.
+        config: settings of the run.
         out: folder for metrics, completions and checkpoints; a run in it is continued.
-        rewards: of a completion; None makes it from `reward_funcs` and `reward_weights`.
+        rewards: rewards of completions; None makes them from `reward_funcs` and `reward_weights`.
         trained: which parameters are trained, by their checkpoint name (such as `is_lora`).
         identity: further settings (JSON) that a resumed run must agree on.
 
@@ -143,7 +143,7 @@ class DiffuGRPOTrainer:
         return where | {"grpo": settings, "prompts": fingerprint(prompts)}
 
     def count_flops(self, shape: DreamConfig, length: int) -> float:
-        """Count the operations of an update per token; those of rollouts do not count as useful."""
+        """Count the operations per token of an update; those of rollouts do not count."""
         new_tokens, all_weights = self.config.generation.max_new_tokens, not self.others
         flops = training_flops(shape, length, new_tokens, all_weights=all_weights)
         return self.config.masks.copies * flops
@@ -162,6 +162,7 @@ class DiffuGRPOTrainer:
             ValueError: `out` holds a run that may not be, or cannot be, continued.
         """
         self.unequal_rollouts = 0
+        # Held-out rewards come first, so that the caller's metrics win where names are equal.
         evaluations = [evaluate] if evaluate else []
         if self.held_out:
             evaluations.insert(0, partial(self.source.evaluate, self.held_out))
@@ -188,6 +189,7 @@ class DiffuGRPOTrainer:
 
         Warns if it did not, and raises RuntimeError if that happens in several rollouts in a row.
         """
+        # With num_iterations == 2, steps 1, 3, 5, ... are the first updates of a rollout.
         if (step - 1) % self.config.num_iterations:
             return
         if metrics["unequal_share"] <= UNEQUAL_SHARE:

@@ -20,9 +20,11 @@ from jax_lm.training.config import (
     require_sizes,
 )
 
+# The values that settings may take.
 ESTIMATORS = ("coupled", "decoupled", "full_mask", "trace", "stratified")
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
 BASELINES = ("leave_one_out", "mean")
+# Apple's recipe (DiffuCoder, arXiv 2506.20639).
 PAPER_SAMPLING = GenerationOptions(max_new_tokens=256, num_steps=256, temperature=1.0)
 PAPER_TRAINING = TrainerConfig(
     optimizer=OptimizerConfig(
@@ -76,6 +78,7 @@ class Estimator:
         """Masked copies per completion."""
         if self.reads_steps or self.estimator == "stratified":
             return self.num_segments
+        # The full mask, and two copies per pair.
         return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
 
 
@@ -188,14 +191,17 @@ class GRPOConfig:
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
+        # Scores come from full attention, so completions must be sampled with it.
         decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
         require(
             "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
         )
+        # A missing weight would shift all weights after it.
         rewards, weights = self.reward_funcs, self.reward_weights
         if len(rewards) != len(weights):
             raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
+        # 8 prompts with 10 generations are 80 completions, which batches and parts must divide.
         sizes = {
             "generation_batch_size": self.generation_batch_size,
             "gradient_accumulation_steps": self.training.gradient_accumulation_steps,
@@ -219,5 +225,6 @@ class GRPOConfig:
         """Return the updates of a run over that many prompts."""
         if self.training.max_steps is not None:
             return self.training.max_steps
+        # 100 prompts, 1 epoch, 8 per rollout, 2 updates each: 13 rollouts, 26 updates
         rollouts = math.ceil(prompt_count * self.num_train_epochs / self.prompts_per_step)
         return rollouts * self.num_iterations

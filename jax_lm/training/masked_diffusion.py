@@ -1,4 +1,4 @@
-"""The loss of masked diffusion in its variants, and training a model on it.
+"""The variants of the masked-diffusion loss, and training a model on them.
 
     L = sum(m * q * w) / normaliser
 
@@ -8,10 +8,10 @@ weight.
 - With w = 1/t and t ~ U(0, 1) this is the evidence bound of masked diffusion, DiffuCoder's
   objective in adaptation and SFT.
 - `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions
-  masked) are no bound, but practise the nearly empty canvas that generation starts from.
+  masked) are no bound, but train on the nearly empty canvas that generation starts from.
 - Decoding by confidence sees other canvases than random masks leave: a beginning, and the most
   likely tokens of the rest, the end of the text before its middle. A `confident_share` of the
-  samples is masked like that.
+  samples is masked in this way.
 
 Knows batches, no files.
 """
@@ -59,7 +59,7 @@ def token_weights(
     levels: Float[Array, "b t"],
     sizes: Float[Array, "b t"],
 ) -> Float[Array, "b t"]:
-    """Compute the weights of masked tokens; `sizes` counts the canvas positions of their samples."""
+    """Compute the weight of each masked token; `sizes` counts its sample's canvas positions."""
     if config.weighting == "plain":
         return jnp.ones_like(levels)
     if config.weighting == "cart":
@@ -91,6 +91,7 @@ def loss_terms(
     """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser."""
     sizes = masking.over_samples("sum", canvas.astype(jnp.float32), samples)
     weights = token_weights(config, masked, samples, levels, sizes)
+    # A sample with 4 canvas positions: each is 1/4 of the sample.
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
         weights = weights * shares
@@ -124,6 +125,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
+        # levels and attention
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
         if openness is not None:
@@ -137,6 +139,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             hidden = masking.shift_right(hidden, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
+        # masks by confidence: a forward pass without gradient ranks the tokens
         empty, ranks = jnp.where(canvas, mask_id, tokens), None
         if config.confident_share:
             if drawn is not None:
@@ -155,9 +158,11 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             # decide the masks: most of such a canvas would be ends of texts.
             high = 1 - (1 - levels) ** 2
             levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
+        # masks
         noisy, masked = masking.mask_tokens(
             key_mask, tokens, canvas, samples, levels, mask_id, ranks
         )
+        # loss
         losses = -log_probs(model, noisy if drawn is None else empty)
         if drawn is not None:
             return drawn_loss_terms(config, losses, canvas, *drawn)
@@ -198,9 +203,9 @@ def train(
 
     Args:
         model: holds the trained weights afterwards.
-        source: of the batches.
+        source: draws the batches.
         loss: its form.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by their checkpoint name.
         held_out: batches to evaluate, always under the same masks.
@@ -213,10 +218,12 @@ def train(
     """
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
+    # settings that follow from the size of the model
     graph, state = nnx.split(model)
     parameters = weight_count(state)
     config, loss = resolve_trainer(config, parameters), resolve_remat(loss, parameters)
     where = log_setup(model.mesh, compute_dtype=config.dtype, remat=loss.remat)
+    # weights: those that are trained, and the others in the compute dtype
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
     params = partition(weights, trained)
     others = partition(weights, lambda name: not trained(name))
@@ -227,6 +234,7 @@ def train(
         parts=config.gradient_accumulation_steps,
         masks_per_query=loss.masks_per_query,
     )
+    # train
     trainer = Trainer(
         diffusion_loss(graph, loss, model.config.mask_token_id),
         params,
@@ -239,12 +247,14 @@ def train(
             model.config, length, length, all_weights=not others
         ),
     )
+    # evaluation
     held_out = [fill_rows(batch, row_devices(model.mesh)) for batch in held_out]
     # Masks chosen by confidence would follow the weights.
     constant = dataclasses.replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
     evaluate = held_out_loss(objective, frozen, held_out, config.dtype) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
+    # Not `frozen`: the model keeps the other weights in their own dtype.
     nnx.update(model, merged(others, trainer.state.params))
     return finished
 
@@ -257,10 +267,9 @@ def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: 
 
 
 def require_rows_of_one_sample(batch: Batch) -> None:
-    """Raise ValueError if a row holds several samples: under one attention mask they see each
-    other.
+    """Raise ValueError if a row holds several samples, which share one attention mask.
 
-    Padding, which is sample -1, is no other sample: 0 0 -1 passes, 0 0 1 does not.
+    They would see each other. Padding is sample -1 and does not count: 0 0 -1 passes, 0 0 1 fails.
     """
     left, right = batch.samples[:, :-1], batch.samples[:, 1:]
     if batch.openness is None and np.any((left != right) & (left >= 0) & (right >= 0)):
@@ -271,6 +280,8 @@ def require_rows_of_one_sample(batch: Batch) -> None:
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     """Join the rows of all processes to one batch over the mesh, filled up to even parts."""
     rows, processes = parts * row_devices(mesh), jax.process_count()
+    # 1 part, 8 devices that split rows, 2 processes: each process fills its rows up to a multiple
+    # of lcm(8, 2) / 2 = 4.
     batch = fill_rows(batch, math.lcm(rows, processes) // processes)
 
     def put(rows: np.ndarray) -> Array:

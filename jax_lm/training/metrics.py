@@ -30,7 +30,15 @@ Write = Callable[[int, Mapping[str, float]], None]
 
 @dataclass
 class Meter:
-    """Metrics and time since the last entry; the counts survive a restart."""
+    """Sums of metrics and seconds since the last entry; a checkpoint stores them.
+
+    Attributes:
+        sums: sum and count of each metric; for names in max_, the maximum and 1.
+        tokens: tokens since the last entry.
+        seconds: seconds since the last entry, without those since `clock`.
+        earlier: seconds of the run up to the last entry.
+        clock: when this process began to count.
+    """
 
     sums: dict[str, list[float | int]] = field(default_factory=dict)
     tokens: int = 0
@@ -42,6 +50,7 @@ class Meter:
         """Count a step."""
         self.tokens += tokens
         for name, value in metrics.items():
+            # mean of losses 3 and 1: sums [4, 2]; maximum of 3 and 1: [3, 1]
             total, count = self.sums.get(name, (value, 0))
             if name.startswith(LARGEST):
                 self.sums[name] = [max(total, value), 1]
@@ -51,12 +60,14 @@ class Meter:
     def entry(self) -> dict[str, float]:
         """Return averages since the last entry (maxima of max_...), speed and seconds; then reset."""
         elapsed = self.elapsed()
+        # The loss first, then by name.
         names = sorted(self.sums, key=lambda name: (name != "loss", name))
         metrics = {name: self.sums[name][0] / self.sums[name][1] for name in names}
         speed = {
             "tokens_per_second": self.tokens / max(elapsed, 1e-9),
             "seconds": self.earlier + elapsed,
         }
+        # reset
         self.sums, self.tokens, self.seconds, self.earlier = {}, 0, 0.0, self.earlier + elapsed
         self.clock = time.monotonic()
         return metrics | speed
@@ -89,7 +100,7 @@ def open_writers(
     Args:
         out: folder of the run.
         track: names of trackers.
-        steps: of the whole run.
+        steps: steps of the whole run.
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
     """
@@ -97,6 +108,7 @@ def open_writers(
         "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
         "wandb": lambda: wandb_writer(out, config),
     }
+    # Before any file is opened.
     require_trackers(track)
     with ExitStack() as stack:
         trackers = [stack.enter_context(opened[name]()) for name in track]
@@ -118,7 +130,9 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     A resumed run drops the entries after its checkpoint. Numbers that are not finite become null,
     as JSON cannot hold them.
     """
+    # Resumed at step 20: entries of steps 10 and 20 stay, those of 30 are dropped.
     resumes = resumed_at and path.is_file()
+    # Written to a temporary file first, so that a kill never leaves half of the entries.
     entries = path.read_text(encoding="utf-8").splitlines() if resumes else []
     text = "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at)
     temporary = path.with_suffix(".tmp")

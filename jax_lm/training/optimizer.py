@@ -14,6 +14,7 @@ from jax_lm.training.config import OptimizerConfig
 
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
     """Make a linear warm-up to `peak`, and a cosine decay that reaches its minimum at `steps`."""
+    # 100 steps, 10 of warm-up, peak 1e-3, ratio 0.1: 0 at step 0, 1e-3 at 10, 1e-4 at 100
     end = config.min_lr_ratio * peak
     return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, end)
 
@@ -33,6 +34,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         )
     else:
         base = optax.adamw(rate, *betas, config.adam_epsilon, weight_decay=decay, mask=decays)
+    # The norm is that of all gradients together, before they are split between Muon and AdamW.
     clip = optax.clip_by_global_norm(config.max_grad_norm)
     if config.muon_learning_rate is None:
         return optax.chain(clip, base)

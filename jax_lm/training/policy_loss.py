@@ -32,6 +32,7 @@ from jax_lm.training.update import LossTerms, Mean
 MAX_LOG_RATIO = 20.0
 
 
+# Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
 class Copies(NamedTuple):
     """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or segments.
 
@@ -82,16 +83,20 @@ def forward_process(
     Raises:
         ValueError: `trace` without sampler steps.
     """
+    # trace: masks follow from the order of decoding
     if estimator.reads_steps:
         if commit_step is None or completion_mask is None:
             rule = "estimator='trace' needs the steps in which completions were decoded"
             raise ValueError(f"commit_step=None: {rule}")
         segment = segments(commit_step, completion_mask, estimator.num_segments)
         return segment_copies(tokens, mask_id, segment, estimator.num_segments)
+    # stratified: each position is masked in one copy
     if estimator.estimator == "stratified":
         return stratum_copies(keys, tokens, completion_length, mask_id, estimator.num_segments)
+    # coupled, decoupled, full_mask: a full mask and pairs
     draw = partial(draw_masks, length=completion_length, estimator=estimator)
     masked, weights = jax.vmap(draw)(keys)
+    # 1 + pairs: 3 copies have divisor 2, the single copy of full_mask has 1
     terms = jnp.full(len(tokens), (estimator.copies + 1) / 2)
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
 
@@ -115,6 +120,7 @@ def draw_masks(
     # than two independent draws.
     coupled = estimator.estimator == "coupled"
     second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
+    # Two pairs: [first 0, second 0, first 1, second 1], and the full mask before them.
     both = jnp.stack([first, second], axis=1).reshape(-1, length)
     masked = jnp.concatenate([jnp.ones((1, length), bool), both])[: estimator.copies]
     # A token is masked with probability t, so 1/t keeps the mean of its term; likewise 1/(1 - t).
@@ -148,6 +154,9 @@ def segment_copies(
 ) -> Copies:
     """Make copy j by masking segment j, which it scores, and all later segments."""
     number = jnp.arange(count)[None, :, None]
+    # segment [1, 0, 0, 2]: copy 0 masks all and scores [0, 1, 1, 0];
+    #                       copy 1 masks [1, 0, 0, 1] and scores [1, 0, 0, 0];
+    #                       copy 2 masks and scores [0, 0, 0, 1].
     masked, scored = segment[:, None] >= number, segment[:, None] == number
     weights = jnp.ones(scored.shape[:2])
     return Copies(noisy_rows(tokens, masked, mask_id), scored, weights, jnp.ones(len(tokens)))
@@ -161,6 +170,7 @@ def stratum_copies(
     The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.
     """
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
+    # uniform [.9, .1, .5, .3, .7] has ranks [4, 0, 2, 1, 3]; times 2 // 5: strata [1, 0, 0, 0, 1]
     stratum = jnp.argsort(jnp.argsort(uniform, axis=1), axis=1) * count // length
     masked = stratum[:, None] == jnp.arange(count)[None, :, None]
     weights = jnp.ones(masked.shape[:2])
@@ -174,6 +184,7 @@ def noisy_rows(
 
     Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
     """
+    # The prompt is never masked: pad the completion's masks by its columns.
     start = tokens.shape[1] - masked.shape[2]
     masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
     return jnp.where(masked, mask_id, tokens[:, None])
@@ -220,7 +231,7 @@ def selective_log_softmax(
         logits: aligned; of the whole batch fully masked, then with m1 masked, then with the
             complement masked.
         index: the tokens.
-        weights: of the three copies, or of the three copies of each sample.
+        weights: weights of the three copies, or of the three copies of each sample.
         mask: m1.
 
     Raises:
@@ -232,6 +243,8 @@ def selective_log_softmax(
     first = mask.astype(bool)
     masked = jnp.stack([jnp.ones_like(first), first, ~first], axis=1)
     per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T
+    # Rows full 0, full 1, m1 0, m1 1, rest 0, rest 1 become [full 0, m1 0, rest 0] and
+    # [full 1, m1 1, rest 1].
     by_sample = logits.reshape(3, *index.shape, -1).swapaxes(0, 1)
     return token_scores(by_sample, index, masked, per_sample)
 
@@ -261,6 +274,7 @@ def completion_scores(
             Samples that fill up the last chunk are scored twice and dropped.
         remat: keep only the inputs of layers of these activations.
     """
+    # chunks
     count, completion_length = len(tokens), copies.scored.shape[2]
     chunk = count if chunk is None else chunk
     padded = count + -count % chunk
@@ -272,10 +286,12 @@ def completion_scores(
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
+        # k samples with n copies each are k * n rows of the model.
         hidden = model.model(
             copies.tokens.reshape(-1, t), jnp.repeat(attention_mask, n, axis=0), remat=remat
         )
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
+        # [k * n, t, d] -> [k * n, c, d] -> [k * n, c]
         log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
         log_probs = log_probs.reshape(k, n, -1)
         return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
@@ -300,6 +316,10 @@ def row_weights(
 
     Rows without tokens do not count.
     """
+    # Rows of 2 and 4 tokens of at most 8, with sums A and B of their token terms:
+    #   bnpo, dapo   (A + B) / 6
+    #   dr_grpo      (A + B) / 16
+    #   grpo, gspo   (A / 2 + B / 4) / 2
     lengths = jnp.sum(completion_mask, axis=1).astype(jnp.float32)
     rows, each = jnp.sum(lengths > 0).astype(jnp.float32), jnp.ones_like(lengths)
     if loss_type in ("bnpo", "dapo"):
@@ -319,6 +339,7 @@ def divergence(
     score explodes, but a token that has drifted that far must still be drawn back. A clamp of
     infinity is the published form.
     """
+    # clamp 5 and d = 7: e^5 - 5 - 1 + (e^5 - 1) * 2, the tangent at 5
     d = reference_scores - scores
     near = jnp.clip(d, -clamp, clamp)
     return jnp.exp(near) - near - 1 + (jnp.exp(near) - 1) * (d - near)
@@ -336,29 +357,36 @@ def policy_loss(
 ) -> LossTerms:
     """Sum the clipped surrogate, and the penalty if there is a reference.
 
-    Metrics: `kl` and `clipped_share` are means over completion tokens, `max_log_ratio` is the
-    largest |s - s_old|, and `unequal_share` the share of completion tokens where it exceeds
-    `tolerance`. The last two are 0 before a rollout's first update, except for rounding.
+    Metrics:
+        clipped_share: mean over completion tokens.
+        kl: mean over completion tokens.
+        max_log_ratio: largest |s - s_old|.
+        unequal_share: share of completion tokens whose |s - s_old| exceeds `tolerance`. This and
+            `max_log_ratio` are 0 before a rollout's first update, except for rounding.
 
     Args:
-        scores: of the current policy.
-        old_scores: of the policy that sampled; None if it is the current one: all ratios are 1.
-        reference_scores: of the reference; None without a penalty.
+        scores: scores of the current policy.
+        old_scores: scores of the policy that sampled; None if it is the current one, so that all
+            ratios are 1.
+        reference_scores: scores of the reference; None without a penalty.
         advantages: one per row.
         completion_mask: the tokens that count.
         form: clipping, penalty and normalisation.
-        tolerance: of |s - s_old|.
+        tolerance: tolerance of |s - s_old|.
     """
+    # ratio of the current to the sampling policy
     mask = completion_mask.astype(jnp.float32)
     old_scores = jax.lax.stop_gradient(scores) if old_scores is None else old_scores
     token_log_ratio = jnp.where(completion_mask, scores - old_scores, 0.0)
     log_ratio = token_log_ratio
+    # One ratio per row, the geometric mean: log ratios [0.2, 0.4] become [0.3, 0.3].
     if form.loss_type == "gspo":
         lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
         mean = jnp.sum(log_ratio, axis=1, keepdims=True) / lengths
         log_ratio = jnp.broadcast_to(mean, mask.shape)
     # Scores are steep (1/t), and infinity times 0 in the loss or its gradient would be NaN.
     ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    # clipped surrogate
     advantage = advantages[:, None]
     # The minimum removes the gain of a ratio beyond the clip, and keeps the loss of one on the
     # wrong side.
@@ -367,6 +395,7 @@ def policy_loss(
     too_low, too_high = ratio < 1 - form.epsilon, ratio > form.upper
     is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
 
+    # metrics
     def over_tokens(values: Array) -> Mean:
         return Mean(jnp.sum(values * mask), jnp.sum(mask))
 
@@ -375,11 +404,13 @@ def policy_loss(
         "max_log_ratio": jnp.max(jnp.abs(token_log_ratio)),
         "unequal_share": over_tokens(jnp.abs(token_log_ratio) > tolerance),
     }
+    # penalty
     if reference_scores is not None:
         # Outside the completion both agree: there e^d may be infinite, and infinity times 0 is NaN.
         counted = jnp.where(completion_mask, scores, reference_scores)
         kl = divergence(counted, reference_scores, form.kl_clamp)
         terms = terms + form.beta * kl
         metrics["kl"] = over_tokens(kl)
+    # normalisation
     weights, weight = row_weights(form.loss_type, completion_mask)
     return LossTerms(jnp.sum(jnp.sum(terms * mask, axis=1) * weights), weight, metrics)

@@ -1,4 +1,4 @@
-"""The prompts of a coupled-GRPO run: encoded, those that are too long dropped, in a random order."""
+"""The prompts of a coupled-GRPO run: encoded, filtered by length, in a random order."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ PROMPT = "prompt"
 # Prompts are padded to a multiple of this.
 WIDTH_BUCKET = 32
 
-# Stands in for the number of an epoch or a rollout where prompts are held out for evaluation.
+# Takes the place of an epoch's or rollout's number in the random keys of held-out prompts.
 HELD_OUT = 2**32 - 1
 
 
@@ -46,7 +46,7 @@ class PromptSet:
     Attributes:
         prompts: the prompts that fit.
         too_long: number of prompts dropped because they exceed the allowed length.
-        width: columns that hold any of the prompts. One width, so that everything compiles once.
+        width: columns that hold any of the prompts; one for all, so that everything compiles once.
     """
 
     prompts: tuple[Prompt, ...]
@@ -74,9 +74,11 @@ class PromptSet:
             if not content or not isinstance(content, str | list | tuple):
                 message = f"row {number} has no 'prompt' (text or chat messages): {str(row)[:80]}"
                 raise ValueError(message)
+            # Text is completed as it is; messages get the chat template.
             text = content if isinstance(content, str) else tokenizer.apply_chat_template(content)
             columns = {name: value for name, value in row.items() if name != PROMPT}
             prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
+        # drop prompts that are too long
         fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
         too_long = len(prompts) - len(fitting)
         limit = f"max_prompt_length={max_length} tokens"
@@ -85,6 +87,7 @@ class PromptSet:
         if too_long:
             logger.warning("%d prompts dropped: longer than %s", too_long, limit)
         longest = max(len(prompt.ids) for prompt in fitting)
+        # longest == 40: 40 + 24 = 64 columns
         return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
 
     def hold_out(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
@@ -97,6 +100,7 @@ class PromptSet:
         if count >= total:
             rule = f"must leave some of the {total} prompts that fit"
             raise ValueError(f"held_out_prompts={count}: {rule}")
+        # 5 prompts, order [3, 0, 4, 1, 2] and count 2: held out [3, 0], the rest is [1, 2, 4]
         order = np.random.default_rng((seed, HELD_OUT)).permutation(total)
         held_out = tuple(self.prompts[number] for number in order[:count])
         rest = tuple(self.prompts[number] for number in sorted(order[count:]))
@@ -105,14 +109,18 @@ class PromptSet:
     def select(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
         """Select prompts number `first` to `first + count - 1` of an endless sequence of epochs.
 
-        Every prompt comes once per epoch, and each epoch has an order of its own. With 5 prompts,
-        numbers 4 and 5 are the last prompt of epoch 0 and the first one of epoch 1.
+        Every prompt comes once per epoch, and each epoch has its own order. With 5 prompts, numbers
+        4 and 5 are the last prompt of epoch 0 and the first one of epoch 1.
 
         Args:
+            seed: seed of the orders.
+            first: number of the first prompt.
+            count: number of prompts.
             draw: number of the draw within a rollout; each draw orders the epochs differently.
         """
         size = len(self.prompts)
         numbers = range(first, first + count)
+        # Draw 0 has the key of a run without dynamic sampling.
         stream = (draw,) if draw else ()
         orders = {
             epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size)

@@ -28,7 +28,7 @@ def place_sampler(
     """Return the sampler on the mesh that rollouts use, and the shardings of its weights there.
 
     Args:
-        sampler: of the policy, on the mesh of the training.
+        sampler: sampler of the policy, on the mesh of the training.
         requested: mesh for sampling, such as tensor=4; None chooses one.
         trained: the weights that have masters and moments.
         policy: shapes and dtypes of all weights as rollouts use them.
@@ -36,6 +36,7 @@ def place_sampler(
     Raises:
         ValueError: the mesh takes other devices than training, or does not split the model evenly.
     """
+    # check the request
     config, mesh = sampler.config, sampler.mesh
     training = MeshShape() if mesh is None else MeshShape.of(mesh)
     shape = MeshShape.parse(requested) if requested else None
@@ -44,6 +45,7 @@ def place_sampler(
         raise ValueError(f"rollout_mesh={requested!r}: {sizes}")
     if mesh is None:
         return sampler, None
+    # choose a mesh, and move the sampler there
     shape = shape or choose_shape(config, mesh, trained, policy)
     shape.require(config)
     if shape != training:
@@ -55,8 +57,10 @@ def place_sampler(
 def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Params) -> MeshShape:
     """Choose a mesh for sampling by the memory that training leaves free, and log it."""
     training = MeshShape.of(mesh)
+    # memory that training holds: masters and moments of trained weights, and the compute copy
     held = bytes_on_device(trained, config, mesh, HELD_PER_WEIGHT)
     held += bytes_on_device(policy, config, mesh)
+    # None on a CPU, whose devices share the memory of the host.
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
     def copy_bytes(shape: MeshShape) -> int:
@@ -79,6 +83,7 @@ def bytes_on_device(tree: Any, config: DreamConfig, mesh: Mesh, itemsize: int | 
     """
 
     def count(leaf: Any, sharding: Any) -> int:
+        # [8, 6] split in 4 along the first axis, float32: 2 * 6 * 4 bytes
         return math.prod(sharding.shard_shape(leaf.shape)) * (itemsize or leaf.dtype.itemsize)
 
     return sum(jax.tree.leaves(jax.tree.map(count, tree, tree_shardings(tree, config, mesh))))

@@ -1,10 +1,9 @@
-"""The batches of coupled-GRPO: sample completions, judge them, score them under each update's
-masks.
+"""The batches of coupled-GRPO: completions, their rewards, and their scores under masks.
 
 A rollout is made every `num_iterations` updates. Old and reference scores are computed once, when
-it is made, under the masks of each of its updates. A single update starts from the policy that
-sampled and needs no old scores. On a mesh, the rows of a rollout are small and lie whole on every
-device; model and scores split them.
+it is made, under the masks of each of its updates. With one update per rollout, no old scores are
+needed: the update starts from the policy that sampled. On a mesh, the rows of a rollout are small
+and lie whole on every device; model and scores split them.
 """
 
 import math
@@ -34,11 +33,12 @@ from jax_lm.training.trainer import State
 from jax_lm.training.update import Params, compute_copy, merged
 from untrusted.printable import printable_json
 
+# Completions of each rollout that are written for people to read.
 LOGGED_COMPLETIONS = 4
 
 
 class MaskedRows(NamedTuple):
-    """Rows to score, and what their masks follow from.
+    """Rows to score, and the keys and steps that determine their masks.
 
     Attributes:
         tokens: prompts and completions.
@@ -96,6 +96,7 @@ def policy_scores(
     remat: bool = False,
 ) -> Float[Array, "b c"]:
     """Score rows under a policy."""
+    # masked copies, then their scores
     copies = forward_process(
         jax.random.wrap_key_data(rows.keys),
         rows.tokens,
@@ -123,11 +124,11 @@ class RolloutSource:
     """Draws the batches of a run: a new rollout every `num_iterations` updates.
 
     Args:
-        sampler: of the policy; its weights are not kept.
-        tokenizer: of the policy.
+        sampler: sampler of the policy; its weights are not kept.
+        tokenizer: tokenizer of the policy.
         prompts: what the policy completes.
         rewards: what completions are worth.
-        config: of the run.
+        config: settings of the run.
         out: folder for completions/, some texts of each rollout.
         params: trained weights, all or adapters.
         frozen: the other weights, in the compute dtype.
@@ -155,6 +156,7 @@ class RolloutSource:
         if config.loss.beta:
             # A copy: the trainer overwrites its own arrays.
             self.arrays = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+        # scoring: one compiled function for the old, reference and current policy
         self.score_rows = partial(
             policy_scores,
             sampler.graph,
@@ -164,11 +166,13 @@ class RolloutSource:
             chunk=config.score_chunk,
             remat=bool(config.remat),
         )
+        # sampling: shapes alone, as the policy's copy in the compute dtype does not exist yet
         shapes = jax.eval_shape(self.policy, params)
         sampler, shardings = place_sampler(
             sampler, config.rollout_mesh, trained=params, policy=shapes
         )
         self.rollouts = Rollouts(sampler, shardings, tokenizer, prompts, rewards, config)
+        # The thread that measures how long scoring takes.
         self.waiting = ThreadPoolExecutor(1)
         self.batches: list[PolicyBatch] = []
         self.finished_at: float | None = None
@@ -176,11 +180,15 @@ class RolloutSource:
     def draw(self, state: State) -> tuple[PolicyBatch, dict[str, float]]:
         """Draw the batch of the next update, and metrics of the rollout if it begins one."""
         config, sync = self.config, self.config.ref_model_sync_steps
+        # With num_iterations == 2, step 5 is the second update of rollout 2.
         number, iteration = divmod(state.step, config.num_iterations)
+        # move the reference
         if self.arrays and sync and state.step and state.step % sync == 0:
             self.arrays = mix(self.arrays, state.params, config.ref_model_mixup_alpha)
         metrics: dict[str, float] = {}
+        # make a rollout
         if iteration == 0:
+            # Wait for the last update, whose time would count as the rollout's.
             jax.block_until_ready(state.params)
             if self.finished_at is not None:
                 # Since the previous rollout, including what the trainer did between its updates.
@@ -197,14 +205,16 @@ class RolloutSource:
 
         Args:
             policy: all weights, in the compute dtype.
-            number: of the rollout in the run.
+            number: number of the rollout in the run.
 
         Returns:
             The rollout's batch for each update, and its metrics.
         """
+        # sample
         sampled = self.rollouts.sample_rollout(policy, number)
         # With dynamic sampling, rewards are known already and choose the rows.
         rollout = sampled if sampled.totals is None else self.rollouts.choose_groups(sampled)
+        # score, on the devices; accelerators do so while the host judges
         updates, scored = self.score(policy, number, rollout.completions)
         if sampled.totals is None:
             if jax.default_backend() == "cpu":
@@ -212,11 +222,13 @@ class RolloutSource:
                 scored.result()
             sampled = self.rollouts.judge_rollout(sampled)
             rollout = sampled
+        # compare
         advantage, mask = map(self.put, self.rollouts.compare(rollout, number))
         batches = [
             PolicyBatch(rows._replace(completion_mask=mask), old, reference, advantage)
             for rows, old, reference in updates
         ]
+        # report
         self.log(number, rollout)
         policies = self.config.needs_old_scores + bool(self.arrays)
         tokens, seconds = self.forward_tokens(batches[0].tokens) * policies, scored.result()
@@ -233,8 +245,8 @@ class RolloutSource:
 
         Returns:
             For each update its rows, their scores under the policy that sampled (None if it is
-            the only update) and under the reference (None without one); and what waits until
-            all of them are computed, and returns how many seconds that took.
+            the only update) and under the reference (None without one); and a future of the
+            seconds that all scores took.
         """
         start, config = time.monotonic(), self.config
         rows = [
@@ -259,7 +271,7 @@ class RolloutSource:
         return updates, self.waiting.submit(wait)
 
     def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
-        """Put the rows of an update onto the devices, with the keys of its masks."""
+        """Place the rows of an update on the devices, with the keys of its masks."""
         config = self.config
         ids = jnp.arange(config.completions)
         keys = sample_keys(config.training.seed, number, update, ids)
@@ -272,7 +284,7 @@ class RolloutSource:
         )
 
     def forward_tokens(self, tokens: Any) -> int:
-        """Count the tokens of all forward passes that the updates of a rollout make."""
+        """Count the tokens in all forward passes of a rollout's updates."""
         return tokens.size * self.config.masks.copies * self.config.num_iterations
 
     def evaluate(self, prompts: Prompts, params: Params) -> dict[str, float]:
@@ -280,11 +292,14 @@ class RolloutSource:
         return self.rollouts.evaluate(self.policy(params), prompts)
 
     def policy(self, params: Params) -> Params:
-        """Join trained weights, cast to the compute dtype, with the frozen ones."""
+        """Cast trained weights to the compute dtype, and merge them with the frozen ones."""
         return merged(self.frozen, compute_copy(params, self.dtype))
 
     def put(self, x: Any) -> Array:
-        """Put onto the device, or whole onto every device of the mesh; all processes hold it."""
+        """Place an array on the device, or a copy on every device of the mesh.
+
+        All processes hold the same array.
+        """
         if self.mesh is None:
             return jnp.asarray(x)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
@@ -292,6 +307,7 @@ class RolloutSource:
 
     def log(self, number: int, rollout: Rollout) -> None:
         """Write some completions for people to read; a resumed run writes the same again."""
+        # All processes hold the same rollout; the first one writes it.
         if jax.process_index() > 0:
             return
         assert rollout.totals is not None

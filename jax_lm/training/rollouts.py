@@ -1,4 +1,4 @@
-"""Rollouts: the completions that a policy samples, their rewards, and how those compare in a group.
+"""Rollouts: completions that a policy samples, their rewards, and the advantages within a group.
 
 A row is a left-padded prompt followed by its completion. A completion ends with its first stop
 token: what was sampled after it is neither rewarded nor scored, and is replaced by padding.
@@ -27,12 +27,17 @@ from jax_lm.training.grpo_config import BASELINES, GRPOConfig
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.update import Params
 
-# Iteration number of the keys that completions are sampled with; updates count from 1.
+# Iteration number in the keys of sampling; the updates of a rollout have numbers from 1.
 SAMPLING = 0
 
+# Added to the standard deviation of a group, which is 0 if all rewards are equal.
 STD_EPSILON = 1e-4
 
 
+# Example: prompt P Q, completion a b and stop token S, in 3 and 4 columns:
+#   tokens           [pad, P, Q, a, b, S, pad]
+#   attention_mask   [0, 1, 1, 1, 1, 1, 1]
+#   completion_mask  [1, 1, 1, 0]
 class Completions(NamedTuple):
     """Sampled completions, one row each.
 
@@ -97,12 +102,13 @@ class Rollouts:
     """Samples the completions of a run and judges them.
 
     Args:
-        sampler: of the policy, on the mesh that rollouts sample on; its weights are not kept.
+        sampler: sampler of the policy, on the mesh that rollouts sample on; its weights are not
+            kept.
         shardings: where the policy's weights lie on that mesh; None on one device.
-        tokenizer: of the policy.
+        tokenizer: tokenizer of the policy.
         prompts: what the policy completes.
         rewards: what completions are worth.
-        config: of the run.
+        config: settings of the run.
 
     Attributes:
         seconds: how long the phases of the current rollout took.
@@ -131,17 +137,20 @@ class Rollouts:
 
         Args:
             policy: all weights, in the compute dtype.
-            number: of the rollout in the run.
+            number: number of the rollout in the run.
         """
+        # sample
         self.seconds.clear()
         rollout = self.draw_rollout(policy, number)
         if not self.config.dynamic_sampling:
             return rollout
+        # judge, and replace groups without variance
         rollout = self.judge_rollout(rollout)
         for draw in range(1, 1 + self.config.dynamic_sampling):
             missing = self.missing(rollout)
             if missing <= 0:
                 break
+            # 3 missing: (3 - 1).bit_length() = 2, and 1 << 2 = 4
             count = min(self.config.prompts_per_step, 1 << (missing - 1).bit_length())
             rollout = rollout.append_rows(
                 self.judge_rollout(self.draw_rollout(policy, number, draw, count))
@@ -151,17 +160,18 @@ class Rollouts:
     def draw_rollout(
         self, policy: Params, number: int, draw: int = 0, count: int | None = None
     ) -> Rollout:
-        """Draw prompts, and complete each of them as often as a group is large.
+        """Draw prompts, and sample a group of completions for each of them.
 
         Args:
-            policy: as in `sample`.
-            number: of the rollout.
+            policy: as in `sample_rollout`.
+            number: number of the rollout.
             draw: number of the draw within the rollout.
             count: prompts to draw; None draws as many as a rollout has.
         """
         start, config = time.monotonic(), self.config
         first, count = number * config.prompts_per_step, count or config.prompts_per_step
         selected = self.prompts.select(config.training.seed, first, count, draw)
+        # prompts [p, q] in groups of 2 -> [p, p, q, q]
         prompts = np.repeat(np.array(selected, object), config.num_generations)
         completions = self.complete(policy, prompts, number, first=draw * config.completions)
         self.seconds["rollout_seconds"] += time.monotonic() - start
@@ -173,9 +183,9 @@ class Rollouts:
         """Sample one completion for each prompt with the random numbers of a rollout.
 
         Args:
-            policy: as in `sample`; copied to where rollouts sample while they do.
+            policy: as in `sample_rollout`; copied to where rollouts sample while they do.
             prompts: one per completion.
-            number: of the rollout.
+            number: number of the rollout.
             first: number of the first completion among those of the rollout.
         """
         count, seed = len(prompts), self.config.training.seed
@@ -212,6 +222,7 @@ class Rollouts:
         size = self.config.num_generations
         varied = has_variance(rollout.rewards, size)
         groups = np.argsort(~varied, kind="stable")[: self.config.prompts_per_step]
+        # groups [3, 0] of size 2 -> rows [6, 7, 0, 1]
         return rollout.take((groups[:, None] * size + np.arange(size)).ravel())
 
     def compare(
@@ -219,6 +230,7 @@ class Rollouts:
     ) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
         """Return the completions' advantages, and the tokens that count: none if not judged."""
         config, rewards = self.config, rollout.rewards
+        # The control: rewards that have nothing to do with their completions.
         if config.shuffle_rewards:
             rewards = np.random.default_rng((config.training.seed, number)).permutation(rewards)
         compared = advantages(
@@ -274,7 +286,7 @@ def sample_completions(
 
     Args:
         sampler: holds the policy's weights.
-        tokenizer: gives pad and stop tokens, and decodes.
+        tokenizer: has the pad and stop tokens, and decodes.
         prompts: one per completion.
         options: how completions are sampled.
         keys: one per prompt, so that a completion does not depend on the batch it is sampled in.
@@ -289,16 +301,19 @@ def sample_completions(
     if count % batch_size:
         rule = f"must divide the {count} completions of a rollout"
         raise ValueError(f"generation_batch_size={batch_size}: {rule}")
+    # prompts [[1, 2], [3]] and width 3 -> [[pad, 1, 2], [pad, pad, 3]]
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
     # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1.
     padded_size = batch_size + -batch_size % row_devices(sampler.mesh)
+    # decode, one batch after another
     batches = []
     for first in range(0, count, batch_size):
         rows = first + np.arange(padded_size) % batch_size
         canvas = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
         state = sampler.generate(canvas, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
         arrays = state.tokens, state.commit_step, canvas.attention_mask
+        # drop the second samples
         batches.append([np.asarray(array)[:batch_size] for array in arrays])
     tokens, steps, mask = map(np.concatenate, zip(*batches, strict=True))
     return cut_at_stop(tokens, steps, mask, width, tokenizer)
@@ -313,6 +328,8 @@ def cut_at_stop(
 ) -> Completions:
     """End each completion at the first stop token after column `width`."""
     tokens = tokens.copy()
+    # Stop token S: [a, b, S, c] -> completion mask [1, 1, 1, 0] and tokens [a, b, S, pad].
+    # A view: writing to it changes `tokens`.
     completions = tokens[:, width:]
     is_stop = np.isin(completions, tokenizer.stop_ids)
     stopped = np.any(is_stop, axis=1)
@@ -362,9 +379,11 @@ def judge_completions(rewards: WeightedSum, rollout: Rollout, group_size: int) -
     if mine:
         scored = reward_completions(rewards, prompts, completions, mine)
         # None, the score of what was not judged, becomes NaN.
+        # Row 0 of the table holds the totals, the others the parts.
         table[:, mine] = np.array([scored.totals, *scored.parts.values()], np.float64)
     if jax.process_count() > 1:
         everyone = np.asarray(multihost_utils.process_allgather(table.astype(np.float32)))
+        # [processes, 1 + rewards, rows]: take each row's column from the process that owns it.
         table = everyone[owner, :, np.arange(len(prompts))].T.astype(np.float64)
     # Ordered, because JAX sorts the names of a plain dict.
     parts = OrderedDict(zip(rewards.rewards, table[1:], strict=True))
@@ -378,10 +397,10 @@ def advantages(
     baseline: str = "leave_one_out",
     scale_rewards: bool = False,
 ) -> Float[np.ndarray, "b"]:
-    """Compare each completion with the others of its group; groups are consecutive rows.
+    """Compute advantages: compare each reward with the others of its group of consecutive rows.
 
-    A reward of NaN was not judged. It enters no baseline and gets advantage 0, as does a
-    completion without another judged one in its group.
+    NaN is the reward of a completion that was not judged. It enters no baseline, and its advantage
+    is 0. So is that of a completion without another judged one in its group.
 
     Args:
         rewards: one per completion.
@@ -399,6 +418,7 @@ def advantages(
         rule = f"must be at least 2 and divide {len(rewards)} completions"
         raise ValueError(f"num_generations={num_generations}: {rule}")
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
+    # Groups [[3, 1], [2, nan]]: counts [2, 1], totals [4, 2], centred [[1, -1], [0, 0]].
     judged = np.isfinite(groups)
     count = judged.sum(axis=1, keepdims=True)
     total = np.where(judged, groups, 0.0).sum(axis=1, keepdims=True)
@@ -410,14 +430,15 @@ def advantages(
         # Rewards 3 and 1: 3 - 1 = 2 / 1 * (3 - 2).
         result = centred * count / others
     if scale_rewards:
+        # The sample standard deviation, with n - 1.
         result = result / (np.sqrt((centred**2).sum(axis=1, keepdims=True) / others) + STD_EPSILON)
     return result.ravel().astype(np.float32)
 
 
 def has_variance(rewards: Float[np.ndarray, "b"], group_size: int) -> Bool[np.ndarray, "g"]:
-    """Return for each group whether its judged completions differ in reward.
+    """Return which groups have judged completions with different rewards.
 
-    Only such a group teaches: all advantages of the others are 0.
+    Only these groups teach: in the others, all advantages are 0.
     """
     groups = rewards.reshape(-1, group_size)
     return np.array([len(np.unique(group[np.isfinite(group)])) > 1 for group in groups])

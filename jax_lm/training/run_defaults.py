@@ -18,6 +18,7 @@ from jax_lm.training.grpo_config import GRPOConfig
 
 logger = logging.getLogger(__name__)
 
+# Number of parameters from which a model is large.
 LARGE_MODEL = 250_000_000
 HasRemat = TypeVar("HasRemat", LossConfig, GRPOConfig)
 
@@ -38,6 +39,7 @@ def weight_count(*trees: Any) -> int:
 
 def resolve_trainer(config: TrainerConfig, parameters: int) -> TrainerConfig:
     """Choose the compute dtype for a model of that size, unless it is set."""
+    # A small model is cheap in float32, whose updates need no stochastic rounding.
     dtype = "bfloat16" if parameters >= LARGE_MODEL else "float32"
     return replace(config, compute_dtype=config.compute_dtype or dtype)
 
@@ -55,6 +57,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
         ValueError: these devices cannot split `score_chunk`, so each would compute all of it.
     """
     rows = row_devices(mesh)
+    # One completion per device that splits rows, the least that keeps all of them busy.
     chunk = config.score_chunk or rows
     if chunk % rows:
         rule = f"must be a multiple of {rows}, the devices of the mesh that split rows"

@@ -1,9 +1,10 @@
-"""Masked diffusion on samples: fine-tuning on the responses of conversations, and adaptation on
-plain text.
+"""Training on samples: fine-tuning on responses of conversations, and adaptation on plain text.
 
-In fine-tuning only the response is masked. The pads after its end are targets too, so that the
-model learns to end. In adaptation all tokens are targets, and attention opens from causal to full
-during training, so that a model that has only seen the past meets the future gradually.
+- Fine-tuning masks only the response. The pads after its end are targets too, so that the model
+  learns to end.
+- Adaptation makes all tokens targets. Attention opens from causal to full during training, so that
+  a model that has only seen the past meets the future gradually.
+
 Knows samples, no files.
 """
 
@@ -26,6 +27,7 @@ from jax_lm.training.masked_diffusion import ByStep, train
 
 logger = logging.getLogger(__name__)
 
+# Part of the random generator's key, apart from those that order the samples.
 HELD_OUT_SEED = 1
 # Passes over the samples after which a small model has memorised them.
 MANY_PASSES = 30
@@ -47,7 +49,7 @@ def fine_tune(
     Args:
         model: holds the trained weights afterwards.
         samples: open rows of at most `config.max_length` tokens, listed or tokenised.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
         expansion: shows a sample with a hole (`jax_lm.data.expansion`), for `expand_delete`.
@@ -59,12 +61,15 @@ def fine_tune(
     """
     if config.expand_delete != (expansion is not None):
         raise ValueError(f"expand_delete={config.expand_delete}: must go with an expansion")
+    # samples
     spare_pads = config.spare_pads if config.packed else None
     stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
+    # number of steps
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
     warn_of_many_passes(training.steps / stream().steps(1.0))
+    # variation of samples: prompts are masked too at first, or holes are shown
     reveal_steps = round(config.condition_share * training.steps)
     vary = reveal_prompts(reveal_steps) if config.condition_share else expansion
     return train(
@@ -105,7 +110,7 @@ def adapt(
         model: holds the trained weights afterwards.
         samples: texts as closed rows of at most `config.max_length` tokens, which are packed; or
             tokenised texts, which are concatenated and cut into rows.
-        config: of the run.
+        config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
         identity: further settings that a resumed run must agree on.
@@ -133,18 +138,21 @@ def make_streams(
     spare_pads: int | None,
     shown: Vary | None = None,
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
-    """Hold out samples; returns a factory of the stream of the others, and the held-out batches.
+    """Split samples into a training stream and held-out batches.
 
-    The factory takes `vary`, which changes samples as they are drawn.
+    Returns a factory of the stream and the batches. The factory takes `vary`, which changes samples
+    as they are drawn.
 
     Args:
         samples: all samples.
-        config: of the run.
+        config: settings of the run.
         pad_id: id of the pad token.
         spare_pads: pads between samples that share a row; None gives each a row of its own.
         shown: `vary` of the held-out samples.
     """
     seed, share = config.training.seed, config.held_out_share
+    # tokenised texts are concatenated and cut into rows; each other sample lies in one row, packed
+    # or alone
     if isinstance(samples, TokenShards) and samples.kind == "text":
         rows: Any = TextRows.of(samples, config.max_length, seed)
         learnt, held_out = rows.split(share)
@@ -154,6 +162,7 @@ def make_streams(
         parts = split(len(samples), share, seed)
         orders = (Order(lengths[part], seed, capacity, part) for part in parts)
         learnt, held_out = next(orders), next(orders, None)
+    # What the streams of both parts share; each adds its order.
     stream = partial(
         SampleStream,
         rows,
@@ -182,6 +191,7 @@ def lengths_of(
     lengths = samples.lengths if is_tokenised else np.array([len(row.ids) for row in samples])
     if lengths.max(initial=0) > limit:
         raise ValueError(f"sample of {lengths.max()} tokens: longer than max_length={limit}")
+    # lengths [5, 9], 2 spare pads, limit 10 -> [7, 10]
     return np.minimum(lengths + (spare_pads or 0), limit)
 
 
@@ -191,7 +201,7 @@ def by_step(
     """Make a source of this process's rows.
 
     Args:
-        stream: of the samples.
+        stream: stream of the samples.
         openness: returns the share of the future that attention sees at a step.
     """
     part = {"process": jax.process_index(), "processes": jax.process_count()}
@@ -199,7 +209,7 @@ def by_step(
 
 
 def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ...]:
-    """Split sample numbers into those to learn and, with a share, those held out by the seed.
+    """Split sample numbers into training and, if `share` is not 0, held-out ones, by the seed.
 
     Raises:
         ValueError: a part would be empty.
@@ -209,14 +219,19 @@ def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ..
     held_out = round(share * count)
     if not 0 < held_out < count:
         raise ValueError(f"held_out_share={share}: of {count} samples that is {held_out}")
+    # 10 samples and share 0.2: the first 2 of the shuffled numbers are held out.
     order = np.random.default_rng((seed, HELD_OUT_SEED)).permutation(count)
     return order[held_out:], order[:held_out]
 
 
 def reveal_prompts(steps: int) -> Vary:
-    """Mask whole samples, including prompts, with a probability that falls from 1 to 0."""
+    """Mask whole samples, including prompts, with a probability that falls from 1 to 0.
+
+    It reaches 0 after `steps` steps.
+    """
 
     def vary(sample: Row, step: int, rng: np.random.Generator) -> Row:
+        # At step 25 of 100, three of four samples are masked whole.
         if rng.random() < step / max(steps, 1):
             return sample
         return dataclasses.replace(sample, canvas=(True,) * len(sample.ids))
@@ -227,15 +242,17 @@ def reveal_prompts(steps: int) -> Vary:
 def openness(step: int, annealing_steps: int) -> float | None:
     """Return the share of the future that attention sees at a step: linear from 0 to 1.
 
-    None without annealing. After it the share stays 1, as None would compile another program.
+    Returns None without annealing. After the annealing, the share stays 1, because None would
+    compile another program.
     """
     return min(1.0, step / annealing_steps) if annealing_steps else None
 
 
 def cut_or_reveal(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
-    """Rarely cut a text to a random length; rarely leave a random beginning of it unmasked."""
+    """Cut a share of the texts to a random length, and keep a random beginning of some visible."""
     size = len(sample.ids)
     if rng.random() < config.cut_share:
         size = int(rng.integers(1, size + 1))
+    # visible == 2 of [a, b, c, d]: canvas [0, 0, 1, 1]
     visible = int(rng.integers(0, size)) if rng.random() < config.prefix_share else 0
     return Row(sample.ids[:size], (False,) * visible + (True,) * (size - visible), open=False)

@@ -1,6 +1,4 @@
-"""The model of a training run: what of it is trained, how it is loaded, and how the result is
-saved.
-"""
+"""The model of a training run: loading it, choosing the trained parameters, saving the result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +25,8 @@ class TrainedModel:
 
     Attributes:
         out: folder of the run.
-        tokenizer: of the model.
-        dtype: of the saved weights.
+        tokenizer: tokenizer of the model.
+        dtype: dtype of the saved weights.
         source: folder of the model before the training.
         adapters: their size, if adapters are trained instead of the weights.
         base: the model as its adapters name it.
@@ -60,6 +58,7 @@ class TrainedModel:
             return None
         assert self.base is not None
         sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
+        # Checksums, because a file of the same name may hold another adapter.
         start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
         return {**sizes, "base": self.base.fingerprint, **start}
 
@@ -88,31 +87,36 @@ def load_for_training(
     int8: bool,
     seed: int,
 ) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Load a model onto its devices, with the adapter that goes with it, new adapters or none.
+    """Load a model onto its devices, with its stored adapter, with new adapters, or with none.
 
     Args:
-        adapters: size of new adapters; ignored if an adapter goes with the model.
+        found: the model, and its adapter if it has one.
+        adapters: size of new adapters; ignored if the model has an adapter.
         out: folder of the run.
-        save_dtype: of the weights that are saved in the end.
+        save_dtype: dtype of the weights that are saved at the end.
         mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
         int8: quantize the kernels below the adapters.
-        seed: of new adapters.
+        seed: seed of new adapters.
 
     Raises:
         CheckpointError, TokenizerError: the files are damaged, or do not belong together.
         ValueError: adapters or a mesh that do not fit the model.
     """
+    # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    # where the result is saved; checked before the weights are loaded, which takes longest
     adapters = found.adapter.config if found.adapter else adapters
     of_adapters = (
         {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
     )
     target = TrainedModel(out, tokenizer, save_dtype, found.folder, **of_adapters)
+    # weights, then adapters
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), int8=int8
     )
+    # A stored adapter is trained further; otherwise new ones begin at zero.
     if found.adapter:
         lora.load_adapter(model, found.adapter)
     elif adapters:
@@ -123,15 +127,17 @@ def load_for_training(
 def add_expansion(
     model: DreamForCausalLM, target: TrainedModel, settings: SftConfig
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
-    """Return the model with a token for expanding, added if it has none, and how its samples are
-    made.
+    """Add the token for expanding to a model that has none.
+
+    Returns:
+        The model, its saved form, and the `Expansion` that makes samples for it.
 
     Raises:
-        ValueError: adapters alone are trained, which cannot teach a new token; or no id ends a
-            text.
+        ValueError: only adapters are trained, which cannot learn a new token; or no id ends a text.
         TokenizerError: model and tokenizer name different tokens.
     """
     known_id = named_expand_id(model.config, target.tokenizer)
+    # Full training can teach a new token: its embedding is trained with the rest.
     if known_id is None:
         if target.adapters:
             raise ValueError(
@@ -140,6 +146,7 @@ def add_expansion(
         target = replace(target, tokenizer=target.tokenizer.with_expand())
         model = add_expand_token(model, target.tokenizer.token_id(EXPAND))
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
+    # The token that ends a text also deletes.
     growth = growth_of(model.config)
     assert growth is not None
     expansion = Expansion(

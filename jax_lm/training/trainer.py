@@ -1,12 +1,12 @@
-"""The training loop: optimizer, accumulation, metrics, checkpoints, exact resume. Knows no loss and
-no model.
+"""The training loop: optimizer, accumulation, metrics, checkpoints, exact resume.
 
     trainer = Trainer(loss, params, config, out=folder)
     finished = trainer.run(source)
 
-A loss defines what to minimise on a batch, and a source which batch comes next. A run that is
-killed at any moment and started again ends with the weights of the uninterrupted run, bit for bit:
-every random number follows from the seed and the step, and a checkpoint holds the rest.
+A loss defines what to minimise on a batch; a source draws the batches. A run that is killed at any
+moment and started again ends with the weights of the uninterrupted run, bit for bit: every random
+number follows from the seed and the step, and a checkpoint holds the rest. Knows no loss and no
+model.
 """
 
 import json
@@ -44,7 +44,9 @@ logger = logging.getLogger(__name__)
 # The settings of a run, including those chosen for it.
 SETTINGS_FILE = "settings.json"
 
+# Takes trained weights, and returns metrics.
 Evaluate = Callable[[Params], Mapping[str, float]]
+# Takes a step and its metrics, and raises if the run must end.
 Check = Callable[[int, Mapping[str, float]], None]
 
 
@@ -84,7 +86,7 @@ class Trainer:
     Args:
         loss: what to minimise; gets the weights in the compute dtype.
         params: nested dict of the trained weights, on one device or on a mesh; copied to float32.
-        config: of the run.
+        config: settings of the run.
         out: folder for metrics.jsonl, settings.json, checkpoints and other files of the run.
         frozen: nested dict of the other weights that the loss needs; they do not change.
         identity: further settings (JSON) that a resumed run must agree on.
@@ -117,15 +119,18 @@ class Trainer:
         self.best = BestEvaluation(config.metric_for_best_model, config.early_stopping_patience)
         # As read back from JSON, to compare it with that of a checkpoint.
         self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
+        # optimizer
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
         # Copied, because the step overwrites its arguments and the caller keeps its arrays.
+        # weights and moments
         masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
         optimizer = transform.init(masters)
         placement = placements(masters, optimizer)
         if placement:
             masters, optimizer = jax.device_put((masters, optimizer), placement)
         self.state = State(masters, optimizer, 0)
+        # the compiled step
         self.update = make_update(
             loss,
             transform,
@@ -150,7 +155,7 @@ class Trainer:
         improved for `early_stopping_patience` has reached its end.
 
         Args:
-            source: of the batches.
+            source: draws the batches.
             evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
                 the end.
             check: gets the metrics of every step once they are computed, and may raise.
@@ -172,6 +177,7 @@ class Trainer:
             termination() as terminated,
             terminal.progress("training", "the first step compiles") as bar,
         ):
+            # Before metrics are opened: a resumed run drops the entries after its checkpoint.
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:
                 finish = partial(self.finish, write=write, bar=bar, check=check)
@@ -200,13 +206,17 @@ class Trainer:
         last, running = config.last_step, None
         while self.state.step < last and not self.best.is_over:
             profile(self.state.step + 1)
+            # start a step, then record the one before while the devices compute
             started = self.start(source)
             if running:
                 finish(running)
             running, step = started, started.step
+            # what follows this step
             stops = step == last or terminated(step)
             saves = stops or step % config.save_every == 0
             evaluates = step == last or step % config.evaluate_every == 0
+            # Wait for the step: a checkpoint or evaluation needs its weights, and a trace must hold
+            # whole steps.
             if (
                 saves
                 or (evaluate and evaluates)
@@ -214,12 +224,14 @@ class Trainer:
             ):
                 finish(running)
                 running = None
+            # evaluate
             if evaluate and evaluates:
                 results = {
                     name: float(value) for name, value in evaluate(self.state.params).items()
                 }
                 write(step, {f"eval_{name}": value for name, value in results.items()})
                 saves |= self.best.see(step, results) or self.best.is_over
+            # save
             if saves:
                 self.save(checkpoints, source)
             if stops:
@@ -244,6 +256,7 @@ class Trainer:
         Raises:
             FloatingPointError: loss or gradient is not finite.
         """
+        # wait for the devices
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
@@ -261,9 +274,11 @@ class Trainer:
         self.meter.add(
             metrics | running.drawn, tokens.size * (1 if shared else jax.process_count())
         )
+        # record
         last = self.config.last_step
         if running.step % self.config.log_every == 0 or running.step == last:
             entry = self.meter.entry()
+            # Model FLOPs utilisation: useful operations per second, as a share of the peak.
             if self.peak and self.token_flops:
                 peak = self.peak * jax.device_count()
                 entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
@@ -280,6 +295,7 @@ class Trainer:
             "source": source.save(),
             "best": self.best.save(),
         }
+        # Set before saving, so that removing old checkpoints spares the best one.
         checkpoints.best = self.best.step
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
 
@@ -344,6 +360,7 @@ class Trainer:
         try:
             yield profile
         finally:
+            # Step 0 is never traced: this stops a trace that still runs.
             profile(0)
 
 
@@ -386,11 +403,11 @@ class BestEvaluation:
     """The best evaluation so far, by one of its metrics.
 
     Attributes:
-        metric: its name, with or without eval_. Higher is better, unless the name ends in loss.
-            None tracks nothing.
+        metric: name of the metric, with or without eval_. Higher is better, unless the name ends in
+            loss. None tracks nothing.
         patience: evaluations in a row without improvement that end a run; None never does.
-        value: of the best evaluation; None before the first.
-        step: of the best evaluation.
+        value: metric of the best evaluation; None before the first.
+        step: step of the best evaluation.
         since: evaluations since then.
     """
 
@@ -412,6 +429,7 @@ class BestEvaluation:
         if name not in results:
             names = ", ".join(results)
             raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {names}")
+        # A loss is better if lower: sign * value is always better if higher.
         sign, value = (-1 if name.endswith("loss") else 1), results[name]
         if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
             self.value, self.step, self.since = value, step, 0

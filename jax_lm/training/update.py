@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_lm.models.products import tie_operands
 
+# Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
 Params = dict[Any, Any]
 # A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
 Batch = Any
@@ -71,19 +72,21 @@ def make_update(
     seed: int,
     placement: tuple | None = None,
 ) -> Callable:
-    """Compile the step: (params, optimizer state, frozen, step, batch) to the first two and
-    metrics.
-
-    Params and optimizer state are donated, and returned where they were.
+    """Compile the training step.
 
     Args:
         loss: what to minimise.
         transform: the optimizer.
-        rate: learning rate, which is only reported; the transform has its own.
+        rate: learning rate, for the metrics; the transform has its own.
         parts: parts of a batch, computed one after the other.
-        dtype: that the loss computes in.
-        seed: of the loss's random numbers.
+        dtype: dtype that the loss computes in.
+        seed: seed of the loss's random numbers.
         placement: where params and optimizer state lie, from `placements`.
+
+    Returns:
+        A function of params, optimizer state, frozen weights, step number and batch. It returns
+        new params, new optimizer state and metrics. Params and optimizer state are donated, and
+        returned to the same devices.
     """
 
     def update(
@@ -93,6 +96,7 @@ def make_update(
         step: Int[Array, ""],
         batch: Batch,
     ) -> tuple:
+        # Random numbers follow from seed and step, so that a resumed run draws the same.
         key = jax.random.fold_in(jax.random.key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
         metrics |= {"gradient_norm": optax.tree.norm(gradients), "learning_rate": rate(step - 1)}
@@ -107,6 +111,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
 
     Returns None if the parameters are not on a mesh.
     """
+    # path of each weight -> its sharding
     shardings = {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -118,6 +123,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
         return None
 
     def place(path: tuple, leaf: Array) -> NamedSharding:
+        # A moment's path ends with that of its weight: [0].mu['layers'][0] and ['layers'][0].
         name = jax.tree_util.keystr(path)
         owner = next(
             (x for known, x in shardings.items() if name.endswith(known) and x.shape == leaf.shape),
@@ -150,6 +156,7 @@ def gradient(
         terms = loss(merged(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
         return terms.total, terms
 
+    # sum the gradients of all parts
     differentiate = jax.grad(total, has_aux=True)
     if parts == 1:
         gradients, terms = differentiate(params, batch)
@@ -165,6 +172,7 @@ def gradient(
         gradients, terms = jax.lax.scan(
             add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts)
         )
+    # divide once: parts with sums 6 and 3 over 2 and 1 tokens have the mean 9 / 3
     weight = jnp.sum(terms.weight)
     # If every row is excluded, the gradient is zero and not 0 / 0.
     weight = jnp.where(weight == 0, 1.0, weight)
@@ -190,6 +198,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
             raise ValueError(
                 f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch"
             )
+        # [0, 1, 2, 3, 4, 5] -> [[0, 1], [2, 3], [4, 5]] -> [[0, 2, 4], [1, 3, 5]]
         return jnp.reshape(leaf, (-1, parts, *leaf.shape[1:])).swapaxes(0, 1)
 
     return jax.tree.map(split, batch)
@@ -204,14 +213,13 @@ def in_dtype(params: Params, dtype: DTypeLike) -> Params:
 
 @partial(jax.jit, static_argnames="dtype")
 def compute_copy(params: Params, dtype: DTypeLike) -> Params:
-    """Copy trained weights to the dtype that losses and samplers compute in; gradients pass
-    through.
+    """Copy trained weights to the dtype that losses and samplers compute in.
 
-    Rounding to bfloat16 is stochastic. With rounding to the nearest, a weight that was loaded from
-    bfloat16 would not change until it has moved by half a step, 1/512 of its size, which takes
-    hundreds of updates at the rates of fine-tuning. The random draw depends on the weight's name
-    and index alone, so equal weights give equal copies on any mesh, and numbers that bfloat16 can
-    represent stay as they are.
+    Gradients pass through. Rounding to bfloat16 is stochastic. With rounding to nearest, a weight
+    that was loaded from bfloat16 would not change until it has moved by half a step, 1/512 of its
+    size, which takes hundreds of updates at the learning rates of fine-tuning. The random draw
+    depends only on the weight's name and index. So equal weights give equal copies on any mesh,
+    and numbers that bfloat16 can represent do not change.
     """
 
     def copy(path: tuple, weights: Array) -> Array:
@@ -224,11 +232,12 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
-    """Round float32 to bfloat16, up with the probability that makes the mean exact.
+    """Round float32 to bfloat16 at random, such that the mean is exact.
 
-    The random draw is a hash of salt and index. A number a quarter of a step above its lower
-    neighbour is rounded up in one of four draws.
+    A number a quarter of a step above its lower neighbour is rounded up in one of four draws. The
+    random draw is a hash of salt and index.
     """
+    # Number of each element: in a [2, 3] array, element [1, 2] is 1 * 3 + 2 = 5.
     place = jnp.zeros(weights.shape, jnp.uint32)
     for axis, size in enumerate(weights.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, weights.shape, axis)
@@ -251,6 +260,7 @@ def _(salt: int, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 def merged(first: Params, second: Params) -> Params:
     """Merge two nested dicts."""
+    # {"a": {"b": 1}} and {"a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}
     both = first | second
     for name in first.keys() & second.keys():
         both[name] = merged(first[name], second[name])
@@ -259,6 +269,7 @@ def merged(first: Params, second: Params) -> Params:
 
 def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
     """Keep the leaves of a nested dict whose dotted names belong to it."""
+    # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}}
     kept: Params = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
