@@ -23,8 +23,8 @@ LAYERS = {
 }
 """Row of each module, and of each folder by its path with a slash, as docs/architecture.md has them."""
 
-# At 100 columns a line.
-MAX_LINES, MAX_FUNCTION_LINES = 530, 65
+# Lines of code, at 100 columns each: comments and docstrings cost nothing.
+MAX_LINES, MAX_FUNCTION_LINES = 450, 60
 MAX_PARAMETERS, MAX_INNER_IMPORTS, MAX_LOOSE_MODULES = 8, 20, 10
 MANY_PARAMETERS = {"DiffuCoderInference.generate": 12, "DiffuCoderLM.__init__": 10}
 """The signature is the published interface, or the harness's command line."""
@@ -118,6 +118,16 @@ def test_the_sandbox_knows_nothing_of_language_models():
             assert all(target.split(".")[0] == "untrusted" for target in imports(name)), name
 
 
+def code_lines(node, lines):
+    """Count the lines of a module or function without comments, blank lines and docstrings."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    inner = [child for child in ast.walk(node) if isinstance(child, documented)]
+    docstrings = "\n".join(ast.get_docstring(child) or "" for child in inner)
+    prose = [line for line in docstrings.splitlines() if line.strip()]
+    text = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return len(text) - len(prose)
+
+
 def test_sizes():
     loose = [
         name for name in MODULES if "." not in name and (ROOT / "jax_lm" / f"{name}.py").is_file()
@@ -125,7 +135,8 @@ def test_sizes():
     assert len(loose) < MAX_LOOSE_MODULES, loose  # and __init__
     for module, tree in trees().items():
         lines = MODULES[module].read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= MAX_LINES, f"{module} has {len(lines)} lines"
+        length = code_lines(tree, lines)
+        assert length <= MAX_LINES, f"{module} has {length} lines of code"
         owners = {
             child: f"{node.name}."
             for node in ast.walk(tree)
@@ -135,7 +146,7 @@ def test_sizes():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 name = owners.get(node, "") + node.name
-                length = node.end_lineno - node.lineno + 1
+                length = code_lines(node, lines[node.lineno - 1 : node.end_lineno])
                 assert length <= MAX_FUNCTION_LINES, f"{module}: {name} has {length} lines"
                 parameters = [
                     arg.arg

@@ -157,8 +157,10 @@ class Result:
         try:
             tests = tuple(
                 TestResult(
-                    str(test["outcome"]), str(test["detail"]), test.get("border") is not False
-                )  # pyright: ignore[reportArgumentType]
+                    str(test["outcome"]),  # pyright: ignore[reportArgumentType]
+                    str(test["detail"]),
+                    test.get("border") is not False,
+                )
                 for test in data["tests"]
             )
             result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
