@@ -1,11 +1,11 @@
-"""Answers the calls of a confined process that name something, where no namespace hides what else
-has a name.
+"""Answers the system calls of a confined process that name something, where no namespace hides the
+host's other names.
 
-Landlock decides what may be opened; that a file exists, it tells everyone. So the kernel stops
-every call that takes a name (seccomp's user notification) and asks here. A name is read once, from
-the process's memory, and means what `World` says; what is opened is handed over as a descriptor.
-The process never has the kernel look for a name, so that there is no moment between check and use.
-Imports the standard library only. Source: seccomp_unotify(2).
+Landlock decides what may be opened, but lets every process see that a file exists. So the kernel
+stops every call that takes a name (seccomp's user notification) and asks here. A name is read once,
+from the process's memory, and means what `World` says; an opened file is handed over as a
+descriptor. The process never has the kernel look up a name, so nothing can change between the check
+and the use. Imports the standard library only. Source: seccomp_unotify(2).
 """
 
 import contextlib
@@ -22,17 +22,26 @@ from typing import Any
 from untrusted.inside.confinement import MACHINE, naming_calls, system_call
 from untrusted.inside.world import Place, World, os_error
 
+# ioctl numbers SECCOMP_IOCTL_NOTIF_RECV, _SEND and _ADDFD, and the structs that they take,
+# unpadded:
+# seccomp_notif: id, pid, flags, then seccomp_data: number, architecture, instruction pointer, 6
+# arguments
+# seccomp_notif_resp: id, value, negative error number, flags
+# seccomp_notif_addfd: id, flags, source descriptor, target descriptor, descriptor flags
 RECEIVE, SEND, ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
 NOTIFICATION, ANSWER, ADDED = "=QIIiIQ6Q", "=QqiI", "=QIIII"
+# newfstatat's number and the size of `struct stat`, by machine.
 STAT, STAT_BYTES = {"x86_64": 262, "aarch64": 79}, {"x86_64": 144, "aarch64": 128}
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_EMPTY_PATH = -100, 0x100, 0x200, 0x1000
+# Bytes: a page of memory, and the longest name (PATH_MAX, with its final zero).
 PAGE, MAX_NAME = 4096, 4096
+# The host name that every program sees.
 HOST = "sandbox"
 
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
-# Flags with which a file may be opened. O_PATH is none of them: Landlock lets it pass everywhere.
+# Flags with which a file may be opened. O_PATH is not among them: Landlock lets it pass everywhere.
 OPENING = (
     *(
         ACCESS,
@@ -48,8 +57,9 @@ OPENING = (
     *(os.O_DIRECTORY, os.O_NOFOLLOW, getattr(os, "O_TMPFILE", 0)),
 )
 
-# The newer call that does the same, and its arguments.
+# Older calls, each with the newer call that does the same and the arguments for it.
 OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
+    # open(name, flags, mode) -> openat(AT_FDCWD, name, flags, mode)
     "open": ("openat", lambda given: (AT_FDCWD, *given)),
     "creat": ("openat", lambda given: (AT_FDCWD, given[0], CREATE, given[1])),
     "stat": ("newfstatat", lambda given: (AT_FDCWD, given[0], given[1], 0)),
@@ -66,17 +76,19 @@ OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
 
 
 class Broker:
-    """Answers one process, as long as it lives.
+    """Answers one process for as long as it lives.
 
     Attributes:
-        listener: the descriptor on which its calls are heard.
-        where: its working directory, by the name that it knows.
-        may_grow: tells whether its folder may hold more than it does.
+        listener: descriptor on which the process's calls arrive.
+        where: its working directory, by the name that the process knows.
+        may_grow: returns whether its folder may hold more than it does.
     """
 
     def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]) -> None:
         self.listener, self.pid, self.world, self.may_grow = listener, pid, world, may_grow
+        # Opened once: the process id may belong to another process later, this descriptor cannot.
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+        # `call`: id of the call that is being answered.
         self.where, self.call = world.folder, 0
         self.names = naming_calls(MACHINE)
 
@@ -85,9 +97,10 @@ class Broker:
         os.close(self.listener)
 
     def answer(self) -> None:
-        """Answer the call that is waiting; one whose process has ended in between needs no answer."""
+        """Answer the waiting call; if its process has ended in between, no answer is needed."""
         notification = bytearray(struct.calcsize(NOTIFICATION))
         with contextlib.suppress(OSError):
+            # Receive, carry out, send. Errors are negative in the answer, as within the kernel.
             fcntl.ioctl(self.listener, RECEIVE, notification)
             self.call, _, _, number, _, _, *arguments = struct.unpack(NOTIFICATION, notification)
             value, code = self.carry_out(self.names[number], arguments)
@@ -96,24 +109,28 @@ class Broker:
             )
 
     def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
-        """Do what a call asks for; returns its value and the number of its error."""
+        """Carry out a call; returns its value and its error number (0: none)."""
         name, newer = OLDER.get(name, (name, tuple))
         carry_out = getattr(self, name)
         given = newer(arguments)
+        # Registers always hold six arguments; a call takes as many as its method has parameters.
         try:
             return carry_out(*given[: carry_out.__code__.co_argcount - 1]), 0
         except OSError as error:
             return 0, error.errno or errno.EIO
+        # A name with a zero byte, a number out of range.
         except (ValueError, OverflowError):
             return 0, errno.EINVAL
 
-    # What the process has: its memory, its descriptors
+    # Access to the process: its memory and its descriptors
 
     def read_name(self, address: int) -> str:
+        # Read up to the end of a page at a time until the final zero:
+        #  address 0x1ff8 -> 8 bytes, then whole pages from 0x2000 on
         data = b""
         while b"\0" not in data and len(data) < MAX_NAME:
             at = address + len(data)
-            # Never across a page, as the next one need not be there.
+            # Never across a page boundary, as the next page may not be mapped.
             data += self.transfer(os.pread, PAGE - at % PAGE, at)
         name, end, _ = data.partition(b"\0")
         if not end or len(name) >= MAX_NAME:
@@ -124,38 +141,44 @@ class Broker:
         self.transfer(os.pwrite, data, address)
 
     def transfer(self, act: Callable[..., Any], what: Any, address: int) -> Any:
-        """Read or write the memory; what is not there, or no more since the process has ended, is
-        EFAULT.
+        """Read or write the process's memory; raises EFAULT if that is impossible.
+
+        The address may be unmapped, or the process may have ended.
         """
         try:
             done = act(self.memory, what, address)
         except (OSError, OverflowError):
             done = None
+        # 0 bytes, too, means that the memory has gone with its process.
         if not done:
             raise os_error(errno.EFAULT)
         return done
 
     def descriptor(self, number: int) -> str:
+        # A link to the open file, which also works for a file that has been removed.
         path = f"/proc/{self.pid}/fd/{signed(number)}"
         if not os.path.lexists(path):
             raise os_error(errno.EBADF)
         return path
 
     def name_of(self, folder: int) -> str:
+        # AT_FDCWD stands for the working directory, which only the broker keeps.
         if signed(folder) == AT_FDCWD:
             return self.where
         return self.world.name_of(os.readlink(self.descriptor(folder)))
 
     def place(self, folder: int, name: str, *, follow: bool = True, create: bool = False) -> Place:
-        """Find what a name means, seen from a folder."""
+        """Resolve a name as seen from a folder."""
         if not name:
             raise os_error(errno.ENOENT)
+        # A relative name begins at the folder.
         name = name if name.startswith("/") else f"{self.name_of(folder)}/{name}"
         return self.world.resolve(name, follow=follow, create=create)
 
     def own(self, folder: int, address: int, *, create: bool = False) -> str:
-        """Find what the process may make, remove or rename."""
+        """Return the host's path of a file that the process may make, remove or rename."""
         place = self.place(folder, self.read_name(address), follow=False, create=create)
+        # Only within the work folder, and not the work folder itself.
         if place.kind != "work" or place.name == self.world.folder:
             raise os_error(errno.EACCES)
         if create and not self.may_grow():
@@ -163,7 +186,7 @@ class Broker:
         return place.real
 
     def raw_stat(self, path: bytes, flags: int) -> bytes:
-        """Ask the kernel for a `struct stat`, in its own layout."""
+        """Return a `struct stat` from the kernel, in the kernel's own layout."""
         name, result = (
             ctypes.create_string_buffer(path),
             ctypes.create_string_buffer(STAT_BYTES[MACHINE]),
@@ -177,13 +200,15 @@ class Broker:
             raise os_error(ctypes.get_errno())
         return result.raw
 
-    # The calls; each returns what the kernel would
+    # The calls: each returns what the kernel would return, and raises OSError where it would fail
 
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
         flags = signed(flags)
+        # Any flag outside the list is refused, also those that do not exist yet.
         if flags & ~functools.reduce(int.__or__, OPENING):
             raise os_error(errno.EINVAL)
         create, exclusive = bool(flags & os.O_CREAT), flags & os.O_CREAT and flags & os.O_EXCL
+        # With O_CREAT | O_EXCL, a link at the end is never followed: the name exists.
         follow = not (flags & os.O_NOFOLLOW or exclusive)
         place = self.place(folder, self.read_name(address), follow=follow, create=create)
         if flags & WRITING:
@@ -193,9 +218,11 @@ class Broker:
                 raise os_error(errno.ENOSPC)
         elif place.kind == "above":
             raise os_error(errno.EACCES)
-        # The name has been resolved: what is a link now is meant itself.
+        # The name is already resolved, so a link that appears now must not be followed.
         opened = os.open(place.real, flags | os.O_NOFOLLOW, mode & 0o777)
         try:
+            # The kernel puts the file at the process's lowest free descriptor and returns its
+            # number.
             added = struct.pack(ADDED, self.call, 0, opened, 0, flags & os.O_CLOEXEC)
             return fcntl.ioctl(self.listener, ADD_DESCRIPTOR, bytearray(added))
         finally:
@@ -203,8 +230,10 @@ class Broker:
 
     def newfstatat(self, folder: int, address: int, buffer: int, flags: int) -> int:
         name = self.read_name(address) if address else ""
+        # fstat(fd) arrives as newfstatat(fd, "", ..., AT_EMPTY_PATH).
         itself = not name and flags & AT_EMPTY_PATH
         if itself and signed(folder) != AT_FDCWD:
+            # An open file: the link in /proc leads to it, so follow it (`how` = 0).
             path, how = self.descriptor(folder), 0
         else:
             path = self.place(
@@ -216,7 +245,9 @@ class Broker:
 
     def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> int:
         place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
+        # Raises ENOENT if the file does not exist.
         os.stat(place.real)
+        # The broker's own rights are wider than the process's: only the work folder may be written.
         writes = mode & os.W_OK and place.kind != "work" and place.name != os.devnull
         if writes or not os.access(place.real, mode & 7):
             raise os_error(errno.EACCES)
@@ -226,6 +257,7 @@ class Broker:
         place = self.place(folder, self.read_name(address), follow=False)
         if signed(size) <= 0:
             raise os_error(errno.EINVAL)
+        # Cut to the buffer's size without a final zero, as the kernel does.
         target = os.fsencode(os.readlink(place.real))[: signed(size)]
         self.write(buffer, target)
         return len(target)
@@ -239,6 +271,7 @@ class Broker:
 
     def chdir(self, address: int) -> int:
         place = self.place(AT_FDCWD, self.read_name(address))
+        # A folder only. The kernel is not asked to change anything: names are resolved here.
         if not stat.S_ISDIR(os.stat(place.real).st_mode):
             raise os_error(errno.ENOTDIR)
         self.where = place.name
@@ -263,12 +296,14 @@ class Broker:
     def renameat2(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
     ) -> int:
+        # No exchange, no "fail if it exists": flags of renameat2.
         if signed(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
         return 0
 
     def uname(self, buffer: int) -> int:
+        # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
         told = os.uname()
         fields = (told.sysname, HOST, told.release, told.version, told.machine, "(none)")
         self.write(
@@ -278,5 +313,8 @@ class Broker:
 
 
 def signed(argument: int) -> int:
-    """Read an `int` of the process's from a register: its lower half."""
+    """Read an `int` from a register: its lower half, with its sign.
+
+    0xffffff9c -> -100 (AT_FDCWD)
+    """
     return ctypes.c_int(argument).value

@@ -1,4 +1,4 @@
-"""Take away from this process, for good, all that a program may not have. Entry point: `confine`.
+"""Confine this process irrevocably to what a program may have. Entry point: `confine`.
 
 Knows the kernel's interfaces, not what will run. Imports the standard library only: it runs in the
 sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
@@ -18,14 +18,16 @@ from untrusted.inside.usage import MAX_FILE
 
 libc = ctypes.CDLL(None, use_errno=True)
 
+# Kernel constants by their names in linux/prctl.h and errno.h.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 SIGKILL, ENOSYS, EPERM, EINVAL = 9, 38, 1, 22
-# Version 3, of this process.
+# _LINUX_CAPABILITY_VERSION_3, of this process (0).
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
-# No process has this number: in a filter that is written ahead, it stands for that of the process
-# to come.
+# No process has this number. A filter written in advance holds it in the place of the number of the
+# process to come (`filter_program`).
 NO_PID = 0x7FFFFFFF
 
+# Landlock: numbers of its three system calls (the same on every machine), then its access rights.
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = (
@@ -36,6 +38,7 @@ REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = (
     1 << 13,
     1 << 14,
 )
+# Rights beneath the folder to write in: no sockets, devices, pipes or links, and no EXECUTE.
 WORK = (
     WRITE_FILE
     | READ_FILE
@@ -47,9 +50,10 @@ WORK = (
     | REFER
     | TRUNCATE
 )
-# What a broker says once it hears a process's calls.
+# The broker's answer once it listens to a process's calls.
 ACCEPTED = b"accepted"
 
+# Classic BPF: load a word, AND with a constant, the jumps, return.
 BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = (
     0x20,
     0x54,
@@ -58,6 +62,8 @@ BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = (
     0x35,
     0x06,
 )
+# A filter's answers. ERRNO carries the error number in its low bits, and 0 means success with value
+# 0. ASK leaves the call to a user-space listener.
 ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
 MACHINE = os.uname().machine
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -65,7 +71,7 @@ SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
 
 
 class RefusedError(OSError):
-    """The host cannot confine a process in the way that was asked for."""
+    """Raised when the host cannot confine a process as the tier requires."""
 
 
 def require_success(value: int, what: str) -> int:
@@ -77,24 +83,29 @@ def require_success(value: int, what: str) -> int:
 
 
 def system_call(number: int, *arguments: int) -> int:
+    # All as C longs: `syscall` is variadic, so ctypes cannot know the types.
     return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
 
 
 def prctl(option: int, *arguments: int) -> None:
+    # prctl takes four arguments, and some options demand that the unused ones be 0.
     values = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
     require_success(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
 
 
 def landlock_version() -> int:
-    """Ask for the version of the kernel's Landlock interface; 0 where there is none."""
+    """Return the version of the kernel's Landlock interface; 0 if there is none."""
+    # Flag 1 (LANDLOCK_CREATE_RULESET_VERSION) asks for the version and creates nothing.
     return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
 
 
 def write_rules(readable: list[str], folder: str) -> int:
-    """Write Landlock's rules: open nothing but what is beneath `readable`, to read, and `folder`;
-    /dev/null stays.
+    """Write Landlock's rules: read only beneath `readable`, write only beneath `folder`.
 
-    Returns the descriptor that processes restrict themselves with.
+    /dev/null stays open for both. Everything else cannot be opened.
+
+    Returns the descriptor of the rules, with which processes restrict themselves. Raises
+    RefusedError where the kernel has no Landlock.
     """
     version = landlock_version()
     if not version:
@@ -102,24 +113,32 @@ def write_rules(readable: list[str], folder: str) -> int:
             ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)"
         )
     # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices.
+    # All rights that the kernel knows are handled, so that what no rule allows is denied:
+    # version 3 -> 13 + 2 rights -> 0b111_1111_1111_1111
     rights = (1 << (13 + sum(version >= step for step in (2, 3, 5)))) - 1
-    # Version 4 adds TCP bind and connect, 6 keeps signals and abstract sockets inside.
+    # Version 4 adds TCP bind and connect (3), 6 keeps signals and abstract sockets inside (3).
+    # An older kernel rejects a longer struct, so cut it: 8 bytes per field.
     attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     rules = require_success(
         system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0),
         "Landlock",
     )
+    # One rule per path, on the file or folder itself and everything beneath it.
     for path in [*readable, os.devnull, folder]:
         try:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        # A listed path need not exist: then nothing needs to be allowed.
         except FileNotFoundError:
             continue
         allowed = READ_FILE | (WRITE_FILE if path == os.devnull else EXECUTE)
+        # READ_DIR on a file would be an error.
         allowed |= READ_DIR if os.path.isdir(path) else 0
         allowed = WORK & rights if path == folder else allowed
+        # struct landlock_path_beneath_attr is packed: no padding between the two fields.
         rule = struct.pack("=Qi", allowed, target)
         buffer = ctypes.create_string_buffer(rule, len(rule))
+        # Rule type 1: LANDLOCK_RULE_PATH_BENEATH.
         require_success(
             system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0),
             f"Landlock rule for {path}",
@@ -129,19 +148,25 @@ def write_rules(readable: list[str], folder: str) -> int:
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
-    """Limit address space and processor time; no file can grow large, not many can be open, none is
-    dumped.
+    """Limit address space, processor time, file size, open files and core dumps.
+
+    Args:
+        memory_bytes: address space, in bytes.
+        seconds: processor time; rounded up, plus one second.
     """
     cpu = math.ceil(seconds) + 1
     for limit, soft, hard in (
         (resource.RLIMIT_AS, memory_bytes, memory_bytes),
         # The soft limit ends the process with SIGXCPU, which says why.
         (resource.RLIMIT_CPU, cpu, cpu + 1),
+        # Bytes of one file; the folder's total is the zygote's to measure (`usage`).
         (resource.RLIMIT_FSIZE, MAX_FILE, MAX_FILE),
+        # Open descriptors.
         (resource.RLIMIT_NOFILE, 64, 64),
         # 0 would still start a handler of core dumps, if the host has one; 1 does not.
         (resource.RLIMIT_CORE, 1, 1),
     ):
+        # A limit may only be lowered: the host's own may be below ours.
         _, allowed = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY:
             soft, hard = min(soft, allowed), min(hard, allowed)
@@ -149,7 +174,8 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
 
 
 def drop_capabilities() -> None:
-    """Make being root mean nothing from now on but owning root's files."""
+    """Drop all capabilities: root then has no privilege but the ownership of root's files."""
+    # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.
     header, nothing = (
         ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24))
     )
@@ -157,23 +183,27 @@ def drop_capabilities() -> None:
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    # struct sock_filter: code, jump if true, jump if false, constant.
     return struct.pack("HBBI", code, if_true, if_false, value)
 
 
 def condition(word: int, mask: int, values: tuple[int, ...]) -> list[bytes]:
-    """Write instructions that go on to the next one if a word of the arguments is one of `values`,
-    else refuse.
+    """Return instructions that continue if a word of the arguments is one of `values`, else refuse.
+
+    For two values: load, AND, "equal to values[0]? skip 2", "equal to values[1]? skip 1", refuse.
     """
+    # struct seccomp_data: number (4 bytes), architecture (4), instruction pointer (8), then
+    # arguments.
     lines = [instruction(BPF_LOAD, 16 + 4 * word), instruction(BPF_AND, mask)]
     for position, value in enumerate(values):
+        # Each hit jumps over the remaining comparisons and the refusal: len(values) - position
+        # lines.
         lines.append(instruction(BPF_JUMP_EQUAL, value, if_true=len(values) - position))
     return [*lines, instruction(BPF_RETURN, ERRNO | EPERM)]
 
 
 def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
-    """Look up the numbers of system calls on a machine; RefusedError where nobody has written them
-    down.
-    """
+    """Return the numbers of system calls on a machine; raises RefusedError for an unknown one."""
     if machine not in tables:
         known = ", ".join(sorted(tables))
         raise RefusedError(
@@ -183,22 +213,32 @@ def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
 
 
 def calls_by_number(machine: str, answers: dict[int, int | None], other: int) -> list[bytes]:
-    """Write the beginning of a filter: of this machine's calls, give each of these its answer, and
-    `other` to the rest.
+    """Return the beginning of a filter, which answers by a call's number.
 
-    A number without an answer (None) goes on behind it.
+    Args:
+        answers: answer by number; None continues with the instructions after this beginning.
+        other: answer for all other numbers.
+
+    Calls of another architecture end the process: its numbers mean other calls.
     """
+    # Numbers with equal answers become one span (first number, answer), up to the next span:
+    #   answers {0: A, 1: A, 3: B}, other X -> [(0, X), (0, A), (2, X), (3, B), (4, X)]
+    # The first one is empty if number 0 has an answer of its own.
     spans: list[tuple[int, int | None]] = [(0, other)]
+    # Only the numbers themselves and their successors can begin a span.
     for number in sorted({*answers, *(number + 1 for number in answers)}):
         if (answer := answers.get(number, other)) != spans[-1][1]:
             spans.append((number, answer))
     lines = [
+        # Offset 4: the architecture.
         instruction(BPF_LOAD, 4),
         instruction(BPF_JUMP_EQUAL, syscalls.AUDIT_ARCH[machine], if_true=1),
         instruction(BPF_RETURN, KILL_PROCESS),
+        # Offset 0: the number.
         instruction(BPF_LOAD, 0),
         *search(spans),
     ]
+    # Empty lines are the spans without an answer: jump behind the last instruction.
     return [
         line or instruction(BPF_JUMP, len(lines) - position - 1)
         for position, line in enumerate(lines)
@@ -206,26 +246,27 @@ def calls_by_number(machine: str, answers: dict[int, int | None], other: int) ->
 
 
 def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
-    """Write a binary search for the answer of a span of numbers; where there is none, leave a line
-    empty.
+    """Return a binary search over spans of numbers; a span without an answer leaves an empty line.
 
-    The kernel tries a new filter on every number: one after the other, that takes longer than to
-    start a process.
+    The kernel tries a new filter on every number. A linear search makes that take longer than
+    starting a process.
     """
     if len(spans) == 1:
         ((_, answer),) = spans
         return [b"" if answer is None else instruction(BPF_RETURN, answer)]
     middle = len(spans) // 2
     low, high = search(spans[:middle]), search(spans[middle:])
+    # Numbers from the middle on jump over the lower half.
     return [instruction(BPF_JUMP_AT_LEAST, spans[middle][0], if_true=len(low)), *low, *high]
 
 
 def plain_program(machine: str) -> bytes:
-    """Write the answers that depend on a call's number alone; guarded calls go on behind it."""
+    """Return the filter's beginning: answers by number alone; guarded calls continue behind it."""
     answers: dict[int, int | None] = dict.fromkeys(
         numbers(syscalls.ALLOWED, machine).values(), ALLOW
     )
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
+    # ERRNO with number 0: the call is not made and returns 0.
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
     answers |= dict.fromkeys(numbers(syscalls.GUARDED, machine).values())
     return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
@@ -233,26 +274,29 @@ def plain_program(machine: str) -> bytes:
 
 @functools.cache
 def blank_program(machine: str) -> bytes:
-    """Write the filter of a process that has no number yet: calls with one answer, then guarded
-    calls.
+    """Return the filter of a process whose number is not known yet (NO_PID in its place).
+
+    First come the calls answered by number alone, then the guarded calls with their conditions.
     """
     lines = [plain_program(machine)]
     conditions = syscalls.conditions(NO_PID)
+    # The accumulator still holds the call's number: each block is entered by comparing with it.
     for name, number in numbers(syscalls.GUARDED, machine).items():
         body = [line for parts in conditions[name] for line in condition(*parts)]
         body += [instruction(BPF_RETURN, ALLOW)]
+        # Not this call: jump over its whole block. After a match, a block always returns.
         lines += [instruction(BPF_JUMP_EQUAL, number, if_false=len(body)), *body]
     return b"".join([*lines, instruction(BPF_RETURN, ERRNO | EPERM)])
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """Write the seccomp filter of a process as classic BPF."""
+    """Return the seccomp filter of a process as classic BPF."""
     return blank_program(machine).replace(struct.pack("I", NO_PID), struct.pack("I", pid))
 
 
 @functools.cache
 def naming_calls(machine: str) -> dict[int, str]:
-    """List the calls that name something, by number."""
+    """Return the system calls that name something, by number."""
     return {
         number: name
         for name, number in numbers(syscalls.ALLOWED, machine).items()
@@ -262,25 +306,28 @@ def naming_calls(machine: str) -> dict[int, str]:
 
 @functools.cache
 def naming_program(machine: str) -> bytes:
-    """Write the filter that leaves calls that name something to a broker; of two filters the
-    stricter answer counts.
+    """Return the filter that leaves calls that name something to a broker.
+
+    It is installed together with the main filter: of two filters the stricter answer counts.
     """
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
 def prepare_children() -> None:
-    """Do once what is the same for all processes that this one forks."""
+    """Prepare before forking what is the same for every child."""
     blank_program(MACHINE)
     naming_program(MACHINE)
-    # A function of the C library takes longer to find than to call.
+    # Looking up a function of the C library takes longer than calling it.
     for name in ("prctl", "syscall", "capset"):
         getattr(libc, name)
 
 
 def install(program: bytes, flags: int = 0) -> int:
-    """Install a filter for good; returns what the kernel does, a descriptor if `flags` ask for one,
-    or -1.
+    """Install a filter for good.
+
+    Returns the kernel's answer: a descriptor if `flags` ask for one, or -1.
     """
+    # Kept in a variable: the kernel reads the instructions through the pointer below.
     lines = ctypes.c_char.from_buffer(bytearray(program))
     # struct sock_fprog: number of instructions, padding, pointer.
     header = ctypes.c_char.from_buffer(
@@ -290,21 +337,24 @@ def install(program: bytes, flags: int = 0) -> int:
 
 
 def filter_calls() -> None:
-    """Allow only the system calls of the table from now on."""
+    """Refuse every system call outside the table from now on."""
     require_success(install(filter_program(MACHINE, os.getpid())), "seccomp")
 
 
 def leave_names(broker: socket.socket) -> None:
-    """Let the process at the other end answer every call that names something from now on."""
+    """Leave every call that names something to the process at the other end from now on."""
     program = naming_program(MACHINE)
     # Once the broker has heard of a call, only the end of the process interrupts it (from Linux
     # 5.19 on).
+    # EINVAL: the kernel is older and does not know the second flag.
     listener = install(program, NEW_LISTENER | WAIT_KILLABLE)
     if listener < 0 and ctypes.get_errno() == EINVAL:
         listener = install(program, NEW_LISTENER)
     require_success(listener, "seccomp: calls cannot be left to another process")
     with broker:
+        # The broker must hold the listener before the first call: nobody else would answer it.
         socket.send_fds(broker, [b"listener"], [listener])
+        # The process must not keep it, as it could answer its own calls.
         os.close(listener)
         if (said := broker.recv(400)) != ACCEPTED:
             reason = said.decode("utf-8", "replace") or "it has ended"
@@ -314,26 +364,33 @@ def leave_names(broker: socket.socket) -> None:
 def confine(
     tier: str, rules: int, memory_bytes: int, seconds: float, broker: socket.socket | None
 ) -> None:
-    """Confine this process as the tier says; raises OSError where the host cannot.
+    """Confine this process as the tier requires; raises OSError where the host cannot.
+
+    The order matters: each step needs calls or rights that a later step takes away.
 
     Args:
-        rules: a descriptor of Landlock's rules, where no namespace hides files.
-        broker: leads to who answers calls that name files, there.
+        rules: descriptor of Landlock's rules; in the Landlock tier only.
+        memory_bytes: address space, in bytes.
+        seconds: processor time.
+        broker: leads to the process that answers calls that name files; in the Landlock tier only.
     """
     limit_resources(memory_bytes, seconds)
     if sys.platform == "linux":
-        # Whoever kills the zygote kills its children.
+        # If the zygote is killed, so are its children.
         prctl(PR_SET_PDEATHSIG, SIGKILL)
     if tier == "unsafe":
         return
+    # Required for Landlock and seccomp without privileges; set-uid files gain nothing.
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if broker is None:
+        # Nobody may read this process's memory.
         prctl(PR_SET_DUMPABLE, 0)
     else:
         require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
         os.close(rules)
     drop_capabilities()
     if broker is not None:
-        # Dumpable, as the broker reads the names from this process's memory.
+        # This process stays dumpable, as the broker reads the names from its memory.
         leave_names(broker)
+    # Last: the filter forbids what the steps above need.
     filter_calls()

@@ -1,9 +1,9 @@
-"""One end of the channel between a test and a program, which live in processes of their own.
+"""One end of the channel between a test and a program, each of which has a process of its own.
 
-Data crosses as data (`wire`). A list, dictionary or set crosses whole and is one object for both
-ends: a change at either end reaches the other with its next message. Every other object stays where
-it is; the other end gets its number. Neither end knows here what the other may ask for: see
-`tester` and `program`. Standard library only.
+Plain data crosses as data (`wire`). A list, dictionary or set crosses whole and is one object for
+both ends: a change at either end reaches the other with the next message. Every other object stays
+where it is, and the other end gets its number. What one end may ask of the other is not decided
+here: see `tester` and `program`. Imports the standard library only.
 """
 
 import _thread
@@ -26,15 +26,15 @@ from untrusted.inside.containers import (
     items_of,
 )
 
-# Levels of calls while a message is written or read: values may be nested as deeply as a program
-# can make them.
+# Nested Python calls while a message is written or read: values may be nested as deeply as a
+# program can make them.
 DEEPEST = 20_000
 
 
 class Deep:
     """Context in which calls may nest `DEEPEST` deep.
 
-    A class, as a generator would cost as much as what is inside.
+    A class, because a generator-based context manager would cost as much as the work inside.
     """
 
     def __enter__(self) -> None:
@@ -45,19 +45,22 @@ class Deep:
         SET_LIMIT(self.limit)
 
 
+# Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
 
 
 def environment() -> dict[Any, Any]:
-    """Copy the environment as Python keeps it: decoding it would take longer than the rest of a
-    message.
+    """Copy the environment in Python's internal form (`os.environ._data`).
+
+    Decoding it would take longer than everything else about a message.
     """
     return dict(getattr(os.environ, "_data", os.environ))
 
 
 class BorderError(BaseException):
-    """Raised for a message that makes no sense or asks for what it may not have; no test may expect
-    it.
+    """Raised for a message that makes no sense or asks for something forbidden.
+
+    No `Exception`, so that no test can expect it.
     """
 
 
@@ -65,45 +68,48 @@ class Peer:
     """One end of the channel.
 
     Attributes:
-        side: letter for the keys of containers that this end sends first.
-        own: objects of this end that the other end knows, by number.
-        theirs: what stands here for objects of the other end, by number.
-        broken: the first problem with the channel or a message, after which no verdict is good.
+        side: prefix of the keys of containers that this end sends first ("p" or "t").
+        own: objects of this end that the other end knows; the index is the number.
+        theirs: stand-ins here for objects of the other end, by number.
+        broken: the first problem with the channel or a message; no verdict is valid after it.
     """
 
     side = "p"
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        # Reentrant, as answering a call may ask the other end in turn.
         self.lock = _thread.RLock()
         self.own: list[Any] = []
+        # Numbers by identity (`id`): equal objects are not the same object.
         self.own_numbers: dict[int, int] = {}
         self.theirs: dict[int, Any] = {}
         self.their_numbers: dict[int, int] = {}
         self.shared = SharedContainers(self.side)
+        # Of the message being written: containers in it so far, and objects that it introduces.
         self.message_keys: set[str] = set()
         self.new_numbers: list[int] = []
         self.environ = environment()
         self.broken: BaseException | None = None
 
-    # Objects that stay
+    # Objects that stay at their end
 
     def is_theirs(self, value: Any) -> bool:
         """Whether a value stands for an object of the other end."""
         return id(value) in self.their_numbers
 
     def adopt(self, number: int, stand_in: Any) -> Any:
-        """Let a value stand for an object of the other end."""
+        """Register a value as the stand-in for an object of the other end."""
         self.theirs[number] = stand_in
         self.their_numbers[id(stand_in)] = number
         return stand_in
 
     def describe(self, value: Any) -> dict[str, Any]:
-        """Describe an object of this end, so that the other end can build what stands for it."""
+        """Describe an object of this end, so that the other end can build its stand-in."""
         raise NotImplementedError
 
     def build(self, number: int, form: dict[str, Any]) -> Any:
-        """Build what stands for an object of the other end."""
+        """Build the stand-in for an object of the other end."""
         raise NotImplementedError
 
     # Values
@@ -112,26 +118,31 @@ class Peer:
         return wire.encode(value, self.convert)
 
     def convert(self, value: Any) -> Any:
-        """Encode what is no plain data: a container, an object that goes back, or one that stays
-        here.
+        """Encode anything but plain data: a container, an object of either end, a named value.
+
+        The forms: {"t": "yours", "v": 3} goes back to its owner; {"t": "mine", "v": 3, ...} stays
+        here, with its description the first time; {"t": "container", ...}: see `encode_container`.
         """
         if (number := self.their_numbers.get(id(value))) is not None:
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
+        # Frames stay here: they lead to everything.
         if isinstance(value, types.TracebackType):
             return None
         if (named := self.encode_name(value)) is not None:
             return named
+        # The next free number, unless the object has one already.
         number = self.own_numbers.setdefault(id(value), len(self.own))
         if number < len(self.own):
             return {"t": "mine", "v": number}
+        # In the list before it is described, as the description may lead back to the object.
         self.own.append(value)
         self.new_numbers.append(id(value))
         return {"t": "mine", "v": number, **self.describe(value)}
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
-        """Encode a value that both ends have under a name; None for any other value."""
+        """Encode a value that both ends know by a name; None for any other value."""
         raise NotImplementedError
 
     def decode(self, form: Any) -> Any:
@@ -141,7 +152,7 @@ class Peer:
             return wire.decode(form, self.restore)
 
     def restore(self, form: Any) -> Any:
-        """Decode what is no plain data."""
+        """Decode anything but plain data (see `convert`); "mine" of the sender is theirs here."""
         if isinstance(form, list):
             return [self.decode(item) for item in form]
         tag, content = form.get("t"), form.get("v")
@@ -155,8 +166,9 @@ class Peer:
         return self.decode_name(tag, content)
 
     def decode_name(self, tag: Any, content: Any) -> Any:
-        """Find a value that both ends have under a name; raises BorderError for a name that may not
-        cross.
+        """Return the value that both ends know by a name.
+
+        Raises BorderError for a name that may not cross.
         """
         raise BorderError(f"a value of unknown type {tag!r:.40}")
 
@@ -164,10 +176,13 @@ class Peer:
 
     def encode_container(self, container: Any) -> dict[str, Any]:
         entry = self.shared.find(container)
+        # A container's content is sent once per message; this also ends cycles:
+        #  a = []; a.append(a) -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
         self.message_keys.add(entry.key)
         form: dict[str, Any] = {"t": "container", "id": entry.key, "kind": type(container).__name__}
+        # Constructor arguments that the items do not show.
         if isinstance(container, collections.deque):
             form["with"] = container.maxlen
         if isinstance(container, array.array):
@@ -177,20 +192,23 @@ class Peer:
         return form | {"v": self.encode_items(entry)}
 
     def encode_items(self, entry: Shared) -> list:
+        # From now on, this is what both ends agree on.
         entry.agreed = items = items_of(entry.container)
         return list(items) if wire.is_plain(items) else [self.encode(item) for item in items]
 
     def decode_container(self, form: dict[str, Any]) -> Any:
         key = form["id"]
         entry = self.shared.entries.get(key)
+        # Registered while still empty, as its items may lead back to it.
         entry = self.shared.watch(entry) if entry else self.shared.add(key, self.empty(form))
         if form["t"] == "container":
             self.refill(entry, form["v"])
         return entry.container
 
     def empty(self, form: dict[str, Any]) -> Any:
-        """Make an empty container of the kind that a message names."""
+        """Build an empty container of the kind that a message names."""
         match form["kind"]:
+            # An array cannot be filled without its shape; so it is built with its content.
             case "ndarray":
                 return wire.build_array(*form["v"][0]["v"])
             case "deque":
@@ -203,37 +221,40 @@ class Peer:
                 return CONTAINERS[kind]()
 
     def refill(self, entry: Shared, forms: list) -> None:
-        """Take the content of a container from the other end."""
+        """Replace the content of a container by what the other end has sent."""
         items = forms if wire.is_plain(forms) else [self.decode(form) for form in forms]
+        # An equal content is left alone, so that the items keep their identity.
         if not hold_same(items_of(entry.container), items):
             self.before_change(entry.container)
             fill(entry.container, items)
         entry.agreed = items_of(entry.container)
 
     def before_change(self, container: Any) -> None:
-        """Hear that the other end has changed a container."""
+        """Called before a change by the other end is applied to a container."""
 
     # Messages
 
     def extras(self) -> dict[str, Any]:
-        """Collect what this end adds to every message."""
+        """Return what this end adds to every message."""
         return {}
 
     def take_extras(self, message: dict[str, Any]) -> None:
-        """Take what the other end adds to every message."""
+        """Handle what the other end adds to every message."""
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
         self.message_keys, self.new_numbers = set(), []
         try:
+            # Encode first, then send: a value that cannot be encoded leaves the channel usable.
             with Deep():
                 message = make()
+                # Containers in the message itself are not repeated among the changes.
                 changed = self.shared.changed(self.message_keys)
                 changes = [[entry.key, self.encode_items(entry)] for entry in changed]
                 self.channel.send(message | {"changes": changes} | self.extras())
         except ChannelEndError as problem:
             self.broken = problem
             raise
-        except BaseException:  # whatever it was, the other end will never have heard of these
+        except BaseException:  # whatever it was, the other end will never hear of these objects
             for key in self.new_numbers:
                 del self.own_numbers[key]
             raise
@@ -242,6 +263,7 @@ class Peer:
         try:
             with Deep():
                 message = self.channel.receive()
+            # Before anything else of the message is decoded, as it may refer to these containers.
             for key, forms in message.get("changes", ()):
                 if key in self.shared.entries:
                     self.refill(self.shared.watch(self.shared.entries[key]), forms)
@@ -255,7 +277,8 @@ class Peer:
         return message
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
-        """Have the other end carry out an operation; raises what it raised."""
+        """Have the other end carry out an operation; raises what the operation raised."""
+        # Request
         with self.lock:
             self.send(
                 lambda: {
@@ -264,8 +287,10 @@ class Peer:
                     "keywords": {name: self.encode(value) for name, value in keywords.items()},
                 }
             )
+            # The other end may call back any number of times before it replies.
             while "do" in (reply := self.receive()):
                 self.answer(reply)
+            # Reply: exactly one of "value", "raised" and "problem".
             try:
                 if "problem" in reply:
                     raise BorderError(f"an answer that cannot cross: {reply['problem']!s:.300}")
@@ -273,6 +298,7 @@ class Peer:
                     return self.decode(reply["value"])
                 error = self.decode(reply["raised"])
                 if not isinstance(error, BaseException):
+                    # Whatever fails here is the message's fault, and ends the conversation.
                     raise BorderError("an exception that is none")
             except (Exception, BorderError) as problem:
                 self.broken = BorderError(f"{type(problem).__name__}: {problem}")
@@ -280,23 +306,26 @@ class Peer:
         raise self.checked_error(error, operation)
 
     def checked_error(self, error: BaseException, operation: str) -> BaseException:
-        """Look at an exception of the other end before it is raised here."""
+        """Check an exception of the other end before it is raised here."""
         return error
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Carry out an operation for the other end, and send its result."""
+        """Carry out an operation for the other end and send the result."""
+        # Decode the request
         try:
             arguments = [self.decode(form) for form in request["arguments"]]
             keywords = {name: self.decode(form) for name, form in request["keywords"].items()}
         except Exception as problem:  # what the other end has sent may fail in any way
             self.send_problem(problem)
             return
+        # Carry it out
         try:
             name, outcome = "value", self.carry_out(request["do"], arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
             name, outcome = "raised", error
+        # Send the outcome
         try:
             with self.lock:
                 self.send(lambda: {name: self.encode(outcome)})
@@ -304,10 +333,10 @@ class Peer:
             self.send_problem(problem)
 
     def send_problem(self, problem: Exception) -> None:
-        """Report that an operation, or its result, cannot cross."""
+        """Report that an operation's arguments or its result cannot cross the border."""
         with self.lock:
             self.send(lambda: {"problem": f"{type(problem).__name__}: {problem!s:.200}"})
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Carry out an operation that the other end asks for."""
+        """Carry out an operation that the other end asks for; each end decides which it allows."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """The candidate's process: runs its program, then answers calls with data.
 
-It holds no test, no expected value and nothing that compares: whoever takes this process over, and
-a program can, has won nothing but the right to answer. Imports the standard library only.
+It holds no test, no expected value and no comparison. A program can take this process over, but
+gains nothing by it except the right to answer. Imports the standard library only.
 """
 
 import builtins
@@ -26,17 +26,19 @@ from untrusted.inside.peer import Peer, environment
 from untrusted.inside.wire import decode_literal, encode_literal
 
 FILE = "program.py"
+# Characters (or bytes) of output that are kept for the test; the rest is only written.
 PRINTED_LENGTH = 2**16
 
 
 class Tee(io.TextIOBase):
-    """Writes through, and keeps the beginning for a test that looks at what was printed.
+    """Text stream that writes through and keeps the beginning for a test that inspects the output.
 
     Attributes:
-        kept: texts, and bytes in hexadecimal as lists of one.
+        kept: strings for text; one-item lists of hexadecimal for bytes.
     """
 
     def __init__(self, below: Any) -> None:
+        # `kept` for ["a", b"\x01"] written in this order: ["a", ["01"]]
         self.below, self.kept, self.length = below, [], 0
 
     def keep(self, part: Any, length: int) -> None:
@@ -66,12 +68,13 @@ class Tee(io.TextIOBase):
         return BinaryTee(self)
 
     def take(self) -> list[Any]:
+        # Taken output may be kept anew: the limit is per message.
         kept, self.kept, self.length = self.kept, [], 0
         return kept
 
 
 class BinaryTee(io.RawIOBase):
-    """The bytes of a `Tee`."""
+    """Binary layer of a `Tee`."""
 
     def __init__(self, text: Tee) -> None:
         self.text = text
@@ -80,6 +83,7 @@ class BinaryTee(io.RawIOBase):
         return True
 
     def write(self, data: Any, /) -> int:
+        # Text that was written before must also come out before.
         self.text.flush()
         self.text.keep([bytes(data[:PRINTED_LENGTH]).hex()], len(data))
         return self.text.below.buffer.write(data)
@@ -89,7 +93,7 @@ class BinaryTee(io.RawIOBase):
 
 
 def write_parts(stream: Any, parts: Any) -> None:
-    """Write what the program has written: texts, and bytes in hexadecimal."""
+    """Write what a `Tee` has kept: strings as text, one-item lists as bytes."""
     for part in parts:
         if isinstance(part, list):
             stream.flush()
@@ -99,7 +103,7 @@ def write_parts(stream: Any, parts: Any) -> None:
 
 
 class TestInput(io.TextIOBase):
-    """Standard input as the test has it at the moment."""
+    """Standard input, read from the test's process as the test has set it."""
 
     def __init__(self, peer: "ProgramPeer") -> None:
         self.peer = peer
@@ -119,7 +123,7 @@ class TestInput(io.TextIOBase):
 
 
 class ProgramPeer(Peer):
-    """The program's end of the channel: it keeps nothing from the test."""
+    """The program's end of the channel: it withholds nothing from the test."""
 
     side = "p"
 
@@ -129,15 +133,18 @@ class ProgramPeer(Peer):
         super().__init__(channel)
         self.namespace, self.outputs = namespace, outputs
         self.warned: list[Warning] = []
+        # Library objects that the test has handed over by name, so that they go back by name.
         self.named: dict[int, list[str]] = {}
         foreign.PEERS[:] = [self]
+        # The test may replace its standard input at any time, so every read asks it.
         sys.stdin = TestInput(self)
         builtins.input = self.ask_input
+        # The test's filters decide, so none may drop a warning here.
         warnings.simplefilter("always")
         warnings.showwarning = self.keep_warning
 
     def keep_warning(self, message: Any, *_: Any, **__: Any) -> None:
-        """Leave it to the test's filters what becomes of a warning."""
+        """Keep a warning for the next message: the test's filters decide about it."""
         self.warned.append(message)
 
     def ask_input(self, prompt: object = "", /) -> str:
@@ -146,7 +153,7 @@ class ProgramPeer(Peer):
     # Objects
 
     def describe(self, value: Any) -> dict[str, Any]:
-        """Describe an object; the test learns of its class only what it derives from."""
+        """Describe an object; of its class the test learns only the plain type it derives from."""
         kind = type(value)
         if isinstance(value, BaseException):
             return describe_error(value, self.encode, self.encode(kind))
@@ -155,11 +162,14 @@ class ProgramPeer(Peer):
             return {"k": "error class", "n": value.__name__, "b": [self.encode(b) for b in bases]}
         if isinstance(value, type):
             return {"k": "class"}
+        # The nearest plain type: a subclass of OrderedDict is described as that, not as a dict.
         base = next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
         if base is not None and base in IMMUTABLE:
+            # Immutable: the content crosses now. Mutable: only the kind, as the content may change.
             return {"k": "object", "b": base.__name__, "c": self.encode(TAKE[base](value))}
         if base is not None:
             return {"k": base.__name__}
+        # Functions, generators and the like; all else is an "object".
         return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
 
     def build(self, number: int, form: dict[str, Any]) -> Any:
@@ -177,6 +187,7 @@ class ProgramPeer(Peer):
         if tag != "named":
             return super().decode_name(tag, content)
         found: Any = import_module(content[0])
+        # `Outer.Inner` is found part by part.
         if content[1]:
             found = functools.reduce(getattr, content[1].split("."), found)
         self.named[id(found)] = content
@@ -185,6 +196,7 @@ class ProgramPeer(Peer):
     # Messages
 
     def extras(self) -> dict[str, Any]:
+        # Flush first, so that libraries' buffered text is in the order of the program's own.
         for output in self.outputs.values():
             output.flush()
         said: dict[str, Any] = {
@@ -193,6 +205,7 @@ class ProgramPeer(Peer):
         if self.warned:
             warned, self.warned = self.warned, []
             said["warnings"] = [self.encode(warning) for warning in warned]
+        # Sent only if the program has changed it since the last message.
         if (environ := environment()) != self.environ:
             self.environ, said["environ"] = environ, dict(os.environ)
         return said
@@ -206,6 +219,7 @@ class ProgramPeer(Peer):
             self.environ = environment()
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        # Operations that work on any object, else a method below: "set name" -> `set_name`.
         if operation in OPERATIONS:
             return OPERATIONS[operation](*arguments, **keywords)
         return getattr(self, operation.replace(" ", "_"))(*arguments)
@@ -219,14 +233,15 @@ class ProgramPeer(Peer):
         self.namespace[name] = value
 
     def main_function(self) -> Any:
-        """Find the function that a test means which calls none: the last of the program's own."""
+        """Return the function for a test that calls none by name: the program's last public one."""
         return [value for name, value in self.namespace.items() if is_main(name, value)][-1]
 
     def follow_logging(self) -> None:
         follow_logging(self)
 
     def serve(self) -> None:
-        """Answer until the test has ended."""
+        """Answer requests until the test has ended."""
+        # Ends by ChannelEndError.
         while True:
             self.answer(self.receive())
 
@@ -252,7 +267,7 @@ def follow_logging(peer: ProgramPeer) -> None:
 
 
 def is_main(name: str, value: Any) -> bool:
-    """Tell whether a name is one of the program's own functions for others."""
+    """Whether a name is one of the program's own public functions, neither imported nor private."""
     return (
         isinstance(value, types.FunctionType)
         and value.__module__ == "__main__"
@@ -261,11 +276,12 @@ def is_main(name: str, value: Any) -> bool:
 
 
 def load_program(code: str, prelude: str = "") -> dict[str, Any]:
-    """Run the program as `__main__`, with the names that a prelude imports; returns its namespace."""
+    """Run the program as `__main__`, after a prelude of imports; returns its namespace."""
     module = types.ModuleType("__main__")
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
     sys.argv = [FILE]
+    # Tracebacks take the lines of the source from this cache: there is no such file.
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     exec(prelude, module.__dict__)
     exec(compile(code, FILE, "exec"), module.__dict__)
@@ -273,8 +289,9 @@ def load_program(code: str, prelude: str = "") -> dict[str, Any]:
 
 
 def describe_exception(error: BaseException) -> dict[str, Any]:
-    """Describe an exception as data: its class, the nearest built-in class, its message."""
+    """Describe an exception as data: its class, its nearest built-in class, its message."""
     kind = type(error)
+    # A class of the program means nothing elsewhere: `class E(KeyError)` -> base "KeyError".
     base = next(
         (c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c), "Exception"
     )
@@ -286,7 +303,8 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
 
 
 def report_exception(error: BaseException) -> dict[str, Any]:
-    """Describe an exception, and write its traceback for a person, without our own frames."""
+    """Describe an exception, after printing its traceback without our own frames."""
+    # The outermost frames are ours: skip to the first one of the program.
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename != FILE:
         frames = frames.tb_next
@@ -300,6 +318,7 @@ def answer_once(job: dict[str, Any]) -> dict[str, Any]:
         namespace = load_program(job["code"], job.get("prelude", ""))
         if "function" not in job:
             return {"ended": True}
+        # No test here: arguments and result are literals.
         arguments = [decode_literal(argument) for argument in job["arguments"]]
         keywords = {name: decode_literal(value) for name, value in job["keywords"].items()}
         function = find_function(namespace, job["function"], is_method=job["is_method"])
@@ -309,7 +328,7 @@ def answer_once(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> Any:
-    """Find a function of the program, or a method of an object of its class Solution."""
+    """Return a function of the program, or a method of a new object of its class Solution."""
     if is_method:
         return getattr(namespace["Solution"](), name)
     if name not in namespace:
@@ -320,10 +339,10 @@ def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> A
 def run_script(code: str, results: Channel) -> SystemExit:
     """Run the program as Python runs a file; returns how it leaves the interpreter.
 
-    Only an exception is reported: what a script is worth is said by its status and its output, not
-    by itself.
+    Only an exception is reported. The value of a script is judged by its status and its output, not
+    by its own word.
     """
-    # What the interpreter was started with was opened on another file.
+    # The interpreter's own stream was opened on another file than the job's.
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     try:
         load_program(code)
@@ -339,13 +358,14 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     if peer is None:
         answer = answer_once(job)
-        # Before the answer: after it, this process is ended.
+        # Flush before the answer: after it, this process is killed.
         with contextlib.suppress(
             Exception
         ):  # the program may have put anything in the place of stdout
             sys.stdout.flush()
         results.send(answer)
         return
+    # From here on, a test runs in another process and uses this program over `peer`.
     outputs = {"stdout": Tee(sys.stdout), "stderr": Tee(sys.stderr)}
     sys.stdout, sys.stderr = outputs["stdout"], outputs["stderr"]
     channel = Channel(peer)
@@ -354,7 +374,9 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     except BaseException as error:  # SystemExit too: the program did not reach its end
         results.send(report_exception(error))
         return
+    # The tester waits for these names before it runs the test.
     channel.send({"names": [name for name in namespace if isinstance(name, str)]})
+    # What the program printed while it was loaded is no output of the test.
     for output in outputs.values():
         output.take()
     ProgramPeer(channel, namespace, outputs).serve()

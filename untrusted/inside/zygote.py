@@ -1,10 +1,10 @@
 """The sandbox's own interpreter: forks a confined process per program and per test.
 
-It runs no code of a program or a test and never sees one: a child reads its job from its own socket
-after it has been confined, so that no child inherits another's job, and one zygote can serve
-program after program. Where no namespace hides what a child must not know of, it answers the
-child's calls that name something (`broker`). It is started by `untrusted.session` and imports the
-standard library only, as everything in this folder.
+It runs no code of a program or a test and never sees any. A child reads its job from its own socket
+after it has been confined: no child inherits another's job, and one zygote serves program after
+program. Where no namespace hides the rest of the host, the zygote answers the child's system calls
+that name something (`broker`). `untrusted.session` starts it. Like everything in this folder, it
+imports the standard library only.
 """
 
 import contextlib
@@ -28,34 +28,37 @@ from untrusted.inside.packages import Packages
 from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
 from untrusted.inside.world import World
 
+# The one request that is no JSON: end the children and report.
 COLLECT = b"c"
 # Packages that start a thread per core, with memory for each, would exceed a program's memory by
 # that alone.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-# Seconds between two looks at what the folder holds, at most; at least, however often it grows.
+# Seconds: the longest time between two measurements of the folder while children run, and the
+# shortest, however often the folder grows.
 TICK, RECENT = 0.1, 0.01
 TOO_MUCH = (
     f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
 )
-# Descriptors from here on are out of the way of those that a child gets.
+# Descriptors are first duplicated to numbers from here on, clear of a child's own (0 to 4).
 FIRST_SPARE = 100
 
 
 class Zygote:
-    """Serves the parent: programs and tests, each a process of its own.
+    """Serves the parent: starts programs and tests, each in a process of its own.
 
     Attributes:
-        children: the processes that are running.
-        strangers: by a descriptor on which each will hand over its calls: processes that are being
-            confined.
-        brokers: by the descriptor on which they hear: who answers these calls.
-        reason: why the processes were ended before the parent said so.
+        children: process ids of the running children.
+        strangers: children that are still being confined, by the socket on which each will hand
+            over the listener for its calls.
+        brokers: the broker of each confined child, by the listener's descriptor.
+        reason: why the children were ended before the parent asked for it; empty otherwise.
     """
 
     def __init__(
         self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
     ) -> None:
         self.control, self.tier, self.readable, self.folder = control, tier, readable, folder
+        # Only this tier shares the host's namespaces, so only here names need an answer.
         self.world = World(readable, hidden, folder) if tier == "landlock" else None
         self.children: list[int] = []
         self.strangers: dict[int, int] = {}
@@ -64,38 +67,47 @@ class Zygote:
         if tier != "unsafe":
             prepare_children()
         if tier == "landlock":
-            # Where they cannot be written, each child says so.
+            # If they cannot be written here, each child tries again and reports the error.
             with contextlib.suppress(OSError):
                 self.rules = write_rules(readable, folder)
         self.begin()
 
     def begin(self) -> None:
-        """Hear of nobody but the parent; the folder is empty."""
+        """Start afresh: listen to the parent only, with an empty folder."""
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
         self.reason, self.used, self.looked = "", 0, time.monotonic()
 
     def serve(self, packages: dict[str, str]) -> None:
-        """Do what the parent says until it closes its end, and answer what the children ask."""
+        """Serve the parent until it closes its end, and answer the children's calls."""
         self.control.sendall(b"ready\n")
         while True:
+            # Without children there is nothing to measure, so wait without a limit.
             for descriptor, event in self.poller.poll(TICK * 1000 if self.children else None):
+                # a request of the parent
                 if descriptor == self.control.fileno():
                     if not self.obey(packages):
                         return
+                # a child hands over its listener
                 elif descriptor in self.strangers:
                     self.introduce(descriptor)
+                # a system call of a confined child
                 elif event & select.POLLIN and descriptor in self.brokers:
                     self.brokers[descriptor].answer()
+                # hang-up: the child has ended; `collect` closes the descriptor
                 elif descriptor in self.brokers:
                     self.poller.unregister(descriptor)
+            # A child that only writes asks nothing, so the folder is measured at every tick.
             if self.children and not self.reason and not self.may_grow(TICK):
                 self.reason = TOO_MUCH
                 end(self.children)
 
     def obey(self, packages: dict[str, str]) -> bool:
-        """Carry out one request; tells whether there may be another."""
+        """Carry out one request; returns whether there may be another."""
+        # At most 5 descriptors come along: results, standard input, output, error, the peer's
+        # socket.
         request, descriptors, _, _ = socket.recv_fds(self.control, 4096, 5)
+        # End of file: the parent has gone.
         if not request:
             self.collect()
             return False
@@ -108,7 +120,8 @@ class Zygote:
         return True
 
     def spawn(self, descriptors: list[int], request: dict[str, Any]) -> None:
-        """Fork; the child lives and ends here."""
+        """Fork a child for one job; the child lives and ends inside this call."""
+        # `near` stays here, `far` goes to the child, which sends its listener over it.
         near, far = [end.detach() for end in socket.socketpair()] if self.world else (-1, -1)
         child = os.fork()
         if child == 0:
@@ -124,6 +137,7 @@ class Zygote:
             # The interpreter's own end: it waits for threads, calls what is registered for exit,
             # flushes every file.
             raise leave
+        # The zygote goes on here: it remembers the child and closes the child's descriptors.
         if not self.children:
             self.looked = time.monotonic()
         self.children.append(child)
@@ -135,17 +149,19 @@ class Zygote:
             self.poller.register(near, select.POLLIN)
 
     def introduce(self, descriptor: int) -> None:
-        """Take a child's calls over."""
+        """Take over the calls of a child that is being confined."""
         child = self.strangers.pop(descriptor)
         self.poller.unregister(descriptor)
         assert self.world is not None
-        # It may end at any moment.
+        # The child may end at any moment.
         with socket.socket(fileno=descriptor) as stranger, contextlib.suppress(ConnectionError):
             _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
+            # No descriptor came: the child has ended, or was refused and has said so to the parent.
             if not listeners:
                 return
             try:
                 broker = Broker(listeners[0], child, self.world, self.may_grow)
+            # The child waits for this answer; anything but ACCEPTED makes it refuse to run.
             except OSError as error:
                 os.close(listeners[0])
                 stranger.sendall(str(error).encode())
@@ -155,10 +171,10 @@ class Zygote:
             stranger.sendall(ACCEPTED)
 
     def may_grow(self, seconds: float = RECENT) -> bool:
-        """Tell whether the folder may hold more, as of at most some seconds ago."""
+        """Return whether the folder may grow, by a measurement at most `seconds` old."""
         if time.monotonic() - self.looked > seconds:
-            # bubblewrap's folder has a size of its own, which counts no file or folder that is
-            # empty.
+            # bubblewrap's folder is a file system of limited size, but that size does not count
+            # empty files and folders; so count names.
             if self.tier == "bubblewrap":
                 self.used = names_used(self.folder) * NAME_BYTES
             else:
@@ -167,11 +183,14 @@ class Zygote:
         return self.used <= WORK_BYTES
 
     def collect(self) -> dict[str, Any]:
-        """End all children and forget what they left; returns their wait statuses and what they
-        were ended for.
+        """End all children and clean up after them.
+
+        Returns their wait statuses, in the order of their start, and the reason if they were ended
+        early.
         """
         end(self.children)
         statuses = [os.waitpid(child, 0)[1] for child in self.children]
+        # Children that never introduced themselves: their sockets are still ours.
         for descriptor in self.strangers:
             os.close(descriptor)
         for broker in self.brokers.values():
@@ -192,19 +211,24 @@ def live(
     readable: list[str],
     folder: str,
 ) -> SystemExit | None:
-    """Live a child's life: keep these descriptors alone, be confined, say so, do one job.
+    """Run a child's life: keep only these descriptors, become confined, report it, do one job.
 
-    They are the socket to the parent, standard input, output and error and, if there is one, the
-    socket to the other. `kept` are, in the Landlock tier, what leads to who answers calls that name
-    something, and its rules; else negative. Returns how a script leaves the interpreter; None for
-    other jobs.
+    Args:
+        descriptors: the socket to the parent, standard input, output and error, and the socket to
+            the peer if there is one.
+        kept: in the Landlock tier, the socket that leads to the broker and the descriptor of the
+            rules; negative where there is none.
+
+    Returns how a script leaves the interpreter; None for other jobs.
     """
+    # A session of its own, so that the whole group can be killed.
     os.setsid()
     os.chdir(folder)
     if tier == "unsafe" or "tempfile" in sys.modules:
-        # Elsewhere it is found to be the only one that can be written.
+        # In the other tiers tempfile finds by itself that this is the only writable folder.
         tempfile.tempdir = folder
-    # First out of the way of the numbers they get, as these may be among them.
+    # Move them out of the way first, as a source may have the number of another's target:
+    # sources [0, 5, 6, 7] -> spares [100, 101, 102, 103] -> targets [3, 0, 1, 2]
     high = [
         os.dup2(descriptor, FIRST_SPARE + index) for index, descriptor in enumerate(descriptors)
     ]
@@ -214,11 +238,14 @@ def live(
         for index, descriptor in enumerate(kept)
     )
     introduction = socket.socket(fileno=broker) if broker >= 0 else None
+    # Results to 3, then standard input, output, error; the peer's socket, if any, to 4.
     targets = (3, 0, 1, 2, 4)[: len(high)]
     for descriptor, target in zip(high, targets, strict=True):
         os.dup2(descriptor, target)
+    # Close everything else: the spares, and what the zygote holds for itself and other children.
     os.closerange(max(targets) + 1, last)
     os.closerange(max(last, broker + 1, rules + 1), 1024)
+    # Confine, and report the outcome either way.
     results = Channel(3)
     try:
         if tier == "landlock" and rules < 0:
@@ -228,6 +255,7 @@ def live(
         results.send({"refused": str(error)})
         return None
     results.send({"confined": True})
+    # Only now does the job arrive, in a process that is already confined.
     job = results.receive(limit=-1)
     peer = 4 if 4 in targets else None
     if "script" in job:
@@ -244,7 +272,7 @@ def live(
 
 
 def end(children: list[int]) -> None:
-    """End processes, and what they could start where nothing forbids it."""
+    """Kill processes and their process groups: the unsafe tier lets them start others."""
     for child in children:
         for kill in (os.kill, os.killpg):
             with contextlib.suppress(ProcessLookupError):
@@ -252,7 +280,7 @@ def end(children: list[int]) -> None:
 
 
 def empty(folder: str) -> None:
-    """Remove everything in a folder, however deep it lies and whatever its rights are."""
+    """Remove everything in a folder, at any depth and whatever its permissions."""
     folders, number = [folder], 0
     while folders:
         path = folders.pop()
@@ -260,19 +288,20 @@ def empty(folder: str) -> None:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
                 continue
-            # Flat, as no path may become too long; and twice, as a folder of that name may be the
-            # program's.
+            # Move each folder directly below `folder`, as a nested path may be too long for the
+            # kernel. The random part avoids names that the program may have made.
             number += 1
             os.chmod(entry.path, 0o700)
             flat = os.path.join(folder, f"{number}.{os.urandom(8).hex()}")
             os.rename(entry.path, flat)
             folders.append(flat)
+        # Its entries are gone or have been moved, so it is empty now.
         if path != folder:
             os.rmdir(path)
 
 
 def load(names: list[str], packages: dict[str, str]) -> None:
-    """Import what is mentioned once for all children to come: none of them has the time to."""
+    """Import the modules that a job mentions, once for all children: a child has no time for it."""
     for name in names:
         if (name in packages or name in ON_MENTION) and name not in sys.modules:
             importlib.import_module(name)
@@ -286,14 +315,15 @@ def main(
     folder: str,
     packages: dict[str, str],
 ) -> None:
-    """Serve the parent until it closes its end."""
-    # Also of what is made for the children.
+    """Serve the parent until it closes its end. Entry point of the zygote's process."""
+    # Private permissions, also for what is made on behalf of children (brokers make files).
     os.umask(0o077)
     sys.meta_path.append(Packages(packages))
     for name in ONE_THREAD:
-        # Read by libraries in C, and no part of what a program sees as its environment.
+        # C libraries read it; `os.environ`, which is what a program sees, does not change.
         os.putenv(name, "1")
-    # `exit` and `quit`, which programs call: the interpreter was started without its site packages.
+    # `exit` and `quit`, which programs call, are missing: the interpreter starts without `site`.
     site.setquit()
     Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve(packages)
+    # Without exit handlers: nothing here needs them.
     os._exit(0)
