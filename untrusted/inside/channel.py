@@ -4,20 +4,21 @@ import json
 import socket
 from typing import Any
 
-# Bytes that program and tester may say at once; both are held to the memory of a program. The
-# parent takes less.
+# Bytes of one message between program and tester, both of which are limited to a program's memory.
+# The parent accepts less (`wire.MAX_MESSAGE`).
 MAX_MESSAGE = 64 * 2**20
 
 
+# Cycles cannot occur (containers are sent once), and looking for them takes time.
 ENCODER = json.JSONEncoder(check_circular=False)
 
 
 class ChannelEndError(BaseException):
-    """The process at the other end has ended, which no test may take for an answer."""
+    """Raised if the process at the other end has ended; no test may take that for an answer."""
 
 
 class Channel:
-    """Sends and receives messages; the end of the other side is a ChannelEndError."""
+    """Sends and receives messages; raises ChannelEndError if the other side has ended."""
 
     def __init__(self, descriptor: int) -> None:
         self.socket = socket.socket(fileno=descriptor)
@@ -31,8 +32,9 @@ class Channel:
             raise ChannelEndError("the other side has ended") from error
 
     def receive(self, limit: int = MAX_MESSAGE) -> Any:
-        """Wait for the next message; one that is longer than `limit` (-1: none) is one too."""
+        """Wait for the next message; raises ChannelEndError beyond `limit` bytes (-1: no limit)."""
         line = self.lines.readline(limit)
+        # Cut off: by the limit, or because the sender has ended.
         if not line.endswith(b"\n"):
             raise ChannelEndError("the other side has ended")
         return json.loads(line)

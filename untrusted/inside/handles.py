@@ -1,11 +1,12 @@
-"""Handles: what a test has of the objects of the program. What is done to a handle is done in the
-program.
+"""Handles: a test's stand-ins for the program's objects; the program does what is done to them.
 
 A handle never decides what it is compared with. It equals plain data only if its class derives from
 a plain type: then it *is* that plain value, whatever the methods of its class say. An object's own
-word counts among objects of the program alone. Python demands real classes in two places: an
-`except` clause, and where C code wants a text or a number; there is one class per exception class
-of the program, and one per plain type. Standard library only.
+`__eq__` counts only among objects of the program.
+
+Python demands real classes in two places: in an `except` clause, and where C code wants a text or a
+number. So there is one class per exception class of the program, and one per plain type. Imports
+the standard library only.
 """
 
 import collections
@@ -18,12 +19,14 @@ from typing import Any
 from untrusted.inside import wire
 from untrusted.inside.deferred import asyncio
 
+# Names of special methods without their underscores.
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
     *("and", "or", "xor", "lshift", "rshift"),
 )
-# Operators whose result may stand for a comparison with the operand: `abs(f(x) - 1.5) < 1e-6`.
+# Operators whose result may stand for a comparison with the operand: `abs(f(x) - 1.5) < 1e-6`. An
+# object that has seen 1.5 could answer the comparison by itself, so the result is "tainted".
 LEARNING = {"sub", "truediv", "floordiv", "mod", "divmod", "xor"}
 CONVERSIONS = (
     *("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool"),
@@ -33,16 +36,17 @@ OTHERS = (
     *("len", "getitem", "setitem", "delitem", "reversed", "length_hint", "enter", "aenter"),
     *("aiter", "anext", "fspath", "dir", "bytes"),
 )
+# A text is only shown or formatted, so it may come from the program's own method.
 TEXTS = ("str", "repr", "format")
 IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
-# Plain types whose content is asked for when it is needed: it changes, or is kept in attributes
-# (Fraction).
+# Plain types whose content is fetched when it is needed, because it changes or is kept in
+# attributes (Fraction).
 MUTABLE: tuple[Any, ...] = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
 PLAIN = {*wire.SCALARS, *wire.PARTS, *wire.PLAIN, *MUTABLE, int}
-# What `isinstance` says of a handle, by what the program says of its object.
+# The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[str, type] = {
     "class": type,
     "map": map,
@@ -54,23 +58,26 @@ KINDS: dict[str, type] = {
     "builtin": types.BuiltinFunctionType,
     **{kind.__name__: kind for kind in MUTABLE},
 }
+# Beginnings of names that handles do not have: numpy and classes would probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
-# What is no attribute of the program's object, also where a test names it.
+# Attributes that are never the program's, even if a test names them.
 HERE = {"__reduce_ex__", *(f"__{name}__" for name in COMPARISONS)}
+# How an event loop advances a coroutine.
 STEPS = ("send", "throw", "close")
-# Seconds for which what a test awaits goes on in the program before other tasks of the test have
-# their turn.
+# Seconds for which an awaited object of the program runs before the test's other tasks get a turn.
 SLICE = 0.005
+# Marks "no content": None is a content.
 NOTHING = object()
 
 
 class CannotJudgeError(BaseException):
-    """Raised where a test does what the border cannot carry; neither program nor test has failed."""
+    """Raised if a test does what the border cannot carry: neither the program nor it has failed."""
 
 
 class TestSide:
-    """The test's end of the channel, which all handles use; there is one."""
+    """Holds the test's end of the channel, which all handles use; there is one per process."""
 
+    # `reason`: why the test cannot be judged; empty if it can.
     peer: Any = None
     reason = ""
 
@@ -81,7 +88,10 @@ def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
 
 
 def cannot_judge(reason: str) -> CannotJudgeError:
-    """Note for good that this test cannot be judged."""
+    """Record that this test cannot be judged, and return the error to raise.
+
+    The record stays even if the test catches the error.
+    """
     TestSide.reason = TestSide.reason or reason
     return CannotJudgeError(reason)
 
@@ -92,7 +102,7 @@ def is_theirs(value: Any) -> bool:
 
 
 def is_plain_data(value: Any) -> bool:
-    """Whether a value is plain data of the test's."""
+    """Whether a value is plain data of the test."""
     return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
 
 
@@ -105,20 +115,24 @@ def is_any_number(value: Any) -> bool:
 
 
 def facts_of(handle: Any) -> dict[str, Any]:
-    """Return what the border knows of a handle's object.
+    """Return what the border knows about a handle's object.
 
-    kind: a key of KINDS, or "object"; named: a test calls it by the name of a class; made: a test
-    has made it by such a name; tainted: it has seen an operand that it might be compared with.
+    The keys:
+        kind: a key of KINDS, or "object".
+        named: the test calls it by a name in CapWords, so it is a class.
+        made: the test has made it by calling such a name.
+        tainted: it has seen an operand that it might be compared with.
     """
     return object.__getattribute__(handle, "__dict__")
 
 
 def content_of(handle: Any) -> Any:
-    """Return the plain value that an object is whose class derives from a plain type, else NOTHING.
+    """Return an object's plain value if its class derives from a plain type, else NOTHING.
 
-    The program says it without knowing what it is compared with.
+    The program sends it without knowing what it will be compared with.
     """
     facts = facts_of(handle)
+    # An immutable value is already here (the handle itself), a mutable one is fetched now.
     if isinstance(handle, Valued) or facts["kind"] in CONTENTS:
         if facts.get("tainted"):
             raise no_verdict(handle, "a comparison with what an operator has made")
@@ -130,8 +144,10 @@ CONTENTS = {kind.__name__ for kind in MUTABLE}
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
-    """Refuse to let an object decide: of one that the test has made by the name of its class, that
-    is no verdict.
+    """Return the error for letting an object of the program decide.
+
+    For an object that the test itself has made from the program's class, plain Python might decide
+    otherwise; so the test cannot be judged. For any other object it is a TypeError.
     """
     if facts_of(handle).get("made"):
         return cannot_judge(f"{action}: an object of the program would decide it")
@@ -139,9 +155,10 @@ def no_verdict(handle: Any, action: str) -> BaseException:
 
 
 class Handle:
-    """An object of the program."""
+    """Stands for an object of the program."""
 
     def __getattribute__(self, name: str) -> Any:
+        # Every attribute access comes here first, also `__class__`, which `isinstance` asks for.
         facts = facts_of(self)
         if name == "__class__":
             return KINDS.get(facts["kind"], type(self))
@@ -155,6 +172,7 @@ class Handle:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
+        # Everything else is the program's; what comes from a tainted object is tainted.
         made = ask("get", self, name)
         return mark(made, self, tainted=True) if facts.get("tainted") else made
 
@@ -166,6 +184,7 @@ class Handle:
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         made = unless_learnt(self, ask("call", self, *arguments, **keywords))
+        # A call of a CapWords name makes an object of the test's own making.
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -179,7 +198,7 @@ class Handle:
             items = iter(self)
         except TypeError:
             items = iter(())
-        # What an object only says to contain, it does not.
+        # An object does not contain what it only claims to contain: look at what it yields.
         if any(item is other or item == other for other in items):
             return True
         if facts_of(self).get("made") and ask("contains", self, item):
@@ -197,6 +216,7 @@ class Handle:
         return driver(self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        # An object may suppress exceptions, as in Python, but never the test's own verdict.
         return ask("exit", self, kind, error) and not isinstance(error, AssertionError)
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
@@ -206,6 +226,7 @@ class Handle:
         return ask("hash", self)
 
     def __instancecheck__(self, value: Any) -> bool:
+        # Plain data is never an instance of the program's class, whatever its metaclass says.
         return not is_plain_data(value) and ask("isinstance", value, self)
 
     def __subclasscheck__(self, kind: type) -> bool:
@@ -218,36 +239,35 @@ class Handle:
         return ask("copy", self, True)
 
     def __reduce_ex__(self, _: Any) -> Any:
-        # What is pickled is a copy in the program, which stays there.
+        # A pickle holds only the number of a copy, which stays in the program.
         return restored, (TestSide.peer.their_numbers[id(ask("copy", self, True))],)
 
 
 def restored(number: int) -> Any:
+    # Unpickling makes another copy each time.
     return ask("copy", TestSide.peer.theirs[number], True)
 
 
 class Valued(Handle):
-    """An object of the program whose class derives from an immutable plain type: real, so that C
-    code takes it.
-    """
+    """Stands for an object whose class derives from an immutable plain type; C code accepts it."""
 
     __iter__ = __contains__ = __next__ = __hash__ = None  # type: ignore[assignment]  # the plain type's
 
 
 def driver(handle: Any) -> Iterator[Any]:
-    """Return the iterator by which an event loop of the test's drives what the program awaits."""
+    """Return the iterator by which the test's event loop drives an awaited object."""
     facts = facts_of(handle)
+    # One per handle: an awaited object is awaited once.
     if "driver" not in facts:
         facts["driver"] = drive(handle).__await__()
     return facts["driver"]
 
 
 async def drive(handle: Any) -> Any:
-    """Await an object within the program, slice by slice, so that tasks of the test have their
-    turn.
-    """
+    """Await an object within the program in slices, between which the test's tasks get a turn."""
     task = ask("start task", handle)
     try:
+        # None: not ended within the slice. Else a tuple of one: the result may be None.
         while not (ended := ask("run task", task, SLICE)):
             await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -260,7 +280,7 @@ async def drive(handle: Any) -> Any:
 
 
 def forwarded(name: str) -> Callable[..., Any]:
-    """Make a special method that is carried out in the program."""
+    """Make a special method that the program carries out."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
         return unless_learnt(self, ask(name, self, *arguments))
@@ -269,12 +289,13 @@ def forwarded(name: str) -> Callable[..., Any]:
 
 
 def conversion(name: str) -> Callable[..., Any]:
-    """Make a conversion to a number or a truth value; refused for what has seen an operand."""
+    """Make a conversion to a number or a truth value; refused for a tainted object."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
         made = ask(name, self, *arguments)
         if not facts_of(self).get("tainted"):
             return mark(made, self, tainted=False)
+        # A tainted object may only make another object, which stays tainted.
         if not is_theirs(made) or isinstance(made, Valued):
             raise no_verdict(self, name)
         return mark(made, self, tainted=True)
@@ -283,7 +304,10 @@ def conversion(name: str) -> Callable[..., Any]:
 
 
 def mark(made: Any, source: Any, *, tainted: bool) -> Any:
-    """Let what an operation has made inherit from its operand what the border knows."""
+    """Pass on what the border knows from the operand of an operation to its result.
+
+    `tainted=True` taints the result; False leaves it as it is.
+    """
     if isinstance(made, Handle):
         facts_of(made)["made"] = facts_of(source).get("made")
         if tainted:
@@ -292,7 +316,7 @@ def mark(made: Any, source: Any, *, tainted: bool) -> Any:
 
 
 def unless_learnt(source: Any, made: Any) -> Any:
-    """Let no number pass that comes from an object which has seen an operand, in whatever way."""
+    """Refuse a number that comes, in any way, from an object that has seen an operand."""
     facts = facts_of(source)
     if facts.get("tainted") and not facts.get("made"):
         if is_any_number(made):
@@ -305,15 +329,19 @@ def comparison(name: str) -> Callable[..., Any]:
     """Make a comparison: by the program among its own objects, else by content or not at all."""
 
     def method(self: Any, other: Any) -> Any:
+        # two objects of the program
         if is_theirs(other):
             return ask("operator", name, self, other)
+        # an object with plain content: the plain type compares
         if (content := content_of(self)) is not NOTHING:
             return native(content, name)(other)
+        # NotImplemented: Python falls back to identity, so the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
-        # Plain Python might say otherwise of an object that the test has made; then neither is a
-        # verdict.
+        # The object is of the test's making, and plain Python would let it decide: if it would
+        # decide otherwise than "not equal", there is no verdict.
         if name not in ("eq", "ne") or ask("operator", name, self, other) is not (name == "ne"):
+            # Only == and != have a safe answer here; an order never has one.
             raise no_verdict(self, f"{name} with plain data")
         return NotImplemented
 
@@ -321,27 +349,31 @@ def comparison(name: str) -> Callable[..., Any]:
 
 
 def native(value: Any, name: str) -> Callable[..., Any]:
-    """Find the special method of the plain type of a value, bound to it."""
+    """Return the special method of a value's plain type, bound to the value."""
     kind = next(kind for kind in type(value).__mro__ if kind in IMMUTABLE or kind in MUTABLE)
     method = getattr(kind, f"__{name}__", None)
     return (lambda *_: NotImplemented) if method is None else types.MethodType(method, value)
 
 
 def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """Make an operator: what it makes of plain data is an object, or what the plain types make."""
+    """Make an operator: with plain data, its result is an object or what the plain types make."""
 
     def method(self: Any, other: Any, *modulo: Any) -> Any:
+        # "isub" and "sub" reveal the same.
         tainted = facts_of(self).get("tainted") or name.removeprefix("i") in LEARNING
         operands = (other, self) if reflected else (self, other)
         made = ask("operator", name, *operands, *modulo)
+        # Among the program's own objects, or with objects of the test, anything goes.
         if is_theirs(other) or not is_plain_data(other):
             return mark(made, self, tainted=False)
+        # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
             bare = f"r{name}" if reflected else name.removeprefix("i")
             expected = native(content, bare)(other, *modulo)
             if expected is NotImplemented or not (made == expected):
                 raise no_verdict(self, name)
             return mark(made, self, tainted=False)
+        # A plain result from an object without plain content would be its own word.
         if not is_theirs(made) or isinstance(made, Valued):
             raise no_verdict(self, name)
         return mark(made, self, tainted=bool(tainted))
@@ -363,8 +395,10 @@ for _name in (*OTHERS, *TEXTS):
 
 
 def valued_class(kind: type) -> type:
-    """Make the class of handles whose objects are of a plain type; only what asks the program is
-    the handle's.
+    """Make the class of handles for objects that derive from a plain type.
+
+    Attributes, copies, comparisons, operators and texts go through the handle; everything else is
+    the plain type's own.
     """
     kept = {
         "__getattribute__",
@@ -375,6 +409,7 @@ def valued_class(kind: type) -> type:
         "__reduce_ex__",
     }
     kept |= {f"__{name}__" for name in (*COMPARISONS, *TEXTS)}
+    # Operators that the plain type has: a `str` has no `__sub__`, so neither has its handle.
     kept |= {
         f"__{prefix}{name}__"
         for name in (*BINARY, "divmod")
@@ -382,6 +417,7 @@ def valued_class(kind: type) -> type:
         if hasattr(kind, f"__{prefix}{name}__")
     }
     members = {name: vars(Handle)[name] for name in kept}
+    # Restore what `Handle` would hide: `len`, iteration, item access.
     members |= {
         name: getattr(kind, name) for name in dir(kind) if name not in kept and name in vars(Handle)
     }
@@ -395,11 +431,13 @@ VALUED = {kind.__name__: valued_class(kind) for kind in IMMUTABLE}
 
 
 class ErrorClass(type):
-    """The class of the classes that stand for exception classes of the program; Python wants real
-    ones to catch.
+    """Metaclass of the classes that stand for the program's exception classes.
+
+    They must be real classes, because Python's `except` accepts nothing else.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
+        # A `class` statement of the test comes here, too, without this member.
         if "__number__" not in members:
             raise cannot_judge("a class of the test derives from one of the program's")
         return super().__new__(mcs, name, bases, {"__module__": "__main__"})
@@ -418,9 +456,10 @@ class ErrorClass(type):
 
 
 class Error(BaseException):
-    """An exception of the program's own class: its text and its attributes are asked for."""
+    """An exception of the program's own class; its text and attributes are fetched from there."""
 
     def __getattribute__(self, name: str) -> Any:
+        # Python itself uses these: traceback, cause, context, notes.
         if name.startswith("__") or name in ("with_traceback", "add_note"):
             return object.__getattribute__(self, name)
         return ask("get", self, name)
@@ -444,15 +483,20 @@ class Error(BaseException):
 
 
 def error_class(name: str, bases: list[Any]) -> type:
-    """Make the class that stands for an exception class of the program."""
+    """Make the class that stands for an exception class of the program.
+
+    Args:
+        bases: the classes that stand for its bases, or built-in exception classes.
+    """
     if not all(isinstance(base, type) and issubclass(base, BaseException) for base in bases):
         raise TypeError("an exception class of unknown bases")
+    # `Error` once per line of descent, before everything built in.
     own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
     return ErrorClass(name, (*own, *bases), {"__number__": 0})
 
 
 def build_handle(form: dict[str, Any]) -> Any:
-    """Make the handle of an object that the program has described."""
+    """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
     kind, content = form.get("k"), form.get("c")
     cls = VALUED[form["b"]] if form.get("b") in VALUED else Handle
     if cls is Handle:
@@ -460,6 +504,7 @@ def build_handle(form: dict[str, Any]) -> Any:
     else:
         plain = next(plain for plain in IMMUTABLE if plain.__name__ == form["b"])
         value = TestSide.peer.decode(content)
+        # Exactly this type: a subclass could not come from here.
         if type(value) is not plain:
             raise TypeError("the content of an object is of another type")
         made = plain.__new__(cls, value)

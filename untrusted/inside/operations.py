@@ -1,7 +1,7 @@
-"""What a test can have done to the objects of a program: one fixed list, carried out in the
-program's process.
+"""The operations that a test can have done to the program's objects: one fixed list, carried out in
+the program's process.
 
-Standard call_library only.
+Imports the standard library only.
 """
 
 import collections
@@ -18,13 +18,15 @@ from typing import Any
 from untrusted.inside.deferred import asyncio, threading
 from untrusted.inside.handles import BINARY, COMPARISONS, IMMUTABLE, MUTABLE
 
+# By the name in a message: "add", "eq", and "iadd" for +=.
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, f"__{name}__") for name in (*BINARY, *COMPARISONS)},
     **{f"i{name}": getattr(operator, f"__i{name}__") for name in BINARY},
     "divmod": divmod,
     "pow": pow,
 }
-# How to take the plain value out of an object whose class derives from a plain type.
+# How to take the plain value out of an object whose class derives from a plain type, by the plain
+# type's own methods: a subclass may override any of them.
 TAKE: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     tuple: lambda value: tuple(tuple.__iter__(value)),
@@ -53,7 +55,7 @@ TAKE: dict[type, Callable[[Any], Any]] = {
 
 
 def content(subject: Any) -> Any:
-    """Take the plain value out of an object whose class derives from one."""
+    """Return the plain value of an object whose class derives from a plain type."""
     base = next(base for base in type(subject).__mro__ if base in IMMUTABLE or base in MUTABLE)
     return TAKE[base](subject)
 
@@ -67,12 +69,12 @@ def call_attribute(subject: Any, name: str, /, *arguments: Any, **keywords: Any)
 
 
 def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a function of the call_library that looks into the objects it is given."""
+    """Call a library function that inspects its arguments, such as `dataclasses.asdict`."""
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
 
 def on_class(name: str) -> Callable[..., Any]:
-    """Make an operation that calls a on_class method as Python does: on the class."""
+    """Make an operation that calls a special method as Python does: on the class."""
 
     def method(subject: Any, /, *arguments: Any) -> Any:
         return getattr(type(subject), name)(subject, *arguments)
@@ -90,11 +92,13 @@ def apply(name: str, left: Any, right: Any, *modulo: Any) -> Any:
 
 # Patches
 
+# What was there before the first patch, by target and attribute.
 ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
 def patch(target: Any, name: str, value: Any) -> None:
-    """Replace an attribute of a module or a logger, as the test has just done with its own."""
+    """Replace an attribute of a module or a logger, as the test has just done at its end."""
+    # Only the first: a second patch must not make the first one the original.
     ORIGINALS.setdefault((id(target), name), getattr(target, name))
     setattr(target, name, value)
 
@@ -107,9 +111,9 @@ def unpatch(target: Any, name: str) -> None:
 # Awaiting
 
 
-# The event loop in which the program awaits for the test, if there is one yet.
+# The event loop in which the program's objects are awaited for the test; empty before the first.
 LOOP: list[Any] = []
-# What it awaits there.
+# The tasks in it; the index is the number that the test knows.
 TASKS: list[Any] = []
 
 
@@ -118,17 +122,19 @@ async def settle(awaitable: Any) -> Any:
 
 
 def start_task(awaitable: Any) -> int:
-    """Begin to await an object; returns the number of its task."""
+    """Begin to await an object; returns the task's number."""
     if not LOOP:
-        # One loop for good: a lock or a task that an object has made of it belongs to it.
+        # One loop for good: locks and tasks that an object creates belong to the loop they are
+        # created in.
         LOOP.append(asyncio.new_event_loop())
     TASKS.append(LOOP[0].create_task(settle(awaitable)))
     return len(TASKS) - 1
 
 
 def run_task(number: int, seconds: float) -> tuple[Any] | None:
-    """Let all tasks go on until one has ended; returns its result, or None if it has not ended in
-    time.
+    """Let all tasks run until the given one ends or `seconds` have passed.
+
+    Returns its result as a tuple of one, or None if it has not ended.
     """
     in_own_loop(asyncio.wait([TASKS[number]], timeout=seconds))
     return (TASKS[number].result(),) if TASKS[number].done() else None
@@ -140,7 +146,7 @@ def cancel_task(number: int) -> None:
 
 
 def in_own_loop(coroutine: Any) -> None:
-    """Run a coroutine, in a thread of its own where another loop is running in this one."""
+    """Run a coroutine in our loop; in another thread if this one is already running a loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -151,9 +157,9 @@ def in_own_loop(coroutine: Any) -> None:
     thread.join()
 
 
-# What a test can have done, by name; `ProgramPeer` adds what concerns the program's own names.
+# All operations by name; `ProgramPeer` adds those that concern the program's own names.
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    # What a test writes.
+    # What a test writes as syntax.
     "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_attribute,
     "operator": apply, "contains": lambda subject, item: item in subject,
     "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
@@ -166,7 +172,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "bool": bool, "int": int, "float": float, "complex": complex, "index": operator.index, "abs": abs,
     "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
     "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "content": content,
-    # Whole objects, and what a test does for the whole process.
+    # Whole objects; what a test does to the whole process; awaiting.
     "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
     "library": call_library, "patch": patch, "unpatch": unpatch,
     "start task": start_task, "run task": run_task, "cancel task": cancel_task,

@@ -177,7 +177,8 @@ class Peer:
     def encode_container(self, container: Any) -> dict[str, Any]:
         entry = self.shared.find(container)
         # A container's content is sent once per message; this also ends cycles:
-        #  a = []; a.append(a) -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
+        #   a = []; a.append(a)
+        #   -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
         self.message_keys.add(entry.key)

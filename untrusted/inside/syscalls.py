@@ -1,11 +1,12 @@
-"""The system calls that a confined process may make: everything else is refused.
+"""The system calls that a confined process may make; all others are refused.
 
-An allow list, as a deny list misses what the next kernel brings (io_uring, pidfd, memfd and more
-reach around rules that name their elders). Imports the standard library only: it runs in the
+An allow list, because a deny list misses what the next kernel adds (io_uring, pidfd, memfd and more
+bypass rules that name their predecessors). Imports the standard library only: it runs in the
 sandbox's own interpreter.
 """
 
-# Harmless with any arguments, given that no file can be opened that the tier does not show.
+# Harmless with any arguments, given that no file can be opened that the tier does not show. The
+# numbers are those of Linux, by machine.
 ALLOWED = {
     "x86_64": """
         read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 close=3 lseek=8 open=2 openat=257 stat=4 fstat=5
@@ -39,7 +40,7 @@ ALLOWED = {
     """,
 }
 
-# Allowed with the arguments of `conditions` only.
+# Allowed only with the arguments that `conditions` lists.
 GUARDED = {
     "x86_64": """
         ioctl=16 fcntl=72 prctl=157 prlimit64=302 kill=62 tgkill=234 clone=56 socketpair=53 sendto=44 getsockopt=55
@@ -53,16 +54,15 @@ GUARDED = {
     """,
 }
 
-# Said to be unknown, so that libc takes older ones: the flags of clone3 lie in memory that a
-# filter cannot read.
+# Reported as unknown (ENOSYS), so that libc falls back to older calls: the flags of clone3 lie in
+# memory, which a filter cannot read.
 ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
 
-# Answered with 0, as for a process whose parent lies outside its namespace.
+# Answered with 0, which is what a process sees whose parent lies outside its namespace.
 ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
 
-# Calls that take a name of a file or of the machine, or depend on one: where no namespace hides
-# what else there is,
-# `broker` answers them.
+# Calls that take or depend on a name of a file or of the machine. Where no namespace hides the
+# host's other names, `broker` answers them.
 NAMING = (
     *(
         "open",
@@ -91,8 +91,10 @@ NAMING = (
     *("renameat", "renameat2", "uname"),
 )
 
+# AUDIT_ARCH_* of linux/audit.h: what a filter sees as the architecture.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
+# CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME in one mask.
 CLONE_THREAD, CLONE_NEW_NAMESPACES = 0x10000, 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
 SOL_SOCKET = 1
@@ -100,6 +102,7 @@ EVERY_BIT, SIGN = 0xFFFFFFFF, 0x80000000
 
 
 def parse_table(table: str) -> dict[str, int]:
+    # "read=0 write=1" -> {"read": 0, "write": 1}
     """Read `name=number` pairs into a dictionary."""
     return {
         name: int(number) for name, _, number in (pair.partition("=") for pair in table.split())
@@ -107,16 +110,16 @@ def parse_table(table: str) -> dict[str, int]:
 
 
 def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
-    """List what must hold for each guarded call: (32-bit word of the arguments, mask, allowed
-    values).
+    """Return the conditions of each guarded call: (argument word, mask, allowed values).
 
-    Word 2 * i is the low half of argument i.
+    Arguments have 64 bits, a filter reads words of 32: word 2 * i is the low half of argument i.
+    A call is allowed if (word & mask) is one of the values, for every condition in its list.
     """
     return {
-        # Signals go to the process itself only.
+        # A process may send signals to itself only.
         "kill": [(0, EVERY_BIT, (pid,))],
         "tgkill": [(0, EVERY_BIT, (pid,))],
-        # Of another process each would tell whether it exists.
+        # Asked about another process, each of these would reveal whether it exists. 0 is oneself.
         **{name: [(0, EVERY_BIT, (0, pid))] for name in ("getpgid", "getsid")},
         **{
             f"sched_get{name}": [(0, EVERY_BIT, (0, pid))]
@@ -125,13 +128,14 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         "getpriority": [(0, EVERY_BIT, (0,)), (2, EVERY_BIT, (0, pid))],
         # Negative numbers are the processor clocks of any process.
         **{f"clock_{name}": [(0, SIGN, (0,))] for name in ("gettime", "getres", "nanosleep")},
-        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. PEERCRED and PEERPIDFD name the
-        # parent.
+        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. Not PEERCRED and PEERPIDFD,
+        # which identify the parent.
         "getsockopt": [(2, EVERY_BIT, (SOL_SOCKET,)), (4, EVERY_BIT, (2, 3, 4, 7, 8, 38, 39))],
-        # Not UNSHARE: there is one table of descriptors.
+        # Flags: none or CLOEXEC. Not UNSHARE: there must be one table of descriptors.
         "close_range": [(4, EVERY_BIT, (0, 4))],
         # A new thread, never a new process or namespace.
         "clone": [(0, CLONE_THREAD | CLONE_NEW_NAMESPACES, (CLONE_THREAD,))],
+        # Limits of the process itself, and no other.
         "prlimit64": [(0, EVERY_BIT, (0,))],
         # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
         "prctl": [(0, EVERY_BIT, (15, 16, 0x53564D41))],
@@ -142,5 +146,6 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         "ioctl": [(2, EVERY_BIT, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],
         # asyncio needs a pair of streams. A datagram pair could send to any address.
         "socketpair": [(0, EVERY_BIT, (AF_UNIX,)), (2, 0xF, (SOCK_STREAM,))],
+        # Without an address (a pointer, so both halves are 0): only to the connected peer.
         "sendto": [(8, EVERY_BIT, (0,)), (9, EVERY_BIT, (0,))],
     }
