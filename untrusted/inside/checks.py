@@ -1,5 +1,4 @@
-"""Read a test before it runs: which names it uses, where it checks something, and what it compares
-with what.
+"""Read a test before it runs: which names it uses, where it checks, and what it compares with what.
 
 Imports the standard library only.
 """
@@ -12,10 +11,11 @@ from typing import Any, TypeVar
 
 Node = TypeVar("Node", bound=ast.AST)
 
+# Names of functions that a prepared test calls: after a check, for data as the test wrote it, on
+# entry into a test function, and in the place of `type`, of methods and of `callable`.
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
-# Functions that a prepared test calls: after a check, for data as the test wrote it, on entry into
-# a test function.
 TYPE_OF, CALL_METHOD, CALLABLE = "__type_of__", "__call_method__", "__callable__"
+# Contexts that are a check by themselves.
 CONTEXTS = (
     *(
         "raises",
@@ -28,14 +28,17 @@ CONTEXTS = (
     ),
     *("assertLogs", "assertNoLogs"),
 )
+# Functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 
 
 def nodes_of(tree: ast.AST) -> list[ast.AST]:
-    """List what a tree is made of, outermost first, without the contexts of names; `ast.walk` takes
-    far longer.
+    """List the nodes of a tree, outermost first, without the contexts of names.
+
+    Much faster than `ast.walk`.
     """
     found = [tree]
+    # The list grows while it is being walked: breadth first.
     for node in found:
         # Most of a generated test is literals.
         if type(node) is ast.Constant:
@@ -50,11 +53,11 @@ def nodes_of(tree: ast.AST) -> list[ast.AST]:
 
 
 def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
-    """Collect the names that a test reads, and those that it defines itself."""
+    """Collect the names that a test reads and those that it defines."""
     read, defined = set(), set()
     for node in nodes:
         if isinstance(node, ast.Constant):
-            # As in `globals()["Stack"]`.
+            # A name as text: `globals()["Stack"]`.
             if isinstance(node.value, str) and node.value.isidentifier():
                 read.add(node.value)
         elif isinstance(node, ast.Name):
@@ -66,14 +69,13 @@ def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
         elif isinstance(node, ast.ExceptHandler) and node.name:
             defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
+            # `import a.b` binds "a".
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     return read, defined
 
 
 def attributes_of(nodes: list[ast.AST], name: str) -> set[str] | None:
-    """Collect the attributes that are all a test uses of a name; None if it uses the name otherwise
-    too.
-    """
+    """Collect the attributes that a test uses of a name; None if it also uses the bare name."""
     bases = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
     uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     found = [bases.get(id(node)) for node in uses]
@@ -81,7 +83,7 @@ def attributes_of(nodes: list[ast.AST], name: str) -> set[str] | None:
 
 
 def reads_annotations(nodes: list[ast.AST]) -> bool:
-    """Tell whether a test evaluates annotations, in which any name of the program may stand."""
+    """Whether a test evaluates annotations, in which any name of the program may stand."""
     names = {
         node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes
     }
@@ -89,9 +91,7 @@ def reads_annotations(nodes: list[ast.AST]) -> bool:
 
 
 def asks_for_identity(nodes: list[ast.AST]) -> bool:
-    """Whether a test matches classes, or asks for the very object of a library or of an array's
-    memory.
-    """
+    """Whether a test matches classes, or asks for a library object or array memory by identity."""
     modules = {
         (alias.asname or alias.name).partition(".")[0]
         for node in nodes
@@ -104,6 +104,7 @@ def asks_for_identity(nodes: list[ast.AST]) -> bool:
             "may_share_memory",
         ):
             return True
+        # `x is math.inf`: a handle is never the library's object.
         if isinstance(node, ast.Compare) and any(
             isinstance(part, ast.Is | ast.IsNot) for part in node.ops
         ):
@@ -114,9 +115,7 @@ def asks_for_identity(nodes: list[ast.AST]) -> bool:
 
 
 def test_names(tree: ast.Module) -> set[str]:
-    """Collect what a framework would run: functions and classes named like tests, and subclasses of
-    TestCase.
-    """
+    """Collect what a framework would run: functions and classes by name, and TestCases."""
     found = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
@@ -139,7 +138,7 @@ def test_names(tree: ast.Module) -> set[str]:
 
 
 def name_of(function: ast.expr) -> str:
-    """Name the function that is called, without what stands before the last dot."""
+    """Return the last name of a called function: `np.testing.assert_equal` -> "assert_equal"."""
     return (
         function.attr
         if isinstance(function, ast.Attribute)
@@ -150,20 +149,22 @@ def name_of(function: ast.expr) -> str:
 
 
 def root_of(function: ast.expr) -> str:
-    """Name what a chain of attributes, items and calls begins with."""
+    """Return the first name of a chain: `a.b[0].c()` -> "a"; empty if it is none."""
     while isinstance(function, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
         function = function.func if isinstance(function, ast.Call) else function.value
     return function.id if isinstance(function, ast.Name) else ""
 
 
 class Flow:
-    """Which names of a test depend on what the program returned, and which were handed to it."""
+    """Which names of a test depend on the program's results, and which were handed to it."""
 
     def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
+        # A parameter may be the program's function, as in `check(candidate)`.
         parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.program = program | parameters
         self.derived: set[str] = set()
         assignments = [(names, *self.uses(value)) for names, value in assignments_of(nodes)]
+        # To a fixed point: y = f(x); z = y + 1 -> {y}, then {y, z}
         while True:
             found = {
                 name
@@ -174,6 +175,7 @@ class Flow:
             if found <= self.derived:
                 break
             self.derived |= found
+        # Names in arguments of the program, also in a list or tuple display.
         self.passed = {
             argument.id
             for node in nodes
@@ -188,7 +190,7 @@ class Flow:
         return root in self.program or root in self.derived
 
     def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
-        """Tell whether an expression calls the program itself, and collect the names in it."""
+        """Return whether an expression calls the program directly, and the names in it."""
         nodes = nodes_of(expression)
         calls = any(
             isinstance(node, ast.Call) and root_of(node.func) in self.program for node in nodes
@@ -196,7 +198,7 @@ class Flow:
         return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def depends(self, expression: ast.expr) -> bool:
-        """Tell whether an expression depends on what the program returned."""
+        """Whether an expression depends on a result of the program."""
         calls, reads = self.uses(expression)
         return calls or not reads.isdisjoint(self.derived)
 
@@ -207,7 +209,7 @@ class Flow:
 
 
 def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
-    """Yield the names that each statement binds, and the expression that they come from."""
+    """Yield the names that each statement binds, with the expression that they come from."""
     for node in nodes:
         match node:
             case ast.Assign(targets=targets, value=value):
@@ -239,7 +241,10 @@ def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
 
 
 class Original(ast.NodeTransformer):
-    """Has names read as the test wrote them, whatever the program has done to their content."""
+    """Makes names read as the test wrote them, whatever the program has done to their content.
+
+    data -> __given__(data)
+    """
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -251,12 +256,11 @@ class Original(ast.NodeTransformer):
 
 
 class Prepare(ast.NodeTransformer):
-    """Counts the checks of a test, and lets no comparison depend on the program at both of its
-    ends.
+    """Counts the checks of a test, and lets the program change only one side of a comparison.
 
     `result = f(data); assert result == sorted(data)` would be passed by a program that empties
-    `data` and returns nothing: what a result is compared with is computed from the data as the test
-    wrote it.
+    `data` and returns nothing. So the other side is computed from the data as the test wrote it:
+    `assert result == sorted(__given__(data))`.
     """
 
     def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
@@ -264,19 +268,20 @@ class Prepare(ast.NodeTransformer):
         self.theirs = program
         sides = [self.sides(node) for node in nodes] if self.flow.passed else []
         compared = [side for each in sides for side in self.plain_sides(each)]
+        # Names on the sides that do not depend on the program: expected values.
         self.oracles = {
             node.id for side in compared for node in nodes_of(side) if isinstance(node, ast.Name)
         }
 
     def visit(self, node: ast.AST) -> Any:
-        # What was never handed to the program is as the test wrote it, and no expression holds a
-        # statement.
+        # Without data handed to the program nothing needs to be restored, and statements, which
+        # hold the checks, are never inside an expression.
         return super().visit(node) if self.flow.passed or not isinstance(node, ast.expr) else node
 
     def sides(self, node: ast.AST) -> list[ast.expr]:
-        """List what a node compares."""
+        """List the sides that a node compares; empty if it compares nothing."""
         if isinstance(node, ast.Compare):
-            # Not `is`, which asks for the very object.
+            # Not `is`: a copy would never be the very object.
             return (
                 []
                 if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops)
@@ -291,7 +296,7 @@ class Prepare(ast.NodeTransformer):
         return []
 
     def plain_sides(self, sides: list[ast.expr]) -> list[ast.expr]:
-        """List the sides that do not depend on the program where another one does."""
+        """List the sides that do not depend on the program, if another one does."""
         dependent = [self.flow.depends(side) for side in sides]
         return (
             [side for side, depends in zip(sides, dependent, strict=True) if not depends]
@@ -322,6 +327,7 @@ class Prepare(ast.NodeTransformer):
             for name in nodes_of(target)
             if isinstance(name, ast.Name)
         }
+        # expected = sorted(data), computed after the call: restore the data here, too.
         if (
             names & self.oracles
             and isinstance(node.value, ast.Call)
@@ -338,6 +344,7 @@ class Prepare(ast.NodeTransformer):
         self.generic_visit(node)
         call = node.value.value if isinstance(node.value, ast.Await) else node.value
         if isinstance(call, ast.Call) and root_of(call.func) not in self.theirs:
+            # assertEqual(...), np.testing.assert_allclose(...), raises(...) without `with`.
             name = name_of(call.func)
             if name.startswith("assert") or name in CONTEXTS:
                 return [node, counted(node)]
@@ -345,9 +352,11 @@ class Prepare(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
+        # if result != 3: raise ...
         return [node, counted(node)] if complains(node.body) or complains(node.orelse) else node
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
+        # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if complains(node.body) or complains(node.orelse):
             for handler in node.handlers:
                 handler.body.insert(0, counted(handler.body[0]))
@@ -363,6 +372,7 @@ class Prepare(ast.NodeTransformer):
             name_of(call.func) in CONTEXTS and root_of(call.func) not in self.theirs
             for call in calls
         )
+        # A context that ends normally has checked.
         return [node, counted(node)] if checks else node
 
 
@@ -370,8 +380,9 @@ STEPS = ("__next__", "__anext__")
 
 
 class Ask(ast.NodeTransformer):
-    """Has the program asked where Python would look at the class of a handle, and for methods by
-    one message.
+    """Has the program asked where Python would look at a handle's class, or look up a method.
+
+    type(x) -> __type_of__(x); x.f(1) -> __call_method__(x, "f", 1): one message, not two
     """
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -404,7 +415,7 @@ def replace_in(node: ast.AST, old: ast.expr, new: ast.expr) -> None:
 
 
 def complains(body: list[ast.stmt]) -> bool:
-    """Tell whether statements say that something is wrong once they are reached."""
+    """Whether statements report an error once they are reached: raise, assert False, fail()."""
     for statement in body:
         if isinstance(statement, ast.Raise):
             return True
@@ -425,20 +436,20 @@ def counted(after: ast.stmt) -> ast.stmt:
 
 
 def at_place_of(new: Node, old: ast.AST) -> Node:
-    """Give a new node, and the new ones in it, the place of an old one."""
+    """Give a new node, and new nodes in it, the position of an old one."""
     return ast.fix_missing_locations(ast.copy_location(new, old))
 
 
 def prepare(
     tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]
 ) -> ast.Module:
-    """Prepare a test for being run: see `Prepare`; functions of `tests` say that they were entered."""
+    """Prepare a test to run (`Prepare`, `Ask`); functions in `tests` report that they are entered."""
     Prepare(nodes, program).visit(tree)
     Ask().visit(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in tests:
             call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))
-            # After the documentation, which must stay first.
+            # After the docstring, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
             node.body.insert(start, at_place_of(call, node))
     return tree
@@ -452,7 +463,7 @@ def modules_imported(nodes: list[ast.AST]) -> set[str]:
 
 
 def is_module_name(nodes: list[ast.AST], name: str) -> bool:
-    """Tell whether a name that a test does not define is meant as a module of the standard library."""
+    """Whether an undefined name means a standard module: the test uses only its attributes."""
     attributes = attributes_of(nodes, name) if name in sys.stdlib_module_names else None
     return bool(attributes)
 

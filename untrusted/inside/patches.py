@@ -1,8 +1,8 @@
-"""What a test does to the library for the whole process is done in the program too, and undone
-there.
+"""Repeats in the program's process what a test does to the library for its whole process.
 
-`mock.patch` and `monkeypatch` on modules, seeds, the recursion limit, the log; and functions of the
-library that look into an object are carried out where the object is. Standard library only.
+That is: `mock.patch` and `monkeypatch` on modules, seeds, the recursion limit, the log. Library
+functions that inspect an object are carried out where the object is. Imports the standard library
+only.
 """
 
 import abc
@@ -16,9 +16,9 @@ from untrusted.inside.deferred import logging
 from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
-# How names of the environment begin that frameworks and Python read: the program's have no effect.
+# Prefixes of environment variables that frameworks and Python read: the program's have no effect.
 OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
-# Functions that look into the objects they are given, by module.
+# Functions that inspect the objects they are given, by module.
 FORWARDED = {
     "dataclasses": ("asdict", "astuple", "fields", "replace", "is_dataclass"),
     "inspect": (
@@ -39,12 +39,13 @@ FORWARDED = {
 
 
 def follow_test(source: str) -> None:
-    """Follow what a test mentions."""
+    """Install the repetitions for what a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
         if module in source:
             for name in names:
                 replace(module, name, looking_there)
+    # State that program and test would share in one process.
     repeated = [("random", "seed"), ("random", "setstate"), ("sys", "setrecursionlimit")]
     for module, name in repeated:
         if name in source:
@@ -58,9 +59,7 @@ def follow_test(source: str) -> None:
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the check of abstract classes, for which a handle would have the methods of every
-    protocol.
-    """
+    """Wrap the check of abstract classes: a handle would seem to have every protocol's methods."""
 
     def check(kind: Any, value: Any) -> bool:
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
@@ -74,9 +73,7 @@ def replace(module: str, name: str, make: Callable[..., Any]) -> None:
 
 
 def looking_there(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that is carried out in the program where it is given an object of the
-    program's.
-    """
+    """Make a function that the program carries out if any argument is an object of the program."""
 
     def look(*arguments: Any, **keywords: Any) -> Any:
         if any(isinstance(value, Handle) for value in (*arguments, *keywords.values())):
@@ -88,6 +85,7 @@ def looking_there(module: str, name: str, function: Callable[..., Any]) -> Calla
 
 def doing_both(module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def both(*arguments: Any, **keywords: Any) -> None:
+        # Here first: an argument that the library refuses fails in the test, as it should.
         function(*arguments, **keywords)
         ask("library", module, name, *arguments, **keywords)
 
@@ -95,7 +93,8 @@ def doing_both(module: str, name: str, function: Callable[..., Any]) -> Callable
 
 
 def is_patchable(target: Any) -> bool:
-    """Whether both ends have an object of their own that is this one."""
+    """Whether an object exists at both ends under the same name: a library module or a logger."""
+    # Not `sys`: argv and the streams have ways of their own (`Tester.extras`).
     is_module = (
         isinstance(target, types.ModuleType) and is_genuine(target.__name__) and target is not sys
     )
@@ -103,9 +102,7 @@ def is_patchable(target: Any) -> bool:
 
 
 def patch_there(target: Any, name: str) -> bool:
-    """Have the program patch an attribute as the test has just done; whether there is something to
-    undo.
-    """
+    """Have the program repeat a patch that the test has just made; returns whether to undo it."""
     if TestSide.peer is not None and is_patchable(target):
         ask("patch", target, name, getattr(target, name))
         return True
@@ -113,7 +110,7 @@ def patch_there(target: Any, name: str) -> bool:
 
 
 def follow_mock(kind: Any) -> None:
-    """Have what `mock.patch` replaces in a module replaced in the program too."""
+    """Repeat in the program what `mock.patch` replaces in a module."""
     entering, leaving = kind.__enter__, kind.__exit__
 
     def enter_both(self: Any) -> Any:
@@ -122,6 +119,7 @@ def follow_mock(kind: Any) -> None:
         return result
 
     def leave_both(self: Any, *error: Any) -> Any:
+        # Read before leaving: mock deletes the attribute on exit.
         target = self.target
         result = leaving(self, *error)
         if is_patchable(target):

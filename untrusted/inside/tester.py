@@ -1,9 +1,9 @@
 """The test's process: runs a test's own code, while the program lives in another process.
 
-Names of the program are handles here (`handles`): what the test does to them is done there. So no
-object of the program is ever compared by its own word, no patched builtin is ever used, and the
-frames and the memory of the test are out of the program's reach. The program can ask for little in
-return: see `Tester.carry_out`. Standard library only.
+Names of the program are handles here (`handles`): what the test does to them is done in the
+program. So an object of the program is never compared by its own word, no builtin that the program
+patched is used, and the test's frames and memory are out of the program's reach. The program can
+ask for little in return: see `Tester.carry_out`. Imports the standard library only.
 """
 
 import ast
@@ -53,14 +53,14 @@ from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception, load_program, write_parts
 
 FILE = "test.py"
-# Modules whose classes would speak for the test: what equals everything, what skips, what fails.
+# Modules whose classes speak for the test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
-# Types of the test's objects that are called alone: their attributes and their texts lead further.
+# Types of the test's objects that may only be called: their attributes and texts lead further.
 CLOSED = (types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
 TEXTS = {"__str__", "__repr__", "__format__"}
-# Methods of text that read any attribute of what they are given.
+# Methods of text that read any attribute of their arguments: "{0.__class__}".format(x).
 FORMATS = {"format", "format_map"}
-# Special methods that operators and statements call.
+# Special methods that operators and statements call: "__add__", "__radd__", "__iadd__", ...
 SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")} | {
     f"__{name}__" for name in (
         *COMPARISONS, *CONVERSIONS, "divmod", "rdivmod", "len", "call", "getitem", "setitem", "delitem", "contains",
@@ -68,12 +68,13 @@ SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i"
         "hash", "str", "repr", "format", "bytes", "fspath",
     )
 }  # fmt: skip
-# Names that frameworks look for in a module: the program's have no meaning for them.
+# Names that frameworks look for in a module; the program's own must have no effect.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
+# Exceptions that end a loop or a generator, and the steps that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
-# Modules that look at objects in ways which the border does not carry: a test that imports one may
-# fail for that.
+# Modules that look at objects in ways that the border does not carry. A test that imports one may
+# fail for that reason.
 DOUBTFUL = {
     "inspect": "looks into functions and classes",
     "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
@@ -85,12 +86,13 @@ class Tester(Peer):
     """The test's end of the channel: it gives nothing away and believes no object.
 
     Attributes:
-        named: what of the library the test has handed out, which the program may hand back.
-        doubts: what the test does that the border carries in part only: decided by the test alone,
-            so that no program can cause it. A test that fails all the same is not judged.
-        checked: how many checks were executed.
+        named: library objects that the test has handed out, which the program may hand back.
+        doubts: actions of the test that the border carries only in part. Only the test decides
+            them, so no program can cause one. If the test then fails, it is not judged.
+        checked: number of checks that were executed.
         entered: names of the test functions that were entered.
-        complaint: the latest failed assertion of the test that the program has not handed on.
+        complaint: the latest failed assertion that the test raised during a call from the program,
+            as long as the program has not passed it on.
     """
 
     side = "t"
@@ -98,12 +100,15 @@ class Tester(Peer):
     def __init__(self, channel: Channel, source: str) -> None:
         super().__init__(channel)
         TestSide.peer, TestSide.reason = self, ""
+        # The streams as they are now: a test that replaces them inspects the output.
         self.output, self.errors = sys.stdout, sys.stderr
         self.argv = [PROGRAM_FILE]
         self.reads_environment = "environ" in source or "getenv" in source
         self.doubts: list[str] = []
         self.warned: list[Warning] = []
         self.named: dict[tuple[str, ...], Any] = {}
+        # Containers by identity, with the items that they had before the program first changed
+        # them.
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
         self.checked = 0
@@ -113,16 +118,18 @@ class Tester(Peer):
     # What crosses
 
     def doubt(self, reason: str) -> None:
-        """Note what the border carries in part only."""
+        """Note an action that the border carries only in part."""
         if reason not in self.doubts:
             self.doubts.append(reason)
 
     def describe(self, value: Any) -> dict[str, Any]:
+        # Frames and code lead to the expected values.
         if isinstance(value, types.FrameType | types.CodeType | types.TracebackType):
             raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
         if isinstance(value, BaseException):
             return describe_error(value, self.encode, self.encode(type(value)))
         if isinstance(value, types.FunctionType):
+            # Awaiting would cross the border in the other direction, which it does not carry.
             if inspect.iscoroutinefunction(value):
                 self.doubt("hands a coroutine function to the program")
             if any(
@@ -136,6 +143,7 @@ class Tester(Peer):
                 "d": value.__doc__,
             }
         if isinstance(value, type):
+            # A class on its own; one that arrives with its object is no doubt.
             if self.whole is not value:
                 self.doubt(f"hands its class {value.__name__} to the program")
             return self.describe_class(value)
@@ -147,15 +155,18 @@ class Tester(Peer):
         ):
             self.doubt("hands an awaitable to the program")
         if is_own(kind):
+            # The program may expect such an object to be plain data, or to have its fields.
             if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
                 self.doubt(f"hands an object of its class {kind.__name__} to the program")
             return {"k": "object", "class": self.encode(kind)}
+        # A library object: the program gets its class name and its special methods.
         specials = [name for name in SPECIALS if getattr(kind, name, None) is not None]
         return {"k": "object", "n": kind.__name__, "s": specials}
 
     def describe_class(self, kind: type) -> dict[str, Any]:
-        """Describe a class of the test: its bases, and the special methods that it has of its own."""
+        """Describe a class of the test: its bases and the special methods that it defines."""
         bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
+        # Bases that do not cross are folded into the class: their methods count as its own.
         folded = [
             part
             for part in kind.__mro__
@@ -164,6 +175,7 @@ class Tester(Peer):
         specials = {
             name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]
         }
+        # BaseException's own texts are there already, unless the class overrides them.
         if issubclass(kind, BaseException):
             specials -= {"__str__", "__repr__"} - set(vars(kind))
         return {
@@ -180,6 +192,7 @@ class Tester(Peer):
             name = genuine_name(value)
         else:
             name = pure_name(value) if isinstance(value, types.BuiltinFunctionType) else None
+        # Remembered, so that the program can hand back only what it was given.
         if name:
             self.named[tuple(name)] = value
         return {"t": "named", "v": name} if name else None
@@ -200,21 +213,27 @@ class Tester(Peer):
         return super().decode_name(tag, content) if kind is None else kind
 
     # What the program may ask for
-
+    # Requests of the program that are allowed
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Serve the program: standard input and the log; and of what the test has handed out itself
-        calls, attributes of instances, and the special methods that operators and statements call.
+        """Serve the program: standard input, the log, and objects that the test has handed out.
+
+        Of these it may call objects, read and set attributes of instances, and use the special
+        methods that operators and statements call.
         """
         if operation == "input":
             return read_input(*arguments)
         if operation == "log":
             return take_log(*arguments)
+        # "special" carries the method's name first, then its subject; the others begin with the
+        # subject.
         subject_at = 1 if operation == "special" else 0
         if operation not in ("call", "get", "set", "special") or len(arguments) <= subject_at:
             raise BorderError(f"operation {operation!r:.40}")
         subject = arguments[subject_at]
+        # Only objects that crossed from here by number.
         if id(subject) not in self.own_numbers:
             raise BorderError(f"{operation}: no object of the test")
+        # A format string of the program would read any attribute of the test's objects.
         if subject is str.format or subject is str.format_map:
             raise BorderError("formatting by a text of the program's")
         try:
@@ -223,6 +242,7 @@ class Tester(Peer):
             name = arguments[1 - subject_at]
             if type(name) is not str:
                 raise BorderError("the name of an attribute is no text")
+            # Looked up on the class, as Python does; the instance cannot override it.
             if operation == "special":
                 if name not in SPECIALS or (name in TEXTS and isinstance(subject, CLOSED)):
                     raise BorderError("a special method that no operator calls")
@@ -233,22 +253,26 @@ class Tester(Peer):
                 if operation == "get"
                 else setattr(subject, name, arguments[2])
             )
+        # The program may catch it: remembered until it comes back through the border.
         except AssertionError as error:
             self.complaint = error
             raise
 
     def check_attribute(self, operation: str, subject: Any, name: str) -> None:
-        """Refuse ways into the test's frames, and the replacement of what checks."""
+        """Raise for attributes that lead to the test's frames or replace its checks."""
+        # The classes that define the attribute, nearest first.
         kinds = (subject if isinstance(subject, type) else type(subject)).__mro__
         owners = [kind for kind in kinds if name in vars(kind)]
         if any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners):
             raise AttributeError(f"the attribute {name!r:.40} of what checks")
+        # Of a generator, only the steps and `close`: `gi_frame` leads to the test.
         closed = isinstance(subject, CLOSED)
         closed |= isinstance(subject, types.GeneratorType) and name not in STEPS | {"close"}
         if name.startswith("_") or closed or (name in FORMATS and str in kinds):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
         if isinstance(subject, type) and not any(is_own(owner) for owner in owners):
             raise AttributeError(f"{name!r} of a class of the test")
+        # Data attributes of instances of the test's own classes, nothing else.
         if operation == "set":
             if isinstance(subject, type) or not is_own(type(subject)):
                 raise AttributeError(
@@ -260,7 +284,8 @@ class Tester(Peer):
                 )
 
     def checked_error(self, error: BaseException, operation: str) -> BaseException:
-        """Let StopIteration end a loop only where an iterator was asked for its next item."""
+        """Let StopIteration end a loop only if an iterator was asked for its next item."""
+        # The assertion has come back to the test: the program did not hide it.
         if isinstance(error, AssertionError):
             self.complaint = None
         is_step = (
@@ -268,32 +293,36 @@ class Tester(Peer):
             or (operation == "call method" and self.step in STEPS)
             or operation == "run task"
         )
+        # Otherwise a program could end the test's `for` loop, and its checks, early.
         if isinstance(error, ENDS_LOOPS) and not is_step:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
-    # What both ends share
+    # What both ends share; `step` is the latest method called, `whole` the object being described.
 
     step = ""
     whole: Any = None
 
     def before_change(self, container: Any) -> None:
+        # Only the first change: the original is what the test wrote.
         self.original.setdefault(id(container), (container, items_of(container)))
         self.changed.add(id(container))
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
-        A function that returns nothing is meant to change its arguments, and then there is no other
-        original.
+        A function that returns nothing is meant to change its arguments; their new content is then
+        what the test means, so the original is dropped.
         """
         self.changed = set()
+        # "__next__" -> "next"
         if operation == "call method":
             self.step = arguments[1].strip("_")
         try:
             result = super().do(operation, *arguments, **keywords)
         finally:
             warned, self.warned = self.warned, []
+        # Here, so that the test's own filters and contexts see them.
         for warning in warned:
             warnings.warn(warning, stacklevel=3)
         if result is None:
@@ -302,7 +331,7 @@ class Tester(Peer):
         return result
 
     def as_written(self, value: Any) -> Any:
-        """Return data as they were before the program changed them."""
+        """Return data as they were before the program changed them; containers are copied."""
         if not self.original or not isinstance(value, list | dict | set | tuple):
             return value
         if type(value) is tuple:
@@ -311,12 +340,14 @@ class Tester(Peer):
             self.as_written(item)
             for item in self.original.get(id(value), (value, items_of(value)))[1]
         ]
+        # Items of a dictionary are keys and values in turn: ["a", 1] -> {"a": 1}.
         if isinstance(value, dict):
             return dict(zip(items[::2], items[1::2], strict=True))
         return type(value)(items) if type(value) in (list, set) else value
 
     def extras(self) -> dict[str, Any]:
         news: dict[str, Any] = {}
+        # Sent only if the test has changed it since the last message.
         if (environ := environment()) != self.environ:
             self.environ, news["environ"] = environ, dict(os.environ)
         if sys.argv != self.argv:
@@ -324,7 +355,7 @@ class Tester(Peer):
         return news
 
     def take_extras(self, message: dict[str, Any]) -> None:
-        # Of the environment that it shares, and of no option that frameworks read there.
+        # The program's environment, except for options that frameworks read.
         if self.reads_environment and isinstance(environ := message.get("environ"), dict):
             kept = {
                 name: value
@@ -342,8 +373,8 @@ class Tester(Peer):
             )
             self.environ = environment()
         self.warned += [self.decode(form) for form in message.get("warnings", ())]
-        # The program has written it already; only a test that looks at what is printed needs it
-        # again.
+        # The program has already written its output. Only a test that inspects output, and has
+        # replaced the stream for that, gets it again.
         if sys.stdout is not self.output:
             write_parts(sys.stdout, message.get("stdout", ()))
         if sys.stderr is not self.errors:
@@ -352,12 +383,13 @@ class Tester(Peer):
     # Names of the program
 
     def names(self) -> set[str]:
-        """Wait for the program to have been loaded; returns its names, which it sends then."""
+        """Wait until the program is loaded; returns its public names, which it then sends."""
         names = self.channel.receive()["names"]
         return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
     def fetch(self, name: str) -> Any:
-        """Fetch one name of the program."""
+        """Return a handle or value for one name of the program."""
+        # What the program imports from the library is genuine here, by its text.
         if name in self.imported:
             return self.imported[name]
         try:
@@ -365,7 +397,7 @@ class Tester(Peer):
         except KeyError:
             raise NameError(f"name {name!r} is not defined") from None
         if isinstance(value, Handle):
-            # A name in CapWords is a class's, and a test that calls it is about its objects.
+            # A name in CapWords is a class: a test that calls it makes objects of its own.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
         return value
 
@@ -375,16 +407,17 @@ class Tester(Peer):
         self.checked += 1
 
 
+# Built-in types: an object of a class derived from one has content that does not cross.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 def is_own(kind: type) -> bool:
-    """Whether a class is the test's own."""
+    """Whether a class is defined by the test."""
     return getattr(kind, "__module__", None) == "__main__" and not is_theirs(kind)
 
 
 def take_log(name: str, level: int, message: str, arguments: Any, function: str) -> None:
-    """Log what the program has logged."""
+    """Pass a record that the program has logged to the test's logger of that name."""
     logger = logging.getLogger(name)
     if logger.isEnabledFor(level):
         record = logger.makeRecord(
@@ -394,7 +427,7 @@ def take_log(name: str, level: int, message: str, arguments: Any, function: str)
 
 
 def read_input(kind: str, *arguments: Any) -> Any:
-    """Read standard input as the test has it: it may have put something in its place."""
+    """Read standard input as the test has set it: the test may have replaced it."""
     if kind == "input":
         return builtins.input(*arguments)
     if kind == "bytes":
@@ -403,24 +436,27 @@ def read_input(kind: str, *arguments: Any) -> Any:
 
 
 def run_source(tester: Tester, source: str, code: str) -> None:
-    """Run one test as Python would, and then what it defines for a framework, as that would; raises
-    if it fails.
-    """
+    """Run one test as Python would, then what it defines for a framework; raises if it fails."""
+    # The source, for tracebacks and for the failing line
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    # The program's names; waits until it is loaded
     theirs = tester.names()
     tester.imported = genuine_imports(code)
-    # A test that ends with `if __name__ == "__main__": check(f)` must not pass by doing nothing.
+    # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
+    # doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
     sys.meta_path.append(ProgramFinder(ProgramModule("program", tester.fetch, theirs)))
     scope = module.__dict__
+    # Functions that the prepared test calls (`checks.prepare`)
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
     scope |= {
         checks.TYPE_OF: type_of,
         checks.CALL_METHOD: method_call,
         checks.CALLABLE: is_callable,
     }
+    # What the test reads, defines and imports
     nodes = checks.nodes_of(tree)
     read, defined = names = checks.names_of(nodes)
     modules = modules_of(nodes, read - defined)
@@ -430,26 +466,32 @@ def run_source(tester: Tester, source: str, code: str) -> None:
         tester.doubt(
             "asks for identity with an object of the library, matches classes, or looks into arrays"
         )
+    # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
     by_pytest = frameworks.make_fit(source, nodes)
     scope |= {
         checks.ENTERED: tester.entered.add,
         **namespace(tester.fetch, nodes, names, theirs, modules),
     }
+    # Run the file itself
     tests = checks.test_names(tree)
     program = (theirs & read) - defined - set(modules)
     try:
         exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
     except SystemExit as end:
+        # `sys.exit(0)` at the end of a test is no failure if the test said it itself.
         if end.code not in (None, 0) or not is_own_end(end):
             raise
+    # Run what is defined for a framework and has not run yet
     if tests - tester.entered:
         if by_pytest:
             frameworks.run(module, tests, defined)
         else:
             frameworks.run_ourselves(scope, tests, defined)
+    # HumanEval's form: a function `check(candidate)` that nobody has called.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         check(ask("main function"))
+    # Verdict: a broken channel or an assertion that the program swallowed is a failure
     if problem := tester.broken or tester.complaint:
         raise problem
     if not tester.checked:
@@ -457,20 +499,18 @@ def run_source(tester: Tester, source: str, code: str) -> None:
 
 
 def is_own_end(error: SystemExit) -> bool:
-    """Whether a test has ended itself: neither the program nor a callback that the program has
-    called.
-    """
+    """Whether the test itself raised this, neither the program nor a callback that it called."""
     border = Peer.do.__code__.co_filename
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return not is_theirs(error) and border not in frames
 
 
 class NoCheckError(Exception):
-    """A test that has come to its end without having checked anything."""
+    """Raised if a test has ended without having checked anything."""
 
 
 def failing_line(error: BaseException, source: str) -> str:
-    """Find the line of the test at which it failed."""
+    """Return the line of the test at which it failed; empty if unknown."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -480,11 +520,12 @@ def failing_line(error: BaseException, source: str) -> str:
 
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
-    """Run one test; the word that it passed is said here, where no code of the program runs."""
+    """Run one test and report the outcome, here where no code of the program runs."""
     tester = Tester(Channel(peer), job["test"])
     try:
         run_source(tester, job["test"], job["code"])
     except BaseException as error:  # a test may raise anything, and leaving is not passing
+        # A reason for "cannot judge" goes first, then the failure itself.
         reason = TestSide.reason or (
             tester.doubts[0] if tester.doubts and not tester.broken else ""
         )
@@ -496,8 +537,9 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
 
 
 def run_in_one(job: dict[str, Any], results: Channel) -> None:
-    """Run a program and its test in this one process, as plain Python would; the program can answer
-    what it likes.
+    """Run a program and its test in this one process, as plain Python would.
+
+    Nothing is protected here: the program can fake any answer.
     """
     source = job["test"]
     try:

@@ -1,7 +1,7 @@
 """Values as JSON, and the comparison of such a value with a literal.
 
-None, booleans, text, floats and integers of ordinary size are themselves and lists are arrays;
-everything else is an object `{"t": tag, "v": content}`. So a tuple is no list, and an object that
+None, booleans, text, floats and integers of ordinary size are themselves, and lists are arrays.
+Everything else is an object `{"t": tag, "v": content}`. So a tuple is no list, and an object that
 claims to equal everything is only an object. Imports the standard library only: both sides of the
 sandbox use it.
 """
@@ -21,6 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+# From here on, integers cross in hexadecimal: Python limits the digits of decimal conversions.
 LARGEST_NUMBER = 10**1000
 # Bytes of one message; a program that answers with more has failed.
 MAX_MESSAGE = 4 * 2**20
@@ -30,7 +31,7 @@ Convert = Callable[[Any], Any]
 
 
 class UnknownValueError(ValueError):
-    """A value, or a message, that this module knows no form for."""
+    """Raised for a value or a message that this module has no form for."""
 
 
 def delta_parts(delta: datetime.timedelta) -> list[int]:
@@ -44,13 +45,16 @@ def zone_parts(zone: datetime.timezone) -> list[Any]:
 def restore_zone(parts: list[Any]) -> datetime.timezone:
     offset = datetime.timedelta(*parts[0])
     plain = datetime.timezone(offset)
+    # The name is kept only if it is not the default one, so that the text of the zone stays the
+    # same.
     return plain if plain.tzname(None) == parts[1] else datetime.timezone(offset, parts[1])
 
 
 def rebuild_match(
     pattern: re.Pattern, text: Any, start: int, end: int, span: tuple[int, int]
 ) -> re.Match | None:
-    """Find the same match again."""
+    """Find the match with this span again; None if it cannot be found."""
+    # A match does not say which method found it, so try them: the first with the same span is it.
     tries = (
         *(find(text, start, end) for find in (pattern.match, pattern.search, pattern.fullmatch)),
         *(pattern.match(text, span[0], stop) for stop in (end, span[1])),
@@ -59,8 +63,9 @@ def rebuild_match(
 
 
 def user_container(kind: type) -> Callable[[Any], Any]:
-    """Return what builds a container of `collections` around the very list or dictionary that it is
-    given.
+    """Return a function that builds a container of `collections` around a list or dictionary.
+
+    It keeps the very object that it is given, which both ends share.
     """
 
     def build(content: Any) -> Any:
@@ -73,8 +78,8 @@ def user_container(kind: type) -> Callable[[Any], Any]:
     return build
 
 
-# Types whose values hold no others: how they are written and read. Of other types than these,
-# nothing is read.
+# Types whose values contain no others: (write, read). Nothing is read as a type outside the tables
+# of this module.
 SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (bytes.hex, bytes.fromhex),
     complex: (lambda number: [number.real, number.imag], lambda parts: complex(*parts)),
@@ -87,7 +92,8 @@ SCALARS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     type(NotImplemented): (lambda _: None, lambda _: NotImplemented),
 }
 
-# Types whose values are made of others: how they are taken apart and put together.
+# Types whose values are made of others: (take apart, put together).
+# range(3) -> [0, 3, 1] -> range(3)
 PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     tuple: (list, lambda *items: items),
     frozenset: (list, lambda *items: frozenset(items)),
@@ -114,10 +120,11 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
     property: (lambda p: [p.fget, p.fset, p.fdel, p.__doc__], property),
     re.Pattern: (
         lambda p: [p.pattern, p.flags],
+        # UNICODE is implied by a pattern of text.
         lambda pattern, flags: re.compile(pattern, flags & ~re.UNICODE),
     ),
     re.Match: (lambda m: [m.re, m.string, m.pos, m.endpos, m.span()], rebuild_match),
-    # With the dictionary itself: they are alive.
+    # Views hold their dictionary itself, as they show its later changes.
     type({}.keys()): (gc.get_referents, dict.keys),
     type({}.items()): (gc.get_referents, dict.items),
     type({}.values()): (gc.get_referents, dict.values),
@@ -138,8 +145,8 @@ PARTS: dict[Any, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
 
 TAGS: dict[str, type] = {kind.__name__: kind for kind in (*SCALARS, *PARTS)}
 
-# Types of modules that few programs import: the module, what in it reads their text, and how that
-# is written.
+# Types of modules that few programs import, written as text: module, its function that reads the
+# text, function that writes it.
 RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "UUID": ("uuid", "UUID", str),
     "ZoneInfo": ("zoneinfo", "ZoneInfo", str),
@@ -151,15 +158,17 @@ RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
 
 
 def is_rare(kind: type) -> bool:
-    """Tell whether a type is one of those that are written as text."""
+    """Whether a type is one of those in RARE, by identity and not only by name."""
     if kind.__name__ not in RARE:
         return False
+    # Not imported here: if the module is absent, no value of its type can exist.
     module = sys.modules.get(RARE[kind.__name__][0])
     return module is not None and kind is getattr(module, kind.__name__, None)
 
 
 def is_plain(items: Any) -> bool:
-    """Tell whether JSON holds these items as they are."""
+    """Whether JSON holds these items unchanged."""
+    # `bool` is a type of its own here: True is no int.
     kinds = set(map(type, items))
     if kinds <= PLAIN:
         return True
@@ -167,7 +176,7 @@ def is_plain(items: Any) -> bool:
 
 
 class ArrayParts(NamedTuple):
-    """The content of an array of numpy: its type, its shape and its bytes in hexadecimal."""
+    """Content of a numpy array: dtype, shape and bytes in hexadecimal."""
 
     form: Any
     shape: list[int]
@@ -175,13 +184,13 @@ class ArrayParts(NamedTuple):
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is an array of numpy that holds plain data."""
+    """Whether a value is a numpy array of plain data, not of Python objects."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a number of numpy."""
+    """Whether a value is a scalar of numpy."""
     numpy = sys.modules.get("numpy")
     return (
         numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
@@ -189,6 +198,7 @@ def is_number(value: Any) -> bool:
 
 
 def array_parts(array: Any) -> ArrayParts:
+    # A record dtype is a list of its fields, any other one a string: "<f8".
     form = array.dtype.str if array.dtype.names is None else array.dtype.descr
     return ArrayParts(form, list(array.shape), array.tobytes().hex())
 
@@ -197,13 +207,15 @@ def build_array(form: Any, shape: list[int], data: str) -> Any:
     import numpy as np  # only where one of the two has sent one: its import is slow
 
     kind = np.dtype([tuple(field) for field in form] if isinstance(form, list) else form)
+    # Bytes read as objects would be pointers of the sender's choice.
     if kind.hasobject:
         raise UnknownValueError(f"an array of {kind}")
     return np.frombuffer(bytes.fromhex(data), kind).reshape(shape).copy()
 
 
 def encode(value: Any, convert: Convert) -> Any:
-    """Encode a value; `convert` gives the form of whatever is no data."""
+    """Encode a value; `convert` encodes everything that is not plain data."""
+    # Exact types throughout: a subclass may override anything, so it is not plain data.
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -226,7 +238,7 @@ def encode(value: Any, convert: Convert) -> Any:
 
 
 def decode(wire: Any, convert: Convert) -> Any:
-    """Decode a message; `convert` gives the meaning of lists and of tags that are no data."""
+    """Decode a message; `convert` decodes lists, and tags that are not plain data."""
     if not isinstance(wire, dict):
         return convert(wire) if isinstance(wire, list) else wire
     tag, content = wire.get("t"), wire.get("v")
@@ -235,6 +247,7 @@ def decode(wire: Any, convert: Convert) -> Any:
     if tag in ("array parts", "number") and isinstance(content, list):
         return ArrayParts(*content) if tag == "array parts" else build_array(*content)[()]
     if isinstance(tag, str) and tag in RARE and isinstance(content, str):
+        # A number of numpy is an array without axes: [()] takes it out.
         module, reader, _ = RARE[tag]
         return getattr(importlib.import_module(module), reader)(content)
     kind = TAGS.get(tag) if isinstance(tag, str) else None
@@ -250,9 +263,7 @@ def decode(wire: Any, convert: Convert) -> Any:
 
 
 def encode_literal(value: Any) -> Any:
-    """Encode data without any identity: what a literal can be, in the forms that `matches`
-    compares.
-    """
+    """Encode data without identity: all that a literal can be, as `matches` reads it."""
     kind = type(value)
     if kind is list:
         return value if is_plain(value) else [encode_literal(item) for item in value]
@@ -261,6 +272,7 @@ def encode_literal(value: Any) -> Any:
             "t": "dict",
             "v": [[encode_literal(k), encode_literal(v)] for k, v in value.items()],
         }
+    # In `encode` these have identity and go through `convert`.
     if kind is bytearray:
         return {"t": "bytearray", "v": value.hex()}
     if kind is set:
@@ -274,6 +286,7 @@ def encode_literal(value: Any) -> Any:
         or is_number(value)
     ):
         return encode(value, encode_literal)
+    # Not a literal: its class name is enough for a message, and equals nothing.
     return {"t": "object", "v": type(value).__name__}
 
 
@@ -294,11 +307,12 @@ def decode_literal(wire: Any) -> Any:
 
 
 def canonical(wire: Any) -> Any:
-    """Reduce the form of a literal to one that is the same for all values that Python's == calls
-    equal.
+    """Return a form that is the same for all values that Python's == calls equal.
 
-    Sets and dictionaries become sorted lists and are never built, so that no chosen hash can slow
-    this process.
+    1, 1.0 and True -> 1; {2, 1} and frozenset({1, 2}) -> ("set", [1, 2])
+
+    Sets and dictionaries become sorted lists and are never built: no chosen hash can slow this
+    process down.
     """
     if isinstance(wire, bool | int):
         return int(wire)
@@ -312,12 +326,14 @@ def canonical(wire: Any) -> Any:
     if tag == "int":
         return int(content, 16)
     if tag == "complex":
+        # A complex number without an imaginary part equals its real part.
         return (
             canonical(content[0])
             if content[1] == 0
             else (tag, canonical(content[0]), canonical(content[1]))
         )
     if tag in ("set", "frozenset"):
+        # Sorted by text, as the items may be of types that have no order.
         return ("set", sorted((canonical(item) for item in content), key=repr))
     if tag == "dict":
         return (
@@ -328,6 +344,7 @@ def canonical(wire: Any) -> Any:
         return ("bytes", content)
     if tag == "tuple":
         return (tag, [canonical(item) for item in content])
+    # A tag without rules of its own: only the same tag with the same content is equal.
     return (tag, content)
 
 
@@ -335,7 +352,7 @@ LITERALS = {"int", "complex", "set", "frozenset", "dict", "bytes", "bytearray", 
 
 
 def is_literal(wire: Any) -> bool:
-    """Tell whether a message is made of what literals are made of, so that `matches` may judge it."""
+    """Whether a message consists only of the forms of literals, which `matches` can judge."""
     if isinstance(wire, list):
         return all(is_literal(item) for item in wire)
     if not isinstance(wire, dict):
@@ -349,5 +366,5 @@ def is_literal(wire: Any) -> bool:
 
 
 def matches(expected: Any, wire: Any) -> bool:
-    """Compare a message with the expected literal as Python's == would compare the values."""
+    """Compare a message with the expected literal as Python's == compares the values."""
     return canonical(encode_literal(expected)) == canonical(wire)

@@ -1,7 +1,7 @@
 """The files that exist for a confined process where no mount namespace hides the others.
 
-Resolves names itself, step by step, and looks at nothing that the process must not know of: so its
-answers cannot depend on it. Imports the standard library only.
+Resolves names itself, part by part, and never looks at anything that the process must not know
+about; so its answers cannot depend on it. Imports the standard library only.
 """
 
 import errno
@@ -9,15 +9,16 @@ import os
 from typing import Literal, NamedTuple
 
 Kind = Literal["read", "work", "above", "hidden"]
+# As many links in one name as Linux follows.
 MAX_LINKS = 40
 
 
 class Place(NamedTuple):
-    """A file by the name that the process knows and by its name on the host.
+    """A file: its name for the process and its path on the host.
 
     Attributes:
-        kind: to be read; in the folder to write in; a folder above one of these, of which nothing
-            is shown; or hidden.
+        kind: "read": may be read; "work": in the folder to write in; "above": a folder above one of
+            these, of which nothing else is shown; "hidden": does not exist for the process.
     """
 
     name: str
@@ -29,26 +30,31 @@ class World:
     """The names under which a process finds files.
 
     Attributes:
-        readable: files and folders to be read.
-        hidden: folders in those that are not to be seen, but for what is readable by its own right.
-        folder: where the process may write.
+        readable: files and folders that may be read.
+        hidden: folders within those that must not be seen, except for what is itself in `readable`.
+        folder: the folder in which the process may write.
     """
 
     def __init__(self, readable: list[str], hidden: list[str], folder: str) -> None:
         self.folder = folder
+        # Later groups override earlier ones for the same path.
         groups: dict[Kind, list[str]] = {
             "hidden": hidden,
             "read": [*readable, os.devnull],
             "work": [folder],
         }
         kinds: dict[str, Kind] = {path: kind for kind, paths in groups.items() for path in paths}
-        # What a folder above those says of itself is what this one says.
+        # A folder above these must show no facts of its own; it shows those of this folder instead.
         stand_in = next(path for path in readable if os.path.isdir(path))
         self.marks = {
             path: Place(path, os.path.realpath(path), kind) for path, kind in kinds.items()
         }
+        # readable /usr/lib -> marks for / and /usr as "above", unless a readable folder contains
+        # them.
         for path in [path for path, kind in kinds.items() if kind != "hidden"]:
             for above in folders_above(path):
+                # The nearest marked folder decides: below a readable one, everything is readable
+                # anyway.
                 nearest = next(
                     (kinds[folder] for folder in (above, *folders_above(above)) if folder in kinds),
                     None,
@@ -58,17 +64,21 @@ class World:
         self.top = self.marks["/"]
 
     def resolve(self, name: str, *, follow: bool = True, create: bool = False) -> Place:
-        """Find what an absolute name means; OSError as a kernel would say it if nothing else
-        existed.
+        """Return the file that an absolute name means; raises OSError as a kernel would if nothing
+        else existed.
 
         Args:
-            follow: whether the last part, if it is a link, means what it leads to.
-            create: whether the last part need not exist: then a name that cannot be is EACCES.
+            follow: follow the last part if it is a link.
+            create: the last part need not exist; a name that cannot be made raises EACCES.
         """
+        # A final slash demands a folder, and follows a link at the end.
         is_folder = name.endswith(("/", "/."))
+        # `rest` is a stack, next part on top; `trail` are the places passed so far, for "..":
+        #   /usr/../tmp/x: rest [x, tmp, .., usr], trail [/] -> [/, /usr] -> [/] -> [/, /tmp] -> ...
         trail, rest, links = [self.top], name_parts(name), 0
         while rest:
             part = rest.pop()
+            # ".." at the top stays there.
             if part == "..":
                 trail = trail[:-1] or [self.top]
                 continue
@@ -82,9 +92,12 @@ class World:
             links += 1
             if links > MAX_LINKS:
                 raise os_error(errno.ELOOP)
+            # A link: its parts come next, from the top if it is absolute, else from where it
+            # stands.
             rest += name_parts(link)
             trail = [self.top] if link.startswith("/") else trail
         place = trail[-1]
+        # The kernel checks that it is a folder, by the slash.
         return (
             place._replace(real=f"{place.real}/") if is_folder and place.kind != "above" else place
         )
@@ -92,6 +105,7 @@ class World:
     def child(self, above: Place, part: str, missing: int) -> Place:
         name = f"{above.name.rstrip('/')}/{part}"
         place = self.marks.get(name)
+        # Unmarked names exist only below folders that are shown.
         if place is None and above.kind in ("read", "work"):
             place = Place(name, f"{above.real}/{part}", above.kind)
         if place is None or place.kind == "hidden":
@@ -99,35 +113,37 @@ class World:
         return place
 
     def link_of(self, place: Place, must_exist: bool) -> str | None:
-        """Read where a link leads to; None if it is none. What is marked is what its name leads to."""
+        """Return the target of a link; None if it is none. Marked names are resolved already."""
         if place.name in self.marks:
             return None
         try:
             return os.readlink(place.real)
         except OSError as error:
+            # EINVAL: no link. ENOENT: the last part, which may be about to be made.
             if error.errno == errno.EINVAL or (error.errno == errno.ENOENT and not must_exist):
                 return None
             raise
 
     def name_of(self, real: str) -> str:
-        """Find the name under which the process knows an open folder."""
+        """Return the name by which the process knows an open folder, given its path on the host."""
         found = [place for place in self.marks.values() if place.kind in ("read", "work")]
         found = [
             place for place in found if real == place.real or real.startswith(f"{place.real}/")
         ]
         if not found:
             raise os_error(errno.ENOTDIR)
+        # The longest mark is the innermost: /work/lib before /work.
         place = max(found, key=lambda place: len(place.real))
         return place.name + real[len(place.real) :]
 
 
 def name_parts(name: str) -> list[str]:
-    """Take a name apart, last part first."""
+    """Split a name into its parts, last part first: "/usr/./lib" -> ["lib", "usr"]."""
     return [part for part in name.split("/") if part not in ("", ".")][::-1]
 
 
 def folders_above(path: str) -> list[str]:
-    """List the folders above a path, the nearest first."""
+    """List the folders above a path, nearest first: "/usr/lib" -> ["/usr", "/"]."""
     found = []
     while path != "/":
         path = os.path.dirname(path)
