@@ -1,9 +1,8 @@
-"""Modules that few programs need, imported where they are first used. Imports the standard library
-only.
+"""Modules that few programs need, imported on first use.
 
-A zygote forks one or two processes per test, and the more it holds the longer that takes: with
-asyncio, tempfile, uuid and what they import in their turn, a fork and the end of the process take
-three times as long.
+A zygote forks one or two processes per test, and a fork takes longer the more memory it has: with
+asyncio, tempfile, uuid and everything they import, a fork and the end of the process take three
+times as long. Imports the standard library only.
 """
 
 import importlib
@@ -11,7 +10,7 @@ from typing import Any
 
 
 class Deferred:
-    """Stands for a module: its names are looked up in the module, which the first of them imports."""
+    """Stands for a module, which the first access to one of its names imports."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -20,6 +19,8 @@ class Deferred:
         return getattr(importlib.import_module(self._module), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Its own attribute; every other one belongs to the module, as in `tempfile.tempdir =
+        # folder`.
         if name == "_module":
             super().__setattr__(name, value)
         else:
@@ -32,7 +33,7 @@ tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
 unittest: Any = Deferred("unittest")
 
-# What the zygote imports as soon as a program or a test mentions it.
+# Modules that the zygote imports as soon as a program or a test mentions them.
 ON_MENTION = (
     "asyncio",
     "calendar",

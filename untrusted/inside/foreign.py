@@ -1,28 +1,28 @@
-"""What a program has of the objects of a test: it calls what the test has handed out, and uses its
-instances.
+"""Stand-ins in the program for objects of the test: calls go to the test, and so do attributes.
 
-All of this runs in the program's process, which is nobody's to trust; what the test serves,
-`tester` decides. Standard library only.
+All of this runs in the program's process, which nobody trusts; `tester` decides what the test
+serves. Imports the standard library only.
 """
 
 from typing import Any
 
 from untrusted.inside.peer import Peer
 
-# The program's end of the channel: there is one.
+# The program's end of the channel; at most one.
 PEERS: list[Peer] = []
 
 
 class ForeignClass(type):
-    """The class of the classes of a test."""
+    """Metaclass of the stand-ins for classes of the test."""
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         if not PEERS[0].is_theirs(cls):
-            # A class of the program's own that derives from one of the test's.
+            # A class of the program that derives from one of the test.
             return super().__call__(*arguments, **keywords)
         return PEERS[0].do("call", cls, *arguments, **keywords)
 
     def __getattr__(cls, name: str) -> Any:
+        # Special attributes must look absent, or Python would take every class for an iterator.
         if name.startswith("__"):
             raise AttributeError(name)
         return PEERS[0].do("get", cls, name)
@@ -34,11 +34,12 @@ class ForeignClass(type):
         return PEERS[0].do("special", "__len__", cls)
 
     def __bool__(cls) -> bool:
+        # Otherwise `bool` would ask `__len__`, in the test.
         return True
 
 
 class Foreign(metaclass=ForeignClass):
-    """An object of the test."""
+    """Stand-in for an object of the test."""
 
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
@@ -57,9 +58,10 @@ class Foreign(metaclass=ForeignClass):
 
 
 class ForeignError(Foreign):
-    """An exception of a class of the test's own; mixed into its class here."""
+    """Stand-in for an exception of the test's own class; a base of its class here."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Python sets the traceback, cause and context itself.
         if name.startswith("__") or name == "args":
             object.__setattr__(self, name, value)
         else:
@@ -70,7 +72,7 @@ class ForeignError(Foreign):
 
 
 def served(name: str) -> Any:
-    """Make a served method that the test carries out."""
+    """Make a special method that the test carries out."""
 
     def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
         return PEERS[0].do("special", name, self, *arguments, **keywords)
@@ -79,7 +81,12 @@ def served(name: str) -> Any:
 
 
 def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
-    """Make the class that stands for one of the test's."""
+    """Make the stand-in for a class of the test.
+
+    Args:
+        specials: names of its special methods: only these are defined, so that, for example, an
+            object without `__len__` has none here.
+    """
     own = [base for base in bases if base is not object]
     is_error = any(issubclass(base, BaseException) for base in own)
     if not any(isinstance(base, ForeignClass) for base in own):
@@ -89,8 +96,9 @@ def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
 
 
 def build(peer: Peer, number: int, form: dict[str, Any]) -> Any:
-    """Build what stands for an object of the test."""
+    """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     kind = form["k"]
+    # A function, a class, or an instance, whose class may be known or only described
     if kind == "function":
         return peer.adopt(number, function(form))
     if kind == "class":
@@ -101,7 +109,7 @@ def build(peer: Peer, number: int, form: dict[str, Any]) -> Any:
 
 
 def function(form: dict[str, Any]) -> Any:
-    """Make a function that has one of the test's called; a real one, as it may become a method."""
+    """Make a function that calls one of the test; a real function, as it may become a method."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         return PEERS[0].do("call", call, *arguments, **keywords)

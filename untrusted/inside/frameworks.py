@@ -1,8 +1,8 @@
 """Run what a test file defines for a framework: functions by ourselves, TestCases by unittest, the
 rest by pytest.
 
-The file has run already. `unittest.main()` and `pytest.main()` in it do nothing: their work is done
-here, once. Imports the standard library at its top only.
+The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
+is done here, once. Only the standard library is imported at the top of this module.
 """
 
 import ast
@@ -21,6 +21,7 @@ from untrusted.inside.handles import CannotJudgeError, ask, cannot_judge, is_the
 from untrusted.inside.patches import patch_there
 from untrusted.inside.peer import BorderError
 
+# pytest without plugins, caches, configuration files or rewritten assertions.
 OPTIONS = (
     "--assert=plain", "--capture=sys", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib",
     *("-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:terminal", "-p", "no:doctest", "-c", "/dev/null"),
@@ -28,7 +29,7 @@ OPTIONS = (
 
 
 def needs_pytest(nodes: list[ast.AST]) -> bool:
-    """Whether a test uses more of pytest than `shim` has."""
+    """Whether a test uses more of pytest than `shim` provides."""
     for node in nodes:
         if (
             isinstance(node, ast.Attribute)
@@ -49,8 +50,9 @@ def needs_pytest(nodes: list[ast.AST]) -> bool:
             known = any("parametrize" in mark for mark in marks) or any(
                 "patch" in mark for mark in marks
             )
+            # What remains are fixtures that `shim` does not have.
             names = {argument.arg for argument in node.args.args} - {"self", "cls", *shim.FIXTURES}
-            # Arguments may come from a decorator, of the function or of its class.
+            # Arguments may come from a decorator of the function or of its class.
             if (
                 names
                 and not known
@@ -66,9 +68,9 @@ def class_marks(nodes: list[ast.AST], function: ast.AST) -> list[str]:
 
 
 def make_fit(source: str, nodes: list[ast.AST]) -> bool:
-    """Prepare the frameworks that a test mentions; returns whether it is for pytest itself.
+    """Prepare the frameworks that a test mentions; returns whether it needs pytest itself.
 
-    Raises CannotJudgeError if that is not installed.
+    Raises CannotJudgeError if it needs pytest and pytest is not installed.
     """
     if "unittest" in source:
         unittest.main = shim.main
@@ -85,12 +87,12 @@ def make_fit(source: str, nodes: list[ast.AST]) -> bool:
 
 
 def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> None:
-    """Run test functions and classes; raises AssertionError unless all of them passed, and one at
-    least.
-    """
+    """Run test functions and classes; raises AssertionError unless one passed and none failed."""
+    # Preparations are the test's own: the program may have functions of the same names.
     own = {name: value for name, value in scope.items() if name in defined and not is_theirs(value)}
     passed = 0
     call_preparation(own, "setup_module", types.ModuleType("test"))
+    # In the order of their definition, as frameworks run them.
     for name in [name for name in scope if name in tests]:
         value = scope[name]
         if isinstance(value, type) and is_case(value):
@@ -111,10 +113,11 @@ def is_case(kind: type) -> bool:
 
 
 def run_testcase(kind: Any) -> int:
-    """Run a TestCase; returns how many of its tests passed."""
+    """Run a TestCase; returns the number of its tests that passed."""
     suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(kind), unittest.TestResult()
     wanted = suite.countTestCases()
     suite.run(result)
+    # The first problem ends it, reported by its last line: "AssertionError: 3 != 4".
     for test, text in (*result.errors, *result.failures):
         said = [line for line in text.splitlines() if line.strip()]
         raise AssertionError(
@@ -126,11 +129,12 @@ def run_testcase(kind: Any) -> int:
 
 
 def run_class(name: str, kind: type) -> int:
-    """Run the tests of a class, each on an object of its own."""
+    """Run the tests of a class, each on a new object; returns the number that passed."""
     members = {part: getattr(kind, part) for part in order_of(kind)}
     call_preparation(members, "setup_class")
     passed = 0
     for part, value in members.items():
+        # A nested class: name "TestA::TestB"
         if isinstance(value, type) and part.startswith("Test"):
             passed += run_class(f"{name}::{part}", value)
         elif part.startswith("test") and callable(value):
@@ -143,12 +147,12 @@ def run_class(name: str, kind: type) -> int:
 
 
 def order_of(kind: type) -> list[str]:
-    """List the members of a class and of the classes above it in the order of their definition."""
+    """List the members of a class, inherited ones first, in the order of their definition."""
     return list(dict.fromkeys(name for part in reversed(kind.__mro__[:-1]) for name in vars(part)))
 
 
 def call_preparation(scope: dict[str, Any], name: str, *arguments: Any) -> None:
-    """Call a preparation that a test defines, with as many arguments as it takes."""
+    """Call a preparation if the test defines it, with as many arguments as it takes."""
     function = scope.get(name)
     if callable(function):
         wanted = len(inspect.signature(function).parameters)
@@ -158,13 +162,19 @@ def call_preparation(scope: dict[str, Any], name: str, *arguments: Any) -> None:
 def run_function(
     name: str, function: Any, scope: dict[str, Any], marked: Any, marks: list[Any]
 ) -> int:
-    """Run a test function for each of its cases; returns how many passed."""
+    """Run a test function for each of its cases; returns the number that passed.
+
+    Args:
+        scope: where `setup_function` and the like are looked up.
+        marked: object that carries the marks; `marks` come from its class.
+    """
     marks = [*marks, *getattr(marked, "pytestmark", ())]
     kind = "method" if inspect.ismethod(function) else "function"
     passed = 0
     for given, own in shim.cases_of(marks):
         if shim.reason_to_skip([*marks, *own]):
             continue
+        # Fixtures that the function takes, without the parameters of the case
         wanted = [part for part in inspect.signature(function).parameters if part in shim.FIXTURES]
         may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
         try:
@@ -174,11 +184,13 @@ def run_function(
                 if inspect.iscoroutine(outcome):
                     asyncio.run(outcome)
             call_preparation(scope, f"teardown_{kind}", function)
+        # These are no failures of the test: the channel is broken, or there is no verdict.
         except (CannotJudgeError, ChannelEndError, BorderError):
             raise
         except shim.SkippedError:
             continue
         except BaseException as error:  # a test may raise anything
+            # xfail: a failure counts as passed, and so does a pass.
             if not may_fail:
                 text = (
                     " ".join(str(error).split())
@@ -195,11 +207,11 @@ def run_function(
 
 
 def run(module: Any, tests: set[str], defined: set[str]) -> None:
-    """Run the tests of a module by pytest; raises AssertionError unless all of them passed.
+    """Run the tests of a module with pytest; raises AssertionError unless all of them passed.
 
     Args:
-        defined: names that the test defines: fixtures, preparations and marks are looked for among
-            these alone.
+        tests: names of the functions and classes to run.
+        defined: names that the test defines: only these can be fixtures, preparations and marks.
     """
     import pytest
     from _pytest.monkeypatch import MonkeyPatch
@@ -207,7 +219,9 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
     follow_monkeypatch(MonkeyPatch)
     failures: list[str] = []
     passed: list[str] = []
+    # Collected and not run yet: pytest may be made to stop early and still exit with 0.
     missing: set[str] = set()
+    # A module with the test's own names only
     own = types.ModuleType(module.__name__)
     named = {name: value for name, value in vars(module).items() if name in defined}
     own.__dict__.update((name, value) for name, value in named.items() if not is_theirs(value))
@@ -221,11 +235,12 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
             return Prepared.from_parent(parent, path=module_path)
 
         def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Any:
-            # What the program calls a test is none.
+            # An object that the program calls a test is none.
             return [] if isinstance(collector, Prepared) and name not in tests else None
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
+            # pytest itself does not await.
             if not inspect.iscoroutinefunction(pyfuncitem.obj):
                 return None
             names = pyfuncitem._fixtureinfo.argnames
@@ -234,6 +249,7 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.failed:
+                # "test_program.py::test_a" -> "test_a"
                 failures.append(f"{report.nodeid.partition('::')[2]}: {reason(report)}")
             elif report.passed and report.when == "call":
                 passed.append(report.nodeid)
@@ -258,10 +274,10 @@ def run(module: Any, tests: set[str], defined: set[str]) -> None:
 
 
 def run_pytest(plugin: Any) -> int:
-    """Run pytest on an empty file, whose content a plugin provides; returns its exit status."""
+    """Run pytest on an empty file, whose content the plugin provides; returns the exit status."""
     from _pytest.config import main
 
-    # Options are ours, and the environment may be the program's.
+    # The options are ours alone, and the environment may come from the program.
     for name in [name for name in os.environ if name.startswith("PYTEST")]:
         del os.environ[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -272,19 +288,20 @@ def run_pytest(plugin: Any) -> int:
 
 
 def reason(report: Any) -> str:
-    """Say in one line why a test failed."""
+    """Return in one line why a test failed."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
     return next((line for line in text.splitlines() if line.strip()), "failed")
 
 
 def follow_monkeypatch(kind: Any) -> None:
-    """Have what `monkeypatch` sets in a module set in the program too."""
+    """Repeat in the program what `monkeypatch` sets in a module."""
     set_here, undo_here = kind.setattr, kind.undo
     patched: list[tuple[Any, str]] = []
 
     def set_both(self: Any, target: Any, name: Any, *value: Any, **keywords: Any) -> None:
         set_here(self, target, name, *value, **keywords)
+        # setattr("os.path.exists", f): the target is the module, the name the last part.
         if isinstance(target, str):
             path, _, name = target.rpartition(".")
             target = shim.dotted(path)

@@ -1,7 +1,7 @@
-"""Which names a test sees: the program's, what the program imports from the library, builtins, and
-the test's own.
+"""The names that a test sees: the program's, those the program imports from the library, builtins,
+and its own.
 
-Standard library only.
+Imports the standard library only.
 """
 
 import ast
@@ -16,30 +16,32 @@ from untrusted.inside import checks
 from untrusted.inside.handles import Handle, ask, facts_of, unless_learnt
 from untrusted.inside.packages import is_genuine
 
-# Modules that a test finds under the program's names: none that runs what a file says (runpy,
-# shelve, pickle).
+# Modules that a test may receive under the program's names. None of them runs what a file contains,
+# as runpy, shelve and pickle do.
 IMPORTED = {
     "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
     "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
     "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
 }  # fmt: skip
-# Functions that decide, and where they come from if a test uses them without saying so.
+# Functions that decide, with the module they come from if a test uses them without an import.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 
 
-# Fetches a name of the program.
+# Returns one name of the program, from its process.
 Fetch = Callable[[str], Any]
 
 
 def genuine_imports(code: str) -> dict[str, Any]:
-    """Import what a program imports under its own names from the library, by its text and not by
-    its word.
+    """Import the library names that a program imports, by its text and not by its word.
+
+    "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
     """
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
+    # Name in the program -> (module, attribute or None for the module itself)
     found: dict[str, tuple[str, str | None]] = {}
     for statement in body:
         if isinstance(statement, ast.Import):
@@ -52,6 +54,7 @@ def genuine_imports(code: str) -> dict[str, Any]:
                 for alias in statement.names
             }
         else:
+            # A later definition of the name hides the import.
             for name in checks.names_of(checks.nodes_of(statement))[1]:
                 found.pop(name, None)
     values = {name: genuine(*place) for name, place in found.items()}
@@ -59,7 +62,7 @@ def genuine_imports(code: str) -> dict[str, Any]:
 
 
 def genuine(module: str, name: str | None) -> Any:
-    """Import a name of the library; None for all but what only computes."""
+    """Import a name of the library; None unless it is in IMPORTED and exists."""
     if module.partition(".")[0] not in IMPORTED:
         return None
     try:
@@ -70,15 +73,18 @@ def genuine(module: str, name: str | None) -> Any:
 
 
 class TestModule(types.ModuleType):
-    """The module `__main__` of a test: what a test sets there by name (`mock.patch`) is set in the
-    program too.
+    """The module `__main__` of a test.
+
+    A program's name that the test replaces here (`mock.patch`) is replaced in the program too.
     """
 
     def __init__(self, name: str, fetch: Fetch, theirs: set[str]) -> None:
         super().__init__(name)
+        # Directly: `__setattr__` below needs them.
         self.__dict__.update(_fetch=fetch, _theirs=theirs, _originals={})
 
     def __getattr__(self, name: str) -> Any:
+        # Names of the program are fetched when they are used.
         if name in self.__dict__["_theirs"]:
             return self.__dict__["_fetch"](name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -90,6 +96,7 @@ class TestModule(types.ModuleType):
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
+        # Undoing a patch deletes the name: the program's original comes back.
         if name in self.__dict__["_originals"]:
             ask("set name", name, self.__dict__["_originals"].pop(name))
         if name in self.__dict__:
@@ -97,7 +104,7 @@ class TestModule(types.ModuleType):
 
 
 class ProgramModule(TestModule):
-    """The program, imported by a test under whatever name it has there."""
+    """The program as a module, imported by a test under whatever name it uses."""
 
     @property
     def __all__(self) -> list[str]:
@@ -105,7 +112,7 @@ class ProgramModule(TestModule):
 
 
 class ProgramFinder:
-    """Takes every module that is not found elsewhere for the program."""
+    """Finds the program for every module name that is found nowhere else."""
 
     def __init__(self, module: types.ModuleType) -> None:
         self.module = module
@@ -113,7 +120,7 @@ class ProgramFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if "." in name or name.startswith("_") or name in ("pytest", "numpy") or is_genuine(name):
             return None
-        # No class of importlib.abc's: importing that makes every process dearer.
+        # No base class from importlib.abc: importing that makes every process slower.
         return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
@@ -124,7 +131,7 @@ class ProgramFinder:
 
 
 def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
-    """Import the modules that a test uses without saying so: it means the genuine ones."""
+    """Import the modules that a test uses without an import: it means the genuine ones."""
     found = {
         name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)
     }
@@ -140,18 +147,26 @@ def namespace(
     theirs: set[str],
     found: dict[str, Any],
 ) -> dict[str, Any]:
-    """Collect the names of the program that the test sees.
+    """Return the names of the program, and of modules, that the test sees.
 
-    A builtin keeps its meaning unless it is the only name of the program in the test: `abs(f(1) -
-    2) < 1e-6` means Python's abs, `sum(10, 15) == 25` the program's sum. So do modules, and
-    functions that decide.
+    A builtin keeps its meaning unless it is the only name of the program in the test:
+    `abs(f(1) - 2) < 1e-6` means Python's abs, `sum(10, 15) == 25` the program's sum. The same holds
+    for modules, and for functions that decide.
+
+    Args:
+        fetch: returns one name of the program.
+        names: names that the test reads, and names that it defines.
+        theirs: names of the program.
+        found: modules that the test uses without an import.
     """
     read, defined = names
     free = read - defined
     if checks.reads_annotations(nodes):
         free |= theirs - defined
+    # Names with a meaning of their own: builtins, helpers, modules
     known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
     imports = any(not is_genuine(module) for module in checks.modules_imported(nodes))
+    # Names that can only be the program's; if there is none, those with another meaning, too
     chosen = free & (theirs - known)
     if not chosen and not imports:
         chosen = (free & theirs) - set(found)
@@ -160,23 +175,24 @@ def namespace(
         for name in free & theirs & set(HELPERS)
         if name not in chosen
     }
-    # A name that the test both reads and defines may be the program's where it is read first.
+    # A name that the test both reads and defines may mean the program's where it is read first.
     chosen |= read & defined & (theirs - known)
     return found | {name: fetch(name) for name in sorted(chosen)}
 
 
-# What a prepared test calls in the place of Python's own (`checks.Ask`)
+# Functions that a prepared test calls in the place of Python's own (`checks.Ask`)
 
 
 def type_of(value: Any) -> Any:
-    """Return the class of a value, in the program if it is there."""
+    """Return the class of a value, in the program if the value is there."""
     return ask("type", value) if isinstance(value, Handle) else type(value)
 
 
 def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
-    """Call a method of an object, with one message if it is the program's."""
+    """Call a method; with a single message if the object is the program's."""
     if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
         made = unless_learnt(subject, ask("call method", subject, name, *arguments, **keywords))
+        # Stack.Node(...): the test has made this object by the name of its class.
         if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made

@@ -1,4 +1,4 @@
-"""The packages that a session may import beside the standard library.
+"""The packages that a session may import in addition to the standard library.
 
 Imports the standard library only.
 """
@@ -11,15 +11,19 @@ from typing import Any
 
 
 class Packages:
-    """Finds these packages by their folders, and nothing beside them: the folder above is closed to
-    a program.
+    """Finds these packages by their folders and nothing else.
+
+    The folder that contains them (site-packages) is closed to a program.
+
+    Args:
+        folders: by package name, its folder, or its file if it is a single module.
     """
 
     def __init__(self, folders: dict[str, str]) -> None:
         self.folders = folders
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As `sys.meta_path` asks for it."""
+        """Find a package, as `sys.meta_path` asks."""
         folder = self.folders.get(name)
         if folder is None:
             return None
@@ -31,9 +35,7 @@ class Packages:
 
 
 def is_genuine(module: Any) -> bool:
-    """Tell whether a module's name means the same to everybody: the standard library's, or an
-    allowed package's.
-    """
+    """Whether a module's name means the same at both ends: a standard module or allowed package."""
     if not isinstance(module, str):
         return False
     top = module.partition(".")[0]
@@ -45,25 +47,26 @@ def is_genuine(module: Any) -> bool:
     return allowed or top in sys.stdlib_module_names
 
 
-# Classes that only the module `types` has a name for.
+# Classes that only the module `types` has a name for, such as the type of functions.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 
 
 def genuine_name(kind: type) -> list[str] | None:
-    """Name a class by which the other end finds the same: module and qualified name; None if it
-    would not.
-    """
+    """Return module and qualified name if the other end finds the same class by them; else None."""
     module = getattr(kind, "__module__", None)
     if not is_genuine(module) or module == "__main__":
         return None
     if kind in NAMELESS:
         return ["types", NAMELESS[kind]]
+    # Follow the name from the module: it must lead to this very class.
     found: Any = sys.modules.get(str(module))
     for part in kind.__qualname__.split("."):
         found = getattr(found, part, None)
     return [str(module), kind.__qualname__] if found is kind else None
 
 
+# Modules of C functions that only compute, and their members that do more: run code, reach other
+# objects, or change their arguments.
 PURE_MODULES = ("math", "cmath", "_operator", "builtins")
 IMPURE = {
     "__build_class__", "__import__", "breakpoint", "compile", "delattr", "delitem", "dir", "eval", "exec", "getattr",
@@ -74,15 +77,16 @@ IMPURE = {
 
 
 def pure_name(function: Any) -> list[str] | None:
-    """Name a function written in C that only computes, so that both ends may have their own of it;
-    None for others.
+    """Return module and name of a C function that only computes; None for any other.
+
+    Both ends may then use their own copy of it.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
     return [str(module), str(name)] if pure_function(module, name) is function else None
 
 
 def pure_function(module: Any, name: Any) -> Any:
-    """Find the function that `pure_name` has named; None if that is none."""
+    """Return the function that `pure_name` has named; None if it is not a pure one."""
     if module not in PURE_MODULES or name in IMPURE:
         return None
     found = getattr(sys.modules.get(module), str(name), None)

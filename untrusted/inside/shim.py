@@ -1,7 +1,7 @@
-"""What most test functions use of pytest, for machines that have none: raises, approx, marks, and
+"""The part of pytest that most tests use, for machines without pytest: raises, approx, marks, and
 three fixtures.
 
-Standard library only.
+Imports the standard library only.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Param = namedtuple("Param", "values marks")
 
 
 class FailedError(AssertionError):
-    """Raised by `fail`, and where an expected exception is missing."""
+    """Raised by `fail`, and if an expected exception was not raised."""
 
 
 class SkippedError(BaseException):
@@ -43,6 +43,7 @@ def skip(reason: str = "", **_: Any) -> None:
     raise SkippedError(reason)
 
 
+# Tests catch them as `pytest.fail.Exception`.
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
@@ -64,7 +65,7 @@ class ExceptionInfo:
         return self.value.__traceback__
 
     def match(self, pattern: Any) -> bool:
-        """Raise unless the text of the exception has a match."""
+        """Raise FailedError unless the pattern matches somewhere in the exception's text."""
         if not re.search(pattern, str(self.value)):
             raise FailedError(f"{str(self.value)!r} does not match {pattern!r}")
         return True
@@ -89,7 +90,7 @@ class Raises:
 
 
 def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any:
-    """Expect an exception of a block, or of a call."""
+    """Expect an exception from a block, or from a call: `raises(E)`, `raises(E, f, 1)`."""
     if not call:
         return Raises(expected, match)
     with Raises(expected) as info:
@@ -98,7 +99,7 @@ def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any
 
 
 class Approx:
-    """Equals numbers near its own, alone or in lists, tuples and dictionaries."""
+    """Equals numbers close to the expected ones, alone or in lists, tuples and dictionaries."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
@@ -113,6 +114,7 @@ class Approx:
     def __repr__(self) -> str:
         return f"approx({self.expected!r})"
 
+    # Element by element for containers, then exact equality, then the tolerance.
     def near(self, actual: Any, expected: Any) -> bool:
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
@@ -127,16 +129,20 @@ class Approx:
             or not isinstance(actual, numbers)
         ):
             return actual == expected
+        # nan: equal only to nan, and only if asked for.
         if actual == expected or (actual != actual and expected != expected):
             return actual == expected or self.nan_ok
         if not math.isfinite(builtin_abs(expected)) or not math.isfinite(builtin_abs(actual)):
             return False
+        # pytest's defaults: 1e-6 of the expected value, at least 1e-12; `abs` alone turns the first
+        # off.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
         smallest = self.abs if self.abs is not None else 1e-12
         tolerance = max(float(relative) * builtin_abs(float_of(expected)), float(smallest))
         return builtin_abs(float_of(actual) - float_of(expected)) <= tolerance
 
 
+# `approx` has a parameter named `abs`.
 builtin_abs = abs
 approx = Approx
 
@@ -153,7 +159,7 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 
 
 class Mark:
-    """A mark, with arguments or without: a decorator that leaves itself at what it decorates."""
+    """A mark, with or without arguments: a decorator that attaches itself to its target."""
 
     def __init__(
         self, name: str, arguments: tuple = (), keywords: dict[str, Any] | None = None
@@ -162,6 +168,7 @@ class Mark:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
+        # `mark.skip` decorates directly, `mark.parametrize` is always called with arguments first.
         is_bare = not self.arguments and self.name == "parametrize"
         if is_bare or not isinstance(marked, types.FunctionType | type):
             return Mark(self.name, arguments, keywords)
@@ -184,9 +191,11 @@ def reason_to_skip(marks: Any) -> bool:
 
 
 def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the arguments of each case that the marks of a test ask for, with the case's own marks."""
+    """Yield the arguments of each case that the marks ask for, with the case's own marks."""
     tables = [m.arguments for m in marks if m.name == "parametrize"]
     cases: list[tuple[dict[str, Any], list[Any]]] = [({}, [])]
+    # Several tables multiply: ("a", [1, 2]) and ("b", [3, 4])
+    #  -> {a: 1, b: 3}, {a: 1, b: 4}, {a: 2, b: 3}, {a: 2, b: 4}
     for names, rows, *_ in tables:
         columns = (
             [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
@@ -213,7 +222,7 @@ class Capsys:
         self.out, self.err = io.StringIO(), io.StringIO()
 
     def readouterr(self) -> Captured:
-        """Take what has been printed since the last call."""
+        """Return what has been printed since the last call."""
         said = Captured(self.out.getvalue(), self.err.getvalue())
         for stream in (self.out, self.err):
             stream.seek(0)
@@ -222,15 +231,17 @@ class Capsys:
 
 
 class MonkeyPatch:
-    """Changes that are undone; those of modules in the program too."""
+    """Changes that are undone after the test; those of modules also in the program."""
 
     def __init__(self) -> None:
         self.undoing: list[Callable[[], Any]] = []
 
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
+        # setattr("os.path.exists", f): the target is a dotted name.
         if value is MISSING:
             path, _, attribute = target.rpartition(".")
             target, name, value = dotted(path), attribute, name
+        # Of a class, the attribute itself: `getattr` would bind methods and find inherited ones.
         old = (
             vars(target).get(name, MISSING)
             if isinstance(target, type)
@@ -284,15 +295,17 @@ class MonkeyPatch:
             inner.undo()
 
     def undo(self) -> None:
+        # In reverse order, so that the first change is undone last.
         while self.undoing:
             self.undoing.pop()()
 
 
 def dotted(path: str) -> Any:
-    """Import what a dotted path names."""
+    """Import the object that a dotted path names: a module, or an attribute of one."""
     first, *rest = path.split(".")
     found: Any = importlib.import_module(first)
     for number, part in enumerate(rest, 2):
+        # Not an attribute yet: "unittest.mock" must be imported.
         if not hasattr(found, part):
             importlib.import_module(".".join([first, *rest][:number]))
         found = getattr(found, part)
@@ -304,7 +317,7 @@ FIXTURES = ("tmp_path", "capsys", "monkeypatch")
 
 @contextlib.contextmanager
 def fixtures(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Make the fixtures that a test asks for, and undo what they did."""
+    """Make the fixtures that a test asks for, and undo their changes afterwards."""
     with contextlib.ExitStack() as stack:
         made: dict[str, Any] = {}
         for name in names:
@@ -324,11 +337,11 @@ NAMES = ("raises", "approx", "param", "mark", "fail", "skip", "main")
 
 
 def main(*_: Any, **__: Any) -> None:
-    """Do nothing: what it would run is run afterwards."""
+    """Do nothing: the tests that it would run are run afterwards."""
 
 
 def install_shim() -> None:
-    """Let `import pytest` find what is here."""
+    """Make `import pytest` find this module's names."""
     module = types.ModuleType("pytest")
     module.__dict__.update({name: globals()[name] for name in NAMES})
     sys.modules["pytest"] = module

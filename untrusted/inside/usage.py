@@ -1,4 +1,4 @@
-"""How much the programs of a zygote keep in the folder they write in.
+"""How much a zygote's programs keep in the folder that they write in.
 
 Imports the standard library only.
 """
@@ -8,25 +8,25 @@ import os
 import stat
 from collections.abc import Iterator
 
-# Bytes that the files of a program may have together.
+# Bytes that all files of a program may have together, and the number of its files and folders.
 WORK_BYTES = 64 * 2**20
 MAX_NAMES = 4096
-# What a file or folder counts at least, as each takes room and time to remove, however empty.
+# Bytes that a file or folder counts at least, however empty: each takes room and time to remove.
+# 64 MiB / 4096 -> 16 KiB
 NAME_BYTES = WORK_BYTES // MAX_NAMES
-# Bytes that one file of a program may have.
+# Bytes that a single file of a program may have.
 MAX_FILE = 16 * 2**20
 
 
 def used_bytes(folder: str, pids: list[int]) -> int:
-    """Add up what a folder holds, and what was removed from it but is still open or mapped in a
-    process.
-    """
+    """Add up a folder's bytes, including removed files that are still open or mapped."""
+    # By inode, so that a file with several names or descriptors counts once.
     files = dict(files_held(folder))
     for pid in pids:
         with contextlib.suppress(OSError):
             files |= dict(removed_but_open(pid))
         with contextlib.suppress(OSError):
-            # A mapping does not say how long its file is.
+            # A mapping does not show the size of its file, so it counts as the largest allowed.
             files |= {
                 inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files
             }
@@ -34,26 +34,28 @@ def used_bytes(folder: str, pids: list[int]) -> int:
 
 
 def names_used(folder: str) -> int:
-    """Count the files and folders of a file system in memory, those without a name too."""
+    """Count the files and folders of an in-memory file system, those without a name included."""
     told = os.statvfs(folder)
     return told.f_files - told.f_ffree
 
 
 def files_held(folder: str) -> Iterator[tuple[int, int]]:
-    """Yield inode and size of everything in a folder, as far as it is still there."""
+    """Yield inode and bytes of everything in a folder that is still there."""
     folders = [folder]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     told = entry.stat(follow_symlinks=False)
+                    # Blocks of 512 bytes, whatever the file system's: a sparse file counts only
+                    # what it occupies.
                     yield told.st_ino, told.st_blocks * 512
                     if stat.S_ISDIR(told.st_mode):
                         folders.append(entry.path)
 
 
 def removed_but_open(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield inode and size of the files without a name that a process has open."""
+    """Yield inode and bytes of the files without a name that a process has open."""
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
             told = os.stat(f"/proc/{pid}/fd/{number}")
@@ -65,6 +67,7 @@ def removed_but_mapped(pid: int, folder: str) -> Iterator[int]:
     """Yield the inodes of the files without a name that a process has mapped."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
+            # start-end rights offset device inode path (deleted)
             fields = line.rstrip("\n").split(maxsplit=5)
             if (
                 len(fields) == 6
