@@ -1,5 +1,6 @@
-"""Answer a request on standard input by results on standard output, both JSON: for hosts behind a
-command line.
+"""Read a request from standard input and write the results to standard output, both as JSON.
+
+For hosts that are reached by a command line:
 
 echo '{"executor": "auto", "jobs": [{"code": "x = 1", "tests": ["assert x == 1"]}]}' | python -m
 untrusted

@@ -1,8 +1,8 @@
-"""Attacks on this host's own sandbox: what a hostile program would try, and whether it got there.
+"""Attacks on this host's own sandbox: what a hostile program would try, and whether it succeeded.
 
-`diffucoder sandbox check` prints the table; the tests run the same attacks, and run them without
-containment as well, so that an attack that could not succeed anywhere is noticed. The target is
-made for the purpose: a folder with a secret, listening sockets, and a process of the same user.
+`diffucoder sandbox check` prints the table. The tests run the same attacks, also without
+containment, to notice an attack that could not succeed anywhere. Each attack has a target of its
+own: a folder with a secret, listening sockets, and a process of the same user.
 """
 
 import contextlib
@@ -29,10 +29,9 @@ from untrusted.session import Session
 from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
-# Name to code that gets at something.
+# Code that reaches for something, by name.
 REACH: dict[str, str] = ATTACKS["reach"]
-# Name to code that uses up something (`program`), and how a program that does so ends
-# (`outcomes`).
+# Code that uses up something (`program`) and the outcomes that stop it (`outcomes`), by name.
 EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
 
 KILLED_BY_SECCOMP = "SIGSYS"
@@ -48,7 +47,7 @@ class AttackResult:
 
 
 class AttackTarget(contextlib.ExitStack):
-    """A folder, sockets and a process for the attacks, made for the purpose and removed afterwards."""
+    """A folder, sockets and a process to attack, made for one attack and removed afterwards."""
 
     def __enter__(self) -> "AttackTarget":
         self.folder = Path(
@@ -58,11 +57,15 @@ class AttackTarget(contextlib.ExitStack):
         (self.folder / "secret").write_text(self.secret)
         self.victim = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"],
+            # Its environment holds the secret, which /proc would show to a process of the same
+            # user.
             env={"SECRET": self.secret},
             stdin=subprocess.DEVNULL,
         )
         self.enter_context(self.victim)
         self.callback(self.victim.kill)
+        # Abstract sockets have no file: "\0name" is visible to every process in the same network
+        # namespace.
         self.abstract = f"jax-diffucoder-{secrets.token_hex(8)}"
         self.listeners = {
             "tcp": self.listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
@@ -82,7 +85,7 @@ class AttackTarget(contextlib.ExitStack):
         return server
 
     def program(self, body: str) -> str:
-        """Write the attack with its target's particulars; `attack()` lists what it reached."""
+        """Return the attack's code with its target's details; `attack()` lists what it reached."""
         values = {
             "FOLDER": str(self.folder),
             "SECRET": self.secret,
@@ -94,6 +97,7 @@ class AttackTarget(contextlib.ExitStack):
             "ALLOWED": [*PACKAGES, *HARNESS],
             "HOST": os.uname().nodename,
         }
+        # An attack that names nothing counts as successful if it comes to its end.
         attempt = (
             body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
         )
@@ -106,7 +110,7 @@ class AttackTarget(contextlib.ExitStack):
         )
 
     def harm(self) -> list[str]:
-        """List what has been done to the target."""
+        """List the harm that has been done to the target."""
         # A socket is readable once someone has connected or sent.
         found = [
             f"{name} heard something"
@@ -117,6 +121,7 @@ class AttackTarget(contextlib.ExitStack):
         found += [f"files: {names}"] if names != ["secret"] else []
         if self.victim.poll() is not None:
             return [*found, "the process has ended"]
+        # The attacks set 77 open files and priority 7, which nothing else does.
         if (
             sys.platform == "linux"
             and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77
@@ -128,19 +133,21 @@ class AttackTarget(contextlib.ExitStack):
 
 
 def package_sites() -> list[str]:
-    """List where the interpreter keeps its packages, the virtual environment's and its own."""
+    """List the folders of installed packages: the virtual environment's and the interpreter's."""
     return [*hidden(readable({})), *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
 
 
 def reach(session: Session, name: str) -> AttackResult:
-    """Carry out one attack on a target of its own: it must reach nothing, or be ended by the kernel
-    for trying.
+    """Carry out one attack on a new target.
+
+    It must reach nothing, or the kernel must end it for trying.
     """
     with AttackTarget() as target:
         program = Program(
             target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10)
         )
         result = run_program(session, program)
+        # A process that outlives the program needs time to show what it does.
         if "orphan" in name:
             time.sleep(0.8)
         harm = target.harm()
@@ -149,9 +156,9 @@ def reach(session: Session, name: str) -> AttackResult:
 
 
 def exhaust(session: Session, name: str) -> AttackResult:
-    """Carry out one attempt to use up the machine: it must end in time and in a way that is named."""
+    """Carry out one attempt to use up a resource; it must end in time, with a known outcome."""
     attack = EXHAUST[name]
-    # What another limit must end has time to reach it, on a slow host too.
+    # Attacks that another limit must end get time to reach that limit, on a slow host too.
     seconds = 1.5 if "timeout" in attack["outcomes"] else 15.0
     limits = Limits(seconds=seconds, memory_bytes=256 * 2**20)
     code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"

@@ -1,9 +1,9 @@
-"""Run programs in E2B's virtual machines, without internet. Needs the extra: pip install
-'jax-diffucoder[e2b]'.
+"""Run programs in E2B's virtual machines, without internet access.
 
-A machine gets this package and the programs, and runs `python -m untrusted` there: the same
-processes, the same comparison outside the program, the same results. The key is read from
-E2B_API_KEY by E2B's own client. Tested against a recording of its calls, not against the service.
+Needs the extra: pip install 'jax-diffucoder[e2b]'. A machine gets this package and the programs,
+and runs `python -m untrusted` there: the same processes, the same comparison outside the program,
+the same results. E2B's own client reads the key from E2B_API_KEY. Tested against a recording of its
+calls, not against the service.
 """
 
 import os
@@ -25,6 +25,7 @@ from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
 HOME = "/home/user/sandbox"
+# Time for the machine itself: uploads and starting the sandbox.
 MARGIN_SECONDS = 60
 
 
@@ -67,11 +68,12 @@ class E2B(BatchExecutor):
         return sandbox_errors(programs, reason)
 
     def run_in_machine(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
+        # The worst case: every program of the batch takes all its time.
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
         request = self.request_text(
             programs, executor=self.executor, allow_unsafe=self.allow_unsafe
         )
-        # `python -m untrusted` needs no more files than these: the standard library does the rest.
+        # `python -m untrusted` needs only these files and the standard library.
         sources = sorted(PACKAGE.rglob("*.py"))
         machine = e2b.Sandbox.create(
             template=self.template, timeout=seconds, allow_internet_access=False

@@ -3,9 +3,9 @@
     DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
 
 One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a
-bearer; the answer is `{"results": […]}`. A worker that has enough to do answers 503. The token is
-read from the environment, compared in constant time and never printed. There is no encryption:
-across machines put it behind a proxy or a tunnel.
+bearer token; the answer is `{"results": […]}`. A worker whose queue is full answers 503. The token
+is read from the environment, compared in constant time and never printed. There is no encryption:
+across machines, put the worker behind a proxy or a tunnel.
 """
 
 import hmac
@@ -38,13 +38,14 @@ from untrusted.tiers import ExecutorName
 logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "DIFFUCODER_SANDBOX_TOKEN"
+# Characters of a token, bytes of a request, open connections.
 MIN_TOKEN = 16
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 64
 
 
 def token_from_environment() -> str:
-    """Read the shared secret; raises ValueError where there is none."""
+    """Read the shared secret; raises ValueError if it is missing or too short."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if len(token) < MIN_TOKEN:
         raise ValueError(f"{TOKEN_VARIABLE}: set it to a secret of at least {MIN_TOKEN} characters")
@@ -55,9 +56,10 @@ class Worker(ThreadingHTTPServer):
     """The listening side: a pool of sandboxes behind a bounded queue.
 
     Args:
-        address: host and port; port 0 takes a free one.
-        workers: programs at once.
-        queue_size: programs that are accepted and not finished; more are refused with 503.
+        address: host and port; port 0 chooses a free one.
+        workers: number of programs that run in parallel.
+        queue_size: number of programs that are accepted and not finished; more are refused with
+            503.
     """
 
     daemon_threads = True
@@ -76,6 +78,7 @@ class Worker(ThreadingHTTPServer):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
         self.token = token_from_environment().encode()
+        # Before the port is opened: a host that cannot contain programs must not listen.
         tier = choose_tier(executor, allow_unsafe=allow_unsafe)
         super().__init__(address, Handler)
         self.pool = Pool(tier, workers or os.cpu_count() or 1)
@@ -85,7 +88,7 @@ class Worker(ThreadingHTTPServer):
         self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     def reserve(self, count: int) -> bool:
-        """Take places in the queue, if there are that many."""
+        """Reserve queue slots; returns False if too few are free."""
         with self.lock:
             if self.accepted + count > self.queue_size:
                 return False
@@ -97,13 +100,14 @@ class Worker(ThreadingHTTPServer):
             self.accepted -= count
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Refuse connections beyond the bound: each has a thread."""
+        """Refuse connections beyond the limit, as each has a thread."""
         return self.connections.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            # The counterpart of `verify_request`, whatever happened in between.
             self.connections.release()
 
     def server_close(self) -> None:
@@ -112,9 +116,10 @@ class Worker(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection of the worker."""
+    """One connection to the worker."""
 
     server: Worker  # pyright: ignore[reportIncompatibleVariableOverride]
+    # Seconds that a client may stay silent.
     timeout = 30.0
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "diffucoder", ""
@@ -130,6 +135,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.refuse(404, f"no such path: {self.path}")
 
     def do_POST(self) -> None:
+        # Checks in the order of their cost: token, path, body, queue.
         if not self.authorized():
             return
         if self.path != "/run":
@@ -144,6 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             )
         if not self.server.reserve(len(programs)):
             return self.refuse(503, "the queue is full")
+        # Run all jobs; the answer waits for the last one.
         try:
             futures = [self.server.pool.submit(program) for program in programs]
             answer = results_text([future.result() for future in futures])
@@ -165,6 +172,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def read_programs(self) -> list[Program]:
         length = self.headers.get("Content-Length", "")
+        # Checked before reading: the length decides how much memory the body takes.
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
             raise ValueError(f"Content-Length={length!r}: must be a number up to {MAX_BODY}")
         try:
@@ -186,22 +194,22 @@ class Handler(BaseHTTPRequestHandler):
         if status == 503:
             self.send_header("Retry-After", "1")
         if status != 200 or self.close_connection:
-            # This closes it: what was not read of the request must not be taken for the next one.
+            # This closes the connection: the unread rest must not be taken for the next request.
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        # Anyone may send a request line.
+        # Anyone may send a request line, so it may contain anything.
         logger.info("%s", printable(format % args))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpWorkers(BatchExecutor):
-    """Runs programs on workers: batches go round, and from a worker that fails to the next.
+    """Runs programs on workers: each batch goes to one in turn, and after a failure to the next.
 
     Attributes:
-        urls: of the workers, such as http://127.0.0.1:8700.
+        urls: addresses of the workers, such as http://127.0.0.1:8700.
         pause: seconds before the second try; doubled each time.
         timeout: seconds that a worker may take to answer a batch.
     """
@@ -222,6 +230,7 @@ class HttpWorkers(BatchExecutor):
         self, batches: Sequence[Sequence[Program]], cancel: Cancel
     ) -> Iterator[tuple[int, list[Result]]]:
         token = token_from_environment()
+        # Two batches per worker: one runs while the next one waits there.
         with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
             futures = [
                 threads.submit(self.run_batch, number, batch, token, cancel)
@@ -236,14 +245,17 @@ class HttpWorkers(BatchExecutor):
         for attempt in range(self.attempts):
             if cancel.is_set():
                 return sandbox_errors(programs, "cancelled")
+            # Pauses before the tries 2, 3, 4: 0.5, 1, 2 seconds.
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
+            # Batch 1 with two workers: the second one, then the first, the second, ...
             url = self.urls[(number + attempt) % len(self.urls)]
             try:
                 return self.ask(url, programs, token)
             except urllib.error.HTTPError as error:
                 reason = f"{url} answered {error.code}"
                 error.close()
+                # Errors that another worker would give as well; 503 and the rest are tried again.
                 if error.code in (400, 401, 404, 413):
                     raise ValueError(
                         f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}"
@@ -254,6 +266,7 @@ class HttpWorkers(BatchExecutor):
 
     def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
         body = self.request_text(programs).encode()
+        # Too large for one request: send it in halves, down to single programs.
         if len(body) > MAX_BODY and len(programs) > 1:
             half = len(programs) // 2
             return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)

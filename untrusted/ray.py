@@ -1,7 +1,7 @@
 """Run programs on every host of a Ray cluster. Needs the extra: pip install 'jax-diffucoder[ray]'.
 
-Each task is a batch of programs, run by the local sandbox of the host that takes it; programs and
-results travel as JSON text. What Ray loses is run again, then reported as a sandbox error.
+Each task is a batch of programs, run by the local sandbox of the host that takes it. Programs and
+results travel as JSON text. A task that Ray loses is run again, then reported as a sandbox error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ from untrusted.results import (
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
+# Seconds between two looks at `cancel`.
 POLL_SECONDS = 0.2
 
 
@@ -45,6 +46,7 @@ class RayCluster(BatchExecutor):
             ray.init(address=self.address, log_to_driver=False)
         task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
         settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
+        # Batch number by the reference of its task
         pending = {
             task.remote(self.request_text(batch, **settings)): number
             for number, batch in enumerate(batches)
@@ -54,13 +56,15 @@ class RayCluster(BatchExecutor):
             for reference in ready:
                 number = pending.pop(reference)
                 yield number, task_results(ray, reference, batches[number])
+        # Cancelled: these batches keep their "cancelled" results (`run_many`).
         for reference in pending:
             ray.cancel(reference)
 
 
 def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
-    """Fetch the results of a task that has ended; Ray has already tried again what a lost host was
-    running.
+    """Fetch the results of a task that has ended.
+
+    Ray has already retried what ran on a lost host.
     """
     try:
         return read_results(ray.get(reference), batch)

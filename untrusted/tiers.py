@@ -1,4 +1,4 @@
-"""How a process is contained on this host: bubblewrap, Landlock, or, if one insists, not at all."""
+"""How a process is contained on this host: by bubblewrap, Landlock, or, on request, not at all."""
 
 import functools
 import glob
@@ -17,15 +17,18 @@ from untrusted.inside.usage import WORK_BYTES
 
 Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
+# In order of preference.
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
-# What programs may import beside the standard library unless told otherwise: the package that most
-# of them know.
+# What programs may import by default in addition to the standard library: the package that most of
+# them know.
 PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
+# Packages that run tests: pytest and what it imports.
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 INSIDE = Path(__file__).parent / "inside"
 
+# Started with `python -c`: the folder `inside` is importable, and nothing else of this package.
 BOOTSTRAP = """
 import json, sys, types
 folder, control, tier, readable, hidden, work, packages = sys.argv[1:]
@@ -39,19 +42,18 @@ zygote.main(int(control), tier, json.loads(readable), json.loads(hidden), work, 
 
 
 class SandboxUnavailableError(OSError):
-    """A host that cannot contain a program in the way that was asked for."""
+    """Raised when the host does not support the requested isolation tier."""
 
 
 def interpreter() -> str:
-    """Find the Python that a virtual environment was made from: it finds its library without one."""
+    """Return the real Python behind a virtual environment; it finds its library by itself."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def library() -> tuple[str, ...]:
-    """List the parts of the interpreter without which no program runs: not what lies beside its
-    standard library.
-    """
+    """List the parts of the interpreter that every program needs, and nothing else next to them."""
+    # The paths of the real interpreter: a virtual environment has no library.
     bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
     bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     parts = [
@@ -67,21 +69,21 @@ def library() -> tuple[str, ...]:
         )
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         folder = os.path.join(prefix, "lib")
-        # Beside the library of an interpreter of its own lie the shared libraries that it was built
-        # with.
+        # Next to an interpreter's own library lie the shared libraries that it was built with.
         parts += (
             []
             if folder in SYSTEM_LIBRARIES
             else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
         )
-    # The interpreter is started by its real path, and finds its library from there.
+    # Both names of each: the interpreter is started by its real path and finds its library there.
     return tuple(dict.fromkeys(name for part in parts for name in (part, os.path.realpath(part))))
 
 
 @functools.cache
 def system_libraries() -> tuple[str, ...]:
-    """List where the system keeps shared libraries: the folder of this machine's kind where there
-    is one.
+    """List the system's folders of shared libraries, only this machine's architecture if possible.
+
+    /usr/lib -> /usr/lib/x86_64-linux-gnu and the loader /usr/lib/ld-*.so*
     """
     found = []
     for folder in SYSTEM_LIBRARIES:
@@ -91,23 +93,21 @@ def system_libraries() -> tuple[str, ...]:
 
 
 def readable(folders: dict[str, str]) -> list[str]:
-    """List what a program may read: the standard library, the system's libraries, time zones,
-    packages.
-    """
+    """List what a program may read: standard library, system libraries, time zones, packages."""
     paths = [
         *library(),
         str(INSIDE),
         *system_libraries(),
         *("/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
     ]
-    # Beside a package lie the shared libraries that its wheel brings.
+    # A wheel may bring its shared libraries in a folder next to the package: numpy, numpy.libs.
     paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs")]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
 @functools.cache
 def hidden_in(path: str) -> list[str]:
-    """List the folders of installed packages in a folder, whichever it is."""
+    """List the folders of installed packages within a folder."""
     inner = [
         f"{above}{kind}"
         for above in ("", "python*/")
@@ -120,16 +120,18 @@ def hidden_in(path: str) -> list[str]:
 
 
 def hidden(paths: list[str]) -> list[str]:
-    """List the folders of installed packages beneath what a program may read: there it may read
-    what is named.
+    """List the folders of installed packages below readable folders.
+
+    A program may read nothing in them but what is listed by itself.
     """
     return sorted({folder for path in paths for folder in hidden_in(path)})
 
 
 @functools.cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Find where this interpreter would import packages from; ValueError names the first that it
-    has not.
+    """Return the folders from which this interpreter imports packages.
+
+    Raises ValueError for the first one that is not installed.
     """
     folders = {}
     for name in names:
@@ -142,7 +144,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def harness_folders() -> dict[str, str]:
-    """Find the packages with which tests are run; one is a single file."""
+    """Return the paths of the packages that run tests; one of them is a single file."""
     specs = [spec for name in HARNESS if (spec := importlib.util.find_spec(name)) and spec.origin]
     return {
         s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin)
@@ -151,24 +153,26 @@ def harness_folders() -> dict[str, str]:
 
 
 def work_folder(packages: tuple[str, ...]) -> str:
-    """Name the folder in which programs may write in bubblewrap; what they may read must not lie in
-    it.
+    """Return the folder in which programs may write in bubblewrap.
+
+    It is empty at first, so nothing that they may read can lie in it.
     """
     paths = readable(package_folders(packages) | harness_folders())
     return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
 
 
 def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> list[str]:
-    """Make the command line that starts the zygote in a tier.
+    """Return the command line that starts the zygote in a tier.
 
     Args:
-        control: the descriptor of its socket.
-        work: the folder in which programs may write; in bubblewrap it is made there.
+        control: descriptor of its socket.
+        work: folder in which programs may write; bubblewrap creates it inside.
     """
     folders = package_folders(packages) | harness_folders()
     paths = readable(folders)
     closed = hidden(paths)
     names = [json.dumps(paths), json.dumps(closed), work, json.dumps(folders)]
+    # -I: ignore the environment and the user's folder; -S: no site packages; -B: write no bytecode.
     python = [
         interpreter(),
         "-I",
@@ -189,7 +193,7 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     if program is None:
         raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
     shown = {path: ("--ro-bind", path, path) for path in paths}
-    # Over it an empty folder, in which those that are named are mounted.
+    # An empty folder hides the installed packages; the allowed ones are mounted into it.
     shown |= {path: ("--perms", "0755", "--tmpfs", path) for path in closed if path not in shown}
     return [
         program,
@@ -201,14 +205,16 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
             "--new-session",
         ),
         *("--hostname", HOST),
-        # The zygote is process 1: nothing inside can signal it, and no helper of bubblewrap's
-        # outlives it.
+        # The zygote is process 1: nothing inside can signal it, and no helper process of
+        # bubblewrap outlives it.
         "--as-pid-1",
         *("--cap-drop", "ALL"),
-        # First, as what follows may lie in a folder of that name.
+        # The work folder first, as later mounts may lie in a folder of that name.
         *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
+        # Shorter paths first: a folder is mounted before what lies in it.
         *(word for path in sorted(shown, key=len) for word in shown[path]),
         *("--dev-bind", os.devnull, os.devnull),
+        # Last, when nothing needs to be mounted into them any more.
         *(word for path in closed for word in ("--remount-ro", path)),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
