@@ -1,4 +1,4 @@
-"""Read a test: is it one call whose answer the parent can compare, or a script for the tester?"""
+"""Read a test: is it one call whose answer the parent compares, or statements for the tester?"""
 
 import ast
 import builtins
@@ -10,19 +10,18 @@ from untrusted.cases import PRELUDE, Case
 from untrusted.inside.checks import test_names
 
 # CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
-# that build large ones
-# at a time get a SystemError ("AST constructor recursion depth mismatch").
+# that build large ones at a time get a SystemError ("AST constructor recursion depth mismatch").
 PARSING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Call:
-    """`assert function(*arguments, **keywords) == expected`, all of them literals.
+    """A test of the form `assert function(*arguments, **keywords) == expected`, all literals.
 
     Attributes:
-        others: what else is right.
-        is_method: the function is one of the program's class Solution.
-        prelude: statements that import what the program may take for granted.
+        others: other right results.
+        is_method: the function is a method of the program's class Solution.
+        prelude: import statements that the program may take for granted.
     """
 
     function: str
@@ -37,6 +36,7 @@ class Call:
     def source(self) -> str:
         """The call and its assertion as a script, for answers that only a tester can compare."""
         owner = "Solution()." if self.is_method else ""
+        # assert result == 1 or result == [1]
         keywords = "".join(f", {name}={value!r}" for name, value in self.keywords.items())
         right = " or ".join(f"result == {value!r}" for value in (self.expected, *self.others))
         return (
@@ -45,8 +45,9 @@ class Call:
 
 
 def call_of(case: Case, code: str) -> Call:
-    """Make the call of a case; as in LiveCodeBench's harness, a program's class Solution has the
-    function.
+    """Return the call of a case.
+
+    As in LiveCodeBench's harness, a program with a class Solution has the function there.
     """
     expected, *others = case.results
     return Call(
@@ -61,11 +62,10 @@ def call_of(case: Case, code: str) -> Call:
 
 
 def read_call(test: str) -> Call | None:
-    """Read the call that a test makes, or None if it is anything but one assertion of one call and
-    one literal.
+    """Return the call that a test makes, or None unless it is one assertion of one call.
 
-    A function named like a builtin is left to the tester, which decides by the whole test whom the
-    name means.
+    The other side must be a literal. A function named like a builtin is left to the tester, which
+    decides by the whole test whose function the name means.
     """
     try:
         with PARSING:
@@ -77,6 +77,7 @@ def read_call(test: str) -> Call | None:
             pass
         case _:
             return None
+    # Either order: f(1) == 2, 2 == f(1)
     for call, literal in ((left, right), (right, left)):
         match call:
             case ast.Call(func=ast.Name(id=name)) if not hasattr(builtins, name):
@@ -92,6 +93,7 @@ def read_call(test: str) -> Call | None:
                     return None
                 return (
                     Call(name, arguments, keywords, expected)
+                    # f(**options) has a keyword without a name.
                     if all(w.arg for w in call.keywords)
                     else None
                 )
@@ -101,9 +103,11 @@ def read_call(test: str) -> Call | None:
 def split_tests(source: str, name: str = "<tests>") -> list[str]:
     """Split a file into its tests.
 
-    They are the assertions at its top level, each with the statements above it that are none, and
-    what pytest would collect there, each with all statements that are no test. A file with neither
-    is one test. Raises ValueError if it is no Python, or empty.
+    Tests are the assertions at the top level, each with all statements above it that are no
+    assertions, and whatever pytest would collect there, each with all statements that are no test.
+    A file with neither is one test. Raises ValueError if the file is no Python, or is empty.
+
+    "x = 1; assert f(x); y = 2; assert f(y)" -> "x = 1; assert f(x)", "x = 1; y = 2; assert f(y)"
     """
     try:
         body = ast.parse(source, name).body
@@ -122,19 +126,19 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
             tests.append("\n".join([*setup, ast.unparse(statement)]))
         else:
             setup.append(ast.unparse(statement))
-    # Behind the fixtures, which may stand anywhere, and before `unittest.main()`, which must find
-    # it.
+    # In its own place: after the fixtures, which may stand anywhere, and before `unittest.main()`,
+    # which must find it.
     tests += [ast.unparse(ast.Module(in_place(beside, item), [])) for item in items]
     return tests or [source]
 
 
 def in_place(statements: list[ast.stmt], item: ast.stmt) -> list[ast.stmt]:
-    """Put a statement where its line says."""
+    """Insert a statement by its line number."""
     return sorted([*statements, item], key=lambda statement: statement.lineno)
 
 
 def title_of(test: str) -> str:
-    """Find the line of a test by which a person knows it."""
+    """Return the line by which a person recognizes a test: its definition, else its last line."""
     names = test_names(ast.parse(test))
     named = [
         line

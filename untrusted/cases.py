@@ -1,9 +1,9 @@
-"""Cases: what goes into a program and what must come out, and whether it did. Compared here, where no program reaches.
+"""Cases: the input of a program and its expected output, compared here, out of the program's reach.
 
     Case("1 2\\n", "3\\n")                              a run: standard input, expected standard output
     Case("[1, 2]\\n3", "6", function="total")           a call: arguments and result as JSON
 
-Knows texts; how a program is run is `runner`'s business. Imports the standard library only.
+Knows texts; `runner` knows how a program is run. Imports the standard library only.
 """
 
 import json
@@ -16,17 +16,16 @@ from typing import Any, Literal, get_args
 
 Comparison = Literal["exact", "tolerant"]
 
-# Bytes that a program may write in a run that is compared; with more it has failed.
+# Bytes that a program may write in a run that is compared; with more, it has failed.
 MAX_OUTPUT = 16 * 2**20
 
-# How far a number may be from the expected one, absolutely or, where that has a fraction, relative
-# to it: what most
-# contests state. LiveCodeBench's checker wants equal decimals; those of APPS and TACO (numpy's
-# allclose) and CodeContests
-# allow 1e-5. Relative to a whole number it would let 50000000000000001 pass for 50000000000000000.
+# Largest distance of a number from the expected one: absolute, or relative if the expected one has
+# a fraction, as most contests state. LiveCodeBench's checker demands equal decimals; those of APPS
+# and TACO (numpy's allclose) and of CodeContests allow 1e-5. Relative to a whole number, it would
+# let 50000000000000001 pass for 50000000000000000.
 TOLERANCE = Decimal("1e-6")
 
-# What is compared as a number. Longer ones are text: a program must not make the comparison slow.
+# Tokens compared as numbers. Longer ones are text: a program must not make the comparison slow.
 NUMBER = re.compile(
     r"[+-]?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?"
 )
@@ -46,9 +45,8 @@ MODULES = (
     ),
     *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
 )
-# What LiveCodeBench's harness imports before a program, as LeetCode does: its starter code names
-# List and imports
-# nothing. Functions that are called have it; a program that is run imports what it needs itself.
+# Imports of LiveCodeBench's harness before a program, as on LeetCode: its starter code uses List
+# and imports nothing. Called functions get them; a program that is run imports for itself.
 PRELUDE = "\n".join(
     [f"from {name} import *" for name in (*MODULES, "builtins")]
     + [f"import {name}" for name in MODULES]
@@ -60,19 +58,19 @@ SHOWN = 60
 
 @dataclass(frozen=True)
 class Case:
-    """What goes into a program and what must come out.
+    """The input of a program and its expected output.
 
     Attributes:
-        input: standard input of a run of the program as `__main__`; of a call the arguments, a JSON
-            value per line.
-        output: what the run must write to standard output; of a call the result as JSON.
-        comparison: `exact`: equal but for one newline at the end. `tolerant`: equal tokens in each
-            line, white space and blank lines around the whole are nothing, numbers are equal within
-            `TOLERANCE`. Of a result, `exact` is ==, and `tolerant` takes a list of one value for
-            the value too, since APPS and TACO wrap some of their results; a tuple is the list of
-            its values, as in the harnesses of both and of LiveCodeBench.
-        function: what is called: a function, or a method of the program's class Solution; empty for
-            a run.
+        input: for a run of the program as `__main__`, its standard input; for a call, its arguments
+            as one JSON value per line.
+        output: for a run, its standard output; for a call, its result as JSON.
+        comparison: for a run, `exact` means equal except for one newline at the end; `tolerant`
+            means equal tokens in each line, ignoring white space and blank lines around the whole,
+            with numbers equal within `TOLERANCE`. For a result, `exact` is ==; `tolerant` also
+            accepts the value for a list of one value, since APPS and TACO wrap some of their
+            results. A tuple is the list of its values, as in the harnesses of both and of
+            LiveCodeBench.
+        function: function to call, or method of the program's class Solution; empty for a run.
     """
 
     input: str
@@ -99,7 +97,8 @@ class Case:
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """The results of a call that are right."""
+        """The right results of a call."""
+        # tolerant: [[1, 2]] -> [[1, 2]], [1, 2], ([1, 2],), (1, 2)
         right = [parse_json("output", self.output)]
         if self.comparison == "tolerant" and isinstance(right[0], list) and len(right[0]) == 1:
             right += right[0]
@@ -107,7 +106,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Read a case from plain data; raises ValueError naming what is wrong."""
+        """Read a case from plain data; raises ValueError that names the problem."""
         names = ("input", "output", "comparison", "function")
         if not {"input", "output"} <= set(data) <= set(names):
             raise ValueError(
@@ -117,14 +116,12 @@ class Case:
         return cls(**data)
 
 
-# A test of a program: statements that hold after it, or a case.
+# A test of a program: statements to run after it, or a case.
 Test = str | Case
 
 
 def check_fields(fields: dict[str, Any]) -> None:
-    """Raise ValueError unless these fields of a case are text that UTF-8 can hold, and a
-    comparison.
-    """
+    """Raise ValueError unless the fields of a case are UTF-8 text, and its comparison is known."""
     for name, value in fields.items():
         if not isinstance(value, str):
             raise ValueError(f"{name}={value!r:.80}: must be text")
@@ -139,8 +136,9 @@ def check_fields(fields: dict[str, Any]) -> None:
 
 
 def parse_json(name: str, text: str) -> Any:
-    """Read a JSON value; raises ValueError naming what it was meant for."""
+    """Parse a JSON value; raises ValueError that names the field."""
     try:
+        # Python's parser accepts NaN and Infinity, JSON does not.
         return json.loads(text, parse_constant=float_refused)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: {text!r:.80} is no JSON value ({error})") from error
@@ -151,7 +149,7 @@ def float_refused(name: str) -> None:
 
 
 def same_number(expected: str, found: str) -> bool:
-    """Compare two tokens as numbers within `TOLERANCE`."""
+    """Whether two tokens are numbers that are equal within `TOLERANCE`."""
     if not (NUMBER.fullmatch(expected) and NUMBER.fullmatch(found)):
         return False
     want, got = Decimal(expected), Decimal(found)
@@ -160,8 +158,9 @@ def same_number(expected: str, found: str) -> bool:
 
 
 def same_tokens(expected: str, found: str) -> bool:
-    """Compare two lines token by token."""
+    """Whether two lines have the same tokens."""
     wanted, got = expected.split(), found.split()
+    # The cheap comparison first: most lines are equal.
     return wanted == got or (len(wanted) == len(got) and all(map(same_token, wanted, got)))
 
 
@@ -169,7 +168,7 @@ def same_token(expected: str, found: str) -> bool:
     return expected == found or same_number(expected, found)
 
 
-# How each comparison divides a text into lines, and tells that two of them are the same.
+# For each comparison: how a text is split into lines, and when two lines are the same.
 LINES: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str], bool]]] = {
     "exact": (lambda text: text.removesuffix("\n").split("\n"), str.__eq__),
     "tolerant": (lambda text: text.strip().split("\n"), same_tokens),
@@ -177,7 +176,7 @@ LINES: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str
 
 
 def difference(expected: str, found: str, comparison: Comparison) -> str:
-    """Say at which line an output differs first from the expected one; no text if it does not."""
+    """Return the first line in which an output differs, in words; empty if it does not."""
     if expected == found:
         return ""
     divide, same = LINES[comparison]
@@ -188,7 +187,7 @@ def difference(expected: str, found: str, comparison: Comparison) -> str:
 
 
 def shown(line: str | None, other: str | None) -> str:
-    """Quote a line, or as much of it as shows where it leaves another one; None is no line."""
+    """Quote a line around the place where it differs from another one; None is a missing line."""
     if line is None:
         return "no such line"
     pairs = enumerate(zip(line, other or "", strict=False))

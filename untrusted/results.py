@@ -1,6 +1,4 @@
-"""Programs and results: what goes into a sandbox and what comes out, the same wherever it runs,
-also as JSON.
-"""
+"""Programs and results: input and output of a sandbox wherever it runs, also as JSON."""
 
 import dataclasses
 import json
@@ -20,8 +18,10 @@ Outcome = Literal[
 ]
 # Outcomes that say nothing about the program.
 UNJUDGED: tuple[Outcome, ...] = ("cannot_judge", "sandbox_error")
+# Bytes: the least address space of a program, and the most output that may be kept.
 MIN_MEMORY = 64 * 2**20
 OUTPUT_CAP = 2**20
+# Called with the number of finished programs and the number of all.
 Progress = Callable[[int, int], None]
 # Stops a run when it is set.
 Cancel = threading.Event
@@ -29,13 +29,13 @@ Cancel = threading.Event
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a program. Files, processes and sockets it gets none of.
+    """Limits of a program. It gets no files, processes or sockets at all.
 
     Attributes:
-        seconds: wall clock per test; the program itself is run anew for each.
+        seconds: wall clock per test; the program itself runs anew for each.
         total_seconds: wall clock for all tests of a program.
         memory_bytes: address space of the program.
-        output_bytes: how much of each output stream is kept; the rest is read and dropped.
+        output_bytes: bytes of each output stream that are kept; the rest is read and dropped.
     """
 
     seconds: float | int = 5.0
@@ -48,6 +48,7 @@ class Limits:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
                 raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
+            # Frozen, so set through `object`: 5 and 5.0 are the same limit, also as JSON.
             object.__setattr__(self, name, float(value))
         if not (type(self.memory_bytes) is int and self.memory_bytes >= MIN_MEMORY):
             raise ValueError(
@@ -68,12 +69,12 @@ class Program:
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
-        """Write the program as plain data."""
+        """Return the program as plain data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> "Program":
-        """Read a program from plain data; raises ValueError naming what is wrong."""
+        """Read a program from plain data; raises ValueError that names the problem."""
         if not isinstance(data, dict) or not isinstance(data.get("code"), str):
             raise ValueError("a job must be an object with the text `code`")
         tests, limits = data.get("tests", []), data.get("limits", {})
@@ -90,11 +91,11 @@ class Program:
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test ended, and why in one line, which a terminal can show whatever the program said.
+    """How one test ended, and why, in one line that is safe to show in a terminal.
 
     Attributes:
-        border: whether test and program ran in processes of their own; a verdict without is the
-            program's word.
+        border: whether test and program ran in processes of their own. Without it, the verdict is
+            the program's word.
     """
 
     __test__ = False  # no test of pytest's
@@ -116,15 +117,16 @@ class Result:
     """How a program ended.
 
     Attributes:
-        outcome: `passed` if every test passed; untested if there was none and the program says that
-            it ran to its end; sandbox_error if the sandbox itself failed; failed, timeout or
-            out_of_memory as the first test that did; cannot_judge if what is left needs what the
-            border cannot carry. The first and the last say nothing about the program.
-        tests: one result per test; one for the program itself where there are no tests.
-        stdout, stderr: the beginning of what it wrote, as it is: `printing.printable` makes it fit
+        outcome: `passed` if every test passed; `untested` if there was no test and the program
+            reports that it ran to its end; `sandbox_error` if the sandbox itself failed; `failed`,
+            `timeout` or `out_of_memory` as the first test that did; `cannot_judge` if the remaining
+            tests need what the border cannot carry. sandbox_error and cannot_judge say nothing
+            about the program.
+        tests: one result per test; one for the program itself if there are no tests.
+        stdout, stderr: the beginning of its output, unchanged: `printable.printable` makes it safe
             for a terminal.
         tier: how it was contained.
-        unsafe: whether it was not.
+        unsafe: whether it was not contained.
     """
 
     outcome: Outcome
@@ -138,8 +140,11 @@ class Result:
     def of(
         cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = ""
     ) -> "Result":
-        """Add the results of its tests up."""
+        """Combine the results of the tests into one."""
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
+        # Sandbox errors first, unjudged tests last; the sort is stable, so else the first test
+        # counts:
+        #  [failed, timeout, cannot_judge] -> failed; [cannot_judge, sandbox_error] -> sandbox_error
         order = sorted(
             outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge")
         )
@@ -148,12 +153,12 @@ class Result:
 
     @classmethod
     def error(cls, detail: str, tests: int, tier: str = "") -> "Result":
-        """Report that the sandbox failed, which says nothing about the program."""
+        """Return the result of a failed sandbox, which says nothing about the program."""
         return cls.of([TestResult("sandbox_error", detail)] * max(1, tests), tier=tier)
 
     @classmethod
     def from_json(cls, data: Any) -> "Result":
-        """Read a result from plain data; raises ValueError where it is none."""
+        """Read a result from plain data; raises ValueError if it is none."""
         try:
             tests = tuple(
                 TestResult(
@@ -163,13 +168,14 @@ class Result:
                 )
                 for test in data["tests"]
             )
+            # The outcome is computed from the tests, not believed.
             result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
             return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Write the result as plain data."""
+        """Return the result as plain data."""
         return dataclasses.asdict(self)
 
     @property
@@ -183,7 +189,7 @@ class Result:
 
     @property
     def detail(self) -> str:
-        """The reason why it did not pass: the first test's reason."""
+        """The reason of the first test that ended with the program's outcome."""
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 
@@ -202,10 +208,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchExecutor(ABC):
-    """An executor that sends programs away, batch by batch.
+    """An executor that sends programs away in batches.
 
     Attributes:
-        batch: programs that are sent together.
+        batch: number of programs that are sent together.
         attempts: tries of a batch before its programs become sandbox errors.
     """
 
@@ -224,10 +230,12 @@ class BatchExecutor(ABC):
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> list[Result]:
-        """Run programs, one result for each, in order; what could not be run is a sandbox error."""
+        """Run programs; returns a result for each, in order: a sandbox error if it cannot run."""
+        # batch = 2: [a, b, c] -> [[a, b], [c]]
         batches = [
             programs[start : start + self.batch] for start in range(0, len(programs), self.batch)
         ]
+        # Replaced as batches are done; those that `cancel` stops keep these results.
         results = [sandbox_errors(batch, "cancelled") for batch in batches]
         done = 0
         for number, answers in self.run_batches(batches, cancel or Cancel()):
@@ -241,20 +249,20 @@ class BatchExecutor(ABC):
     def run_batches(
         self, batches: Sequence[Sequence[Program]], cancel: Cancel
     ) -> Iterator[tuple[int, list[Result]]]:
-        """Yield the number and the results of each batch that is done; what `cancel` overtakes may
-        be left out.
-        """
+        """Yield the number and results of each finished batch; cancelled ones may be left out."""
 
     @staticmethod
     def request_text(programs: Sequence[Program], **settings: Any) -> str:
-        """Write a request to run programs as JSON; `settings` are those of the executor that
-        answers it.
+        """Return a request to run programs as JSON.
+
+        Args:
+            settings: settings of the executor that answers the request.
         """
         return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
 
 
 def import_client(name: str, title: str) -> Any:
-    """Import a package that is an extra of ours, or say how to get it."""
+    """Import an optional package; raises ValueError that says how to install it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -264,17 +272,17 @@ def import_client(name: str, title: str) -> Any:
 
 
 def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
-    """Answer for programs that could not be run."""
+    """Return the results of programs that could not be run."""
     return [Result.error(detail, len(program.tests)) for program in programs]
 
 
 def results_text(results: Sequence[Result]) -> str:
-    """Write the answer to a request as JSON."""
+    """Return the answer to a request as JSON."""
     return json.dumps({"results": [result.to_json() for result in results]})
 
 
 def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
-    """Read the answer to a request; raises ValueError unless it has a result per program."""
+    """Read the answer to a request; raises ValueError unless it has one result per program."""
     data = json.loads(text)
     results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, list) or len(results) != len(programs):

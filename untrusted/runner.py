@@ -1,6 +1,4 @@
-"""Run programs on this machine: choose the tier, run each test in processes of its own, judge the
-answers.
-"""
+"""Run programs on this machine: choose the tier, run each test in processes, judge the answers."""
 
 import functools
 import json
@@ -41,11 +39,12 @@ from untrusted.tiers import (
 
 logger = logging.getLogger(__name__)
 
+# Tries of a program if the sandbox fails; characters of a reason.
 ATTEMPTS = 3
 DETAIL_LENGTH = 400
 
-# Tries what a contained program must not reach; the battery of `diffucoder sandbox check` tries
-# far more.
+# Tries what a contained program must not reach. The battery of `diffucoder sandbox check` tries far
+# more.
 SELF_TEST = """
 import os, socket
 def reached():
@@ -67,7 +66,7 @@ def reached():
 
 @functools.cache
 def why_not(tier: Tier) -> str:
-    """Say why a tier does not work on this host, nothing if it does. Tried once per process."""
+    """Return why a tier does not work on this host; empty if it works. Tried once per process."""
     try:
         with Session(tier, packages=()) as session:
             result = run_program(
@@ -81,10 +80,12 @@ def why_not(tier: Tier) -> str:
 def choose_tier(
     executor: str, *, allow_unsafe: bool = False, probe: Callable[[Tier], str] = why_not
 ) -> Tier:
-    """Choose the tier to run in; raises SandboxUnavailableError naming what is missing where none
-    works.
+    """Choose the tier to run in.
 
-    `probe` says why a tier does not work here, nothing if it does.
+    Args:
+        probe: returns why a tier does not work here; empty if it works.
+
+    Raises SandboxUnavailableError, which names what is missing, if no tier works.
     """
     if executor not in ("auto", *SAFE, "unsafe"):
         raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
@@ -123,9 +124,9 @@ def run(
     same_process: bool = False,
     cancel: Cancel | None = None,
 ) -> Result:
-    """Run a program against its tests on this machine; `Local` says what the settings mean.
+    """Run a program against its tests on this machine; see `Local` for the settings.
 
-    Raises SandboxUnavailableError where it cannot be contained.
+    Raises SandboxUnavailableError if the program cannot be contained.
     """
     local = Local(
         executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, same_process=same_process
@@ -134,7 +135,7 @@ def run(
 
 
 def answer_request(text: str) -> str:
-    """Answer a request in JSON (see `BatchExecutor.request_text`) on this machine."""
+    """Answer a JSON request on this machine (see `BatchExecutor.request_text`)."""
     request = json.loads(text)
     allow_unsafe = request.get("allow_unsafe") is True
     local = Local(
@@ -152,12 +153,13 @@ class Local:
     """Runs programs on this machine.
 
     Attributes:
-        executor: the tier; auto takes bubblewrap, then Landlock, and refuses where neither works.
-        allow_unsafe: run without containment where there is none; every result says so.
-        workers: programs at once; the number of cores if not given.
-        packages: installed packages that programs and tests may import beside the standard library.
-        same_process: judge tests that the border cannot carry in the program's own process,
-            contained but for the program to decide; such results say so. Not for rewards.
+        executor: the tier; "auto" tries bubblewrap, then Landlock, and refuses if neither works.
+        allow_unsafe: run without containment if there is none; every result says so.
+        workers: number of programs that run in parallel; by default the number of cores.
+        packages: installed packages that programs and tests may import in addition to the standard
+            library.
+        same_process: judge tests that the border cannot carry in the program's own process:
+            contained, but the program could fake the verdict. Such results say so. Not for rewards.
     """
 
     executor: ExecutorName = "auto"
@@ -178,9 +180,9 @@ class Local:
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> list[Result]:
-        """Run programs, one result for each.
+        """Run programs; returns a result for each, in order.
 
-        Those that a set `cancel` overtakes are sandbox errors that say so.
+        Programs that a set `cancel` stops are sandbox errors that say so.
         """
         if not programs:
             return []
@@ -188,6 +190,7 @@ class Local:
         workers = min(self.workers or os.cpu_count() or 1, len(programs))
         with Pool(tier, workers, cancel, self.packages, self.same_process) as pool:
             futures = [pool.submit(program) for program in programs]
+            # Progress in the order of completion, results in the order of the programs.
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
                     on_progress(done, len(programs))
@@ -195,8 +198,9 @@ class Local:
 
 
 class Pool:
-    """Threads with a sandbox each, for as long as it is open; left by an exception, it stops what
-    still runs.
+    """Threads with a sandbox each, as long as it is open.
+
+    Left by an exception, it stops the programs that are still running.
     """
 
     def __init__(
@@ -221,11 +225,11 @@ class Pool:
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
     def submit(self, program: Program) -> "Future[Result]":
-        """Run a program when a sandbox is free."""
+        """Run a program as soon as a sandbox is free."""
         return self.threads.submit(self.work, program)
 
     def work(self, program: Program) -> Result:
-        # There are as many sandboxes as threads, and `pop` and `append` are atomic.
+        # Never empty: there are as many sandboxes as threads. `pop` and `append` are atomic.
         sandbox = self.free.pop()
         try:
             return sandbox.run(program)
@@ -241,23 +245,21 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Wait for what runs, and end the sandboxes."""
+        """Wait for running programs, then end the sandboxes."""
         self.threads.shutdown(cancel_futures=True)
         for sandbox in self.sandboxes:
             sandbox.close()
 
 
 class Sandbox:
-    """A session that is started when it is needed, and replaced when it fails."""
+    """A session that is started on first use and replaced when it fails."""
 
     def __init__(self, tier: Tier, start: Callable[[], Session]) -> None:
         self.tier, self.start = tier, start
         self.session: Session | None = None
 
     def run(self, program: Program) -> Result:
-        """Run a program; a failure of the sandbox is tried again, then reported as such, never as a
-        wrong answer.
-        """
+        """Run a program; a failure of the sandbox is retried and never counts as a wrong answer."""
         reason = ""
         for _ in range(ATTEMPTS):
             try:
@@ -279,10 +281,11 @@ class Sandbox:
 
 
 def run_program(session: Session, program: Program) -> Result:
-    """Run a program once; raises SandboxFailureError if the sandbox fails."""
+    """Run a program once, test by test; raises SandboxFailureError if the sandbox fails."""
     session.begin(program.limits)
     deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
+    # Without tests, the program itself is run once.
     for test in program.tests or (None,):
         seconds = min(program.limits.seconds, deadline - time.monotonic())
         results.append(run_test(session, program.code, test, seconds))
@@ -290,7 +293,11 @@ def run_program(session: Session, program: Program) -> Result:
 
 
 def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
-    """Run one test in processes of its own."""
+    """Run one test in processes of its own; `seconds` is wall clock.
+
+    There are three kinds: a script with input and output, a single call whose answer is compared
+    here, and statements, which a second process runs. None runs the program alone.
+    """
     if seconds <= 0:
         return TestResult(
             "timeout", f"no time left of {session.limits.total_seconds:g} s for all tests"
@@ -298,8 +305,8 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     if test is None:
         (program,), late = session.exchange([{"code": code}], seconds)
         ended = program.answer is not None and program.answer.get("ended") is True
-        # A program could say so without having run to its end: nothing is checked, and so nothing
-        # has passed.
+        # A program could claim this without having run to its end. But nothing is checked, so
+        # nothing has passed.
         return TestResult("untested") if ended else reason_of(program, late, seconds)
     if isinstance(test, Case) and not test.function:
         return run_case(session, code, test, seconds)
@@ -308,6 +315,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
         statements = call.source
     else:
         call, statements = read_call(test), test
+    # A call of literals: the cheap way, in one process.
     job: dict[str, Any] = {"code": code}
     if call is not None:
         job["prelude"] = call.prelude
@@ -317,6 +325,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
             "arguments": [encode_literal(argument) for argument in call.arguments],
             "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
         }
+        # None: the answer is no literal, so run the same test as statements.
         if (
             judged := judge_call(call, *session.exchange([job | request], seconds), seconds)
         ) is not None:
@@ -325,7 +334,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
 
 
 def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
-    """Run a program as a script, and compare what it wrote here, where it cannot reach."""
+    """Run a program as a script, and compare its output here, out of the program's reach."""
     program, output, late = session.execute(code, case.input.encode(), seconds)
     if len(output) > MAX_OUTPUT:
         return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
@@ -335,7 +344,7 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
         )
     if late or program.status:
         return reason_of(program, late, seconds)
-    # Bytes that are no UTF-8 become what no expected text can hold.
+    # Bytes that are no UTF-8 become surrogates, which no expected text can contain.
     where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
     return TestResult("failed", where) if where else TestResult("passed")
 
@@ -343,7 +352,8 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
 def run_statements(
     session: Session, job: dict[str, Any], statements: str, seconds: float
 ) -> TestResult:
-    """Run the statements of a test beside the program of a job."""
+    """Run the statements of a test in a second process next to the program of a job."""
+    # A number that the program cannot know: only a test that came to its end reports it.
     sentinel = secrets.token_hex(16)
     test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
     (program, tester), late = session.exchange([job, test], seconds)
@@ -353,12 +363,12 @@ def run_statements(
         if session.same_process:
             return run_together(session, job | test, seconds)
         return failed(str(tester.answer["cannot"]), "cannot_judge")
-    # The program's own words say more than the tester's, who has only lost it.
+    # The program's own error says more than the tester's, which has only lost its connection.
     return reason_of(program if says_why(program, tester) else tester, late, seconds)
 
 
 def run_together(session: Session, job: dict[str, Any], seconds: float) -> TestResult:
-    """Run a test in the process of its program, whose word the result is."""
+    """Run a test in its program's own process: the result is the program's word."""
     (child,), late = session.exchange([job], seconds)
     ended = child.answer is not None and child.answer.get("ended") == job["sentinel"]
     if child.answer is not None and "cannot" in child.answer:
@@ -367,20 +377,19 @@ def run_together(session: Session, job: dict[str, Any], seconds: float) -> TestR
 
 
 def says_why(program: Child, tester: Child) -> bool:
-    """Tell whether a script failed because its program ended."""
+    """Whether a test failed because its program ended."""
     ends = ("ChannelEndError",)
     lost = tester.answer is None or tester.answer.get("raised") in ends
-    # The tester may hear of the end before we do; but then the program did not die of our own
-    # SIGKILL.
+    # The tester may notice the end before we do. But then it was not our own SIGKILL that ended the
+    # program.
     ended = program.ended or program.status != signal.SIGKILL
     return program.answer is not None or (ended and lost)
 
 
 def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult | None:
-    """Compare a call's answer with the expected value here, where the program cannot reach.
+    """Compare a call's answer with the expected value here, out of the program's reach.
 
-    None if the answer is nothing that a literal could be: then a tester has to find out what it
-    equals.
+    Returns None if the answer is no literal: then a tester has to find out what it equals.
     """
     answer = children[0].answer
     if answer is None or "value" not in answer:
@@ -409,7 +418,8 @@ def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
 
 
 def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
-    """Say why a process has not brought what was wanted."""
+    """Return why a process did not deliver the wanted answer."""
+    # In this order: ended by the zygote, time, an exception, a signal, an exit status.
     if child.reason:
         return failed(child.reason)
     if late:
@@ -427,6 +437,7 @@ def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
         number = os.WTERMSIG(child.status)
         if number == signal.SIGXCPU:
             return TestResult("timeout", "used up its processor time")
+        # Not our own SIGKILL, as the process ended before it was collected.
         if number == signal.SIGKILL and child.ended:
             return TestResult("out_of_memory", "killed by the kernel")
         return failed(f"crashed with {signal.Signals(number).name}")

@@ -1,6 +1,6 @@
-"""One sandbox: a zygote process and what the parent exchanges with its children.
+"""One sandbox: a zygote process, and what the parent exchanges with its children.
 
-Knows processes, pipes and clocks; what the messages mean is `runner`'s business.
+Knows processes, pipes and clocks; `runner` knows what the messages mean.
 """
 
 import contextlib
@@ -27,24 +27,34 @@ from untrusted.tiers import PACKAGES, SandboxUnavailableError, Tier, command, wo
 
 logger = logging.getLogger(__name__)
 
-# A busy host may take long to start an interpreter; that is not the program's fault.
+# A busy host may take long to start an interpreter, which is not the program's fault.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
+# Bytes read at once; seconds between two looks at `is_cancelled`.
 CHUNK = 2**16
 TICK = 0.1
 
 
 class SandboxFailureError(Exception):
-    """The sandbox did not work: this says nothing about the program."""
+    """Raised if the sandbox did not work, which says nothing about the program."""
 
 
 class CancelledError(Exception):
-    """The caller wants no result any more."""
+    """Raised if the caller no longer wants a result."""
 
 
 @dataclass
 class Child:
-    """A process of the zygote: its socket, what it has said, how it ended, and why the zygote ended
-    it if it did.
+    """A process of the zygote.
+
+    Attributes:
+        socket: the parent's end of its socket.
+        job: what it is to do.
+        buffer: received bytes that are not a complete message yet.
+        started: it has reported that it is confined.
+        answer: its answer as plain data; None before.
+        ended: its end of the socket is closed.
+        status: wait status.
+        reason: why the zygote ended it early; empty otherwise.
     """
 
     socket: socket.socket
@@ -57,7 +67,7 @@ class Child:
     reason: str = ""
 
     def line(self) -> bytes | None:
-        """Take the next complete message, if there is one."""
+        """Return the next complete message and remove it from the buffer; None if there is none."""
         end = self.buffer.find(b"\n")
         if end < 0:
             return None
@@ -69,7 +79,7 @@ class Child:
 class Session:
     """A zygote in a tier, for one program after another.
 
-    Its end is the end of every process in it.
+    If it ends, so does every process in it.
     """
 
     def __init__(
@@ -81,13 +91,13 @@ class Session:
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
         self.limits, self.same_process = Limits(), same_process
-        # In bubblewrap a folder of that name is made inside; elsewhere programs write into this
-        # one.
+        # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one.
         self.folder = (
             work_folder(packages)
             if tier == "bubblewrap"
             else tempfile.mkdtemp(prefix="jax-diffucoder-")
         )
+        # The beginning of each output stream; all of stdout while a script runs.
         self.heads = {"stdout": bytearray(), "stderr": bytearray()}
         self.output: bytearray | None = None
         self.control, far = socket.socketpair()
@@ -117,8 +127,8 @@ class Session:
         self.start()
 
     def start(self) -> None:
-        """Wait until the zygote is there; what bubblewrap or Python say otherwise is the reason."""
-        # If memory runs out, the kernel takes the sandbox first.
+        """Wait until the zygote is ready; otherwise raise with what bubblewrap or Python said."""
+        # If the host runs out of memory, the kernel ends the sandbox first.
         with (
             contextlib.suppress(OSError),
             open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file,
@@ -138,7 +148,7 @@ class Session:
             raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
 
     def begin(self, limits: Limits) -> None:
-        """Prepare for the next program: its limits, and no output yet."""
+        """Prepare for the next program: set its limits, clear the output."""
         self.limits = limits
         for head in self.heads.values():
             head.clear()
@@ -150,7 +160,7 @@ class Session:
         self.close()
 
     def reply(self) -> bytes:
-        """Read the zygote's next line."""
+        """Return the zygote's next line."""
         try:
             line = self.replies.readline()
         except OSError as error:
@@ -162,10 +172,9 @@ class Session:
     def execute(
         self, code: str, standard_input: bytes, seconds: float
     ) -> tuple[Child, bytes, bool]:
-        """Run a program as a script until its process has ended, or has written more than
-        `MAX_OUTPUT` bytes.
+        """Run a program as a script until its process ends or writes more than `MAX_OUTPUT` bytes.
 
-        Returns the process, what it wrote to standard output, and whether time ran out.
+        Returns the process, its standard output, and whether time ran out.
         """
         self.output = output = bytearray()
         try:
@@ -179,12 +188,13 @@ class Session:
     def exchange(
         self, jobs: list[dict[str, Any]], seconds: float, standard_input: bytes = b""
     ) -> tuple[list[Child], bool]:
-        """Fork a process per job, and wait until the last one has answered or any has failed.
+        """Fork a process per job; wait until the last one has answered or any has failed.
 
-        Two processes have a socket between them. Returns the processes, and whether time ran out.
+        Two processes get a socket between them. Returns the processes, and whether time ran out.
         """
         peers = [end.detach() for end in socket.socketpair()] if len(jobs) == 2 else []
         children: list[Child] = []
+        # Start: pipes and processes; our copies of the children's ends are closed at once
         self.open_pipes()
         try:
             for position, job in enumerate(jobs):
@@ -193,15 +203,17 @@ class Session:
             for peer in peers:
                 os.close(peer)
         self.close_pipes(1)
+        # Run: hand over the jobs, wait until all are confined, then until one answers
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, child)
         try:
-            # They are there before they are asked for, which each is when it has been confined.
+            # All processes exist before a job is handed over; each reads it once it is confined.
             for child in children:
                 self.give(child)
             if not self.wait(lambda: all(child.started for child in children), START_SECONDS):
                 raise SandboxFailureError("the sandbox did not confine a process in time")
             answered = self.wait(lambda: self.is_done(children), seconds)
+        # Collect, also after an error: no child may outlive its test
         finally:
             told = self.collect()
             for child in children:
@@ -210,24 +222,26 @@ class Session:
                 child.socket.close()
         for child, status in zip(children, told["statuses"], strict=True):
             child.status, child.reason = status, told["reason"]
+        # What the pipes still hold
         for name in self.heads:
             self.drain(name)
         self.close_pipes(0)
         return children, not answered
 
     def is_done(self, children: list[Child]) -> bool:
-        """Tell whether nothing more is to come that counts."""
+        """Whether nothing more will come that counts."""
         if self.output is None:
-            # The end of an earlier one counts too: then the last waits in vain.
+            # The end of an earlier process counts too: the last one would wait in vain.
             return any(child.ended or child.answer is not None for child in children)
-        # A script may close what it has; all of it is closed when its process ends.
+            # A script may close its streams early; all are closed once its process has ended.
         is_closed = all(pipe[0] < 0 for pipe in self.pipes.values())
         return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
 
     def open_pipes(self) -> None:
         """Make the pipes of one test.
 
-        A program can change the flags of its end, which no other may ever have.
+        They are not used again: a program can change the flags of its end, and the next program
+        would inherit them.
         """
         self.close_pipes(0, 1)
         self.pipes = {name: os.pipe() for name in self.heads}
@@ -236,7 +250,7 @@ class Session:
             self.selector.register(end, selectors.EVENT_READ, name)
 
     def close_pipes(self, *ends: int) -> None:
-        """Close the reading ends (0), the writing ends (1)."""
+        """Close the reading ends (0), the writing ends (1), or both."""
         for name, pipe in self.pipes.items():
             for end in ends:
                 if pipe[end] < 0:
@@ -244,18 +258,21 @@ class Session:
                 if end == 0:
                     self.selector.unregister(pipe[0])
                 os.close(pipe[end])
+            # -1 marks a closed end: (5, 6) -> (5, -1)
             self.pipes[name] = (-1 if 0 in ends else pipe[0], -1 if 1 in ends else pipe[1])
 
     def spawn(self, job: dict[str, Any], standard_input: bytes, peers: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
+            # Imported by the zygote before the fork, as a child has no time for it.
             request["load"] = [
                 name for name in (*self.packages, *ON_MENTION, "pytest") if is_mentioned(name, job)
             ]
             outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
             source = open_input(standard_input)
             try:
+                # The order in which `zygote.live` expects them.
                 ends = [far.fileno(), source, *outputs, *peers]
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
             finally:
@@ -268,22 +285,21 @@ class Session:
         return Child(near, job)
 
     def give(self, child: Child) -> None:
-        """Hand a process its job, which it reads whole, before anything else, when it has been
-        confined.
-        """
+        """Hand a process its job, which it reads first of all once it is confined."""
         child.socket.settimeout(START_SECONDS)
         try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
         except ConnectionError:
-            # It has ended, and may have said why.
+            # It has ended, and may have said why: `hear` raises with the reason.
             self.wait(lambda: child.ended, START_SECONDS)
             raise SandboxFailureError("a process ended before it took its job") from None
         except OSError as error:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
 
     def collect(self) -> dict[str, Any]:
-        """End all processes of the zygote; returns their wait statuses, and why the zygote had
-        ended them if it had.
+        """End all processes of the zygote.
+
+        Returns their wait statuses, and why the zygote ended them early if it did.
         """
         try:
             self.control.sendall(COLLECT)
@@ -292,7 +308,7 @@ class Session:
             raise SandboxFailureError(f"no word from the sandbox: {error}") from error
 
     def wait(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Read what comes until `done()`; False if the time passes first."""
+        """Read until `done()` is true; returns False if `seconds` pass first."""
         deadline = time.monotonic() + seconds
         while not done():
             if self.is_cancelled():
@@ -301,6 +317,7 @@ class Session:
             if left <= 0:
                 return False
             for key, _ in self.selector.select(min(left, TICK)):
+                # A name is an output stream, anything else a process.
                 if isinstance(key.data, str):
                     self.drain(key.data)
                 else:
@@ -308,31 +325,33 @@ class Session:
         return True
 
     def drain(self, name: str) -> None:
-        """Read all output that is there, and keep its head."""
+        """Read the output that is available, and keep its beginning."""
         head = self.heads[name]
         if self.pipes[name][0] < 0:
             return
         with contextlib.suppress(BlockingIOError):
-            # Bounded, as a program may write without end.
+            # Bounded, as a program may write without end: 16 chunks are 1 MiB.
             for _ in range(16):
                 chunk = os.read(self.pipes[name][0], CHUNK)
+                # End of file: every process has closed its end.
                 if not chunk:
                     self.selector.unregister(self.pipes[name][0])
                     os.close(self.pipes[name][0])
                     self.pipes[name] = (-1, self.pipes[name][1])
                     return
+                # Nothing is added once the head is full: the slice then ends at 0.
                 head += chunk[: self.limits.output_bytes - len(head)]
                 if self.output is not None and name == "stdout":
                     self.output += chunk
 
     def hear(self, child: Child) -> None:
-        """Read from a process: first that it is confined, then its answer; what follows is dropped."""
+        """Read from a process: first that it is confined, then its answer. The rest is dropped."""
         try:
             chunk = child.socket.recv(CHUNK)
         except ConnectionResetError:
             chunk = b""
         if not chunk:
-            # Its end would be news for ever.
+            # A closed socket would stay readable for ever.
             child.ended = True
             self.selector.unregister(child.socket)
         if child.answer is None:
@@ -355,8 +374,9 @@ class Session:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End everything and collect it."""
+        """End everything and clean up."""
         self.replies.close()
+        # The zygote ends by itself once its socket is closed.
         self.control.close()
         try:
             self.process.wait(timeout=STOP_SECONDS)
@@ -373,13 +393,13 @@ class Session:
 
 
 def open_input(content: bytes) -> int:
-    """Open a file of this content to be read.
+    """Return a descriptor for reading this content.
 
-    It has no name: what is open is all that there is of it.
+    The file has no name: nothing but the descriptor leads to it.
     """
     if not content:
         return os.open(os.devnull, os.O_RDONLY)
-    # A file, as contests give it, and no pipe: fast programs ask for its size, or map it.
+    # A file, as contests use, not a pipe: fast programs ask for its size or map it.
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
@@ -387,7 +407,7 @@ def open_input(content: bytes) -> int:
 
 
 def is_mentioned(package: str, job: dict[str, Any]) -> bool:
-    """Whether a job may import a package; pytest is needed for its fixtures alone."""
+    """Whether a job may import a package; pytest is needed only for its fixtures."""
     test = job.get("test", "")
     if package == "pytest":
         return package in test and ("fixture" in test or "caplog" in test)
@@ -395,9 +415,7 @@ def is_mentioned(package: str, job: dict[str, Any]) -> bool:
 
 
 def parse_answer(child: Child) -> Any:
-    """Read a process's answer, once it is complete; an answer that is no JSON object is a wrong
-    one.
-    """
+    """Parse a process's answer; None if it is not complete. Anything but an object is an error."""
     line = child.line()
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}
