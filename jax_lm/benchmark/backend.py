@@ -1,4 +1,4 @@
-"""The interface of the two backends that are compared, and JAX's implementation.
+"""The interface of the two compared backends, and its implementation in JAX.
 
 PyTorch's implementations are in `torch_reference` and `fast_dllm`.
 """
@@ -40,7 +40,7 @@ def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOpti
 def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
     """Return settings with which two backends must agree.
 
-    Nothing is drawn, and there is no nucleus, whose border would depend on rounding.
+    Greedy, and without a nucleus: its border would depend on rounding.
     """
     return replace(model_card_options(new_tokens, preset), temperature=0.0, top_p=None)
 
@@ -48,9 +48,9 @@ def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
 def random_model(
     config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None
 ) -> DreamForCausalLM:
-    """Make a model with random weights on the device or a mesh.
+    """Build a model with random weights on the device or a mesh.
 
-    Tensors are made one by one, so that 7B fit wherever their weights do.
+    Tensors are made one by one, so that a 7B model fits wherever its weights do.
     """
 
     @partial(jax.jit, static_argnames="shape")
@@ -58,14 +58,18 @@ def random_model(
         return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
 
     def tensor(index: int, name: str, shape: tuple[int, ...]) -> Array:
+        # Biases are 0, norm weights 1; every other tensor is a matrix.
         if len(shape) == 1:
             return jnp.full(shape, 0 if name.endswith("bias") else 1, dtype)
         return matrix(jax.random.fold_in(root, index), shape)
 
+    # The rbg generator draws large tensors faster than the default one on accelerators.
+    # Each tensor has a key of its own, folded from its index.
     root = jax.random.key(seed, impl="rbg")
     tensors: dict[str, Array] = {}
     for i, (name, shape) in enumerate(parameter_shapes(config).items()):
         tensors |= on_mesh({name: tensor(i, name, shape)}, config, mesh)
+    # Merge the tensors into a model that was never allocated.
     graph, state = nnx.split(DreamForCausalLM.abstract(config, dtype))
     model = nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
     model.model.mesh = mesh
@@ -79,6 +83,8 @@ def random_prompts(
     ids = np.random.default_rng(seed).integers(
         0, config.vocab_size - 1, (batch, length), dtype=np.int32
     )
+    # Skip MASK: drawn from one id less, ids from MASK on move up by one.
+    #  mask = 2: [0, 1, 2, 3] -> [0, 1, 3, 4]
     return (
         ids
         if config.mask_token_id is None
@@ -87,10 +93,11 @@ def random_prompts(
 
 
 def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
-    """Return a canvas of prompts of one length, each with a hole behind it.
+    """Return a canvas of prompts of one length, each followed by a hole.
 
-    It is padded on the left to the width to which `inference` pads requests.
+    It is padded on the left, to the width to which `inference` pads requests.
     """
+    # -n % bucket is the distance to the next multiple: 70 with buckets of 64 -> 58.
     padding = ((0, 0), (-(prompts.shape[1] + new_tokens) % WIDTH_BUCKET, 0))
     return Canvas.after(
         np.pad(prompts, padding), np.pad(np.ones_like(prompts), padding), new_tokens
@@ -98,7 +105,7 @@ def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
 
 
 def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
-    """Return a canvas of random prompts with holes behind them.
+    """Return a canvas of random prompts, each followed by a hole.
 
     Raises:
         ValueError: they do not fit the context.
@@ -109,6 +116,7 @@ def random_canvas(config: DreamConfig, cell: Cell, *, seed: int) -> Canvas:
     )
 
 
+# Modules of a layer whose outputs are compared, in the order of their execution.
 LAYER_OUTPUTS = (
     "input_layernorm",
     *(f"self_attn.{name}_proj" for name in "qkvo"),
@@ -176,9 +184,10 @@ class JaxBackend:
     def generate(self, prompts: Int[np.ndarray, "b t"], options: GenerationOptions) -> Answers:
         """Answer prompts from seed 0.
 
-        No token ends an answer early, so that the work is the same for every prompt.
+        No token ends an answer early, so the work is the same for every prompt.
         """
         state = self.sampler.generate(pad_canvas(prompts, options.max_new_tokens), options, seed=0)
+        # The canvas is padded on the left, so the answer is its last columns.
         return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
 
     def module_outputs(
@@ -189,9 +198,11 @@ class JaxBackend:
         @jax.jit
         def compute(params: dict, ids: Array) -> dict[str, Array]:
             # The taps go into a copy of the model that belongs to this trace alone.
+            # One entry per tapped module, filled while the model is traced.
             model = nnx.merge(self.sampler.graph, params)
             outputs: dict[str, Array] = {}
             for name in names:
+                # "model.layers.0.mlp" -> owner model.layers[0], last "mlp"
                 *path, last = name.split(".")
                 owner: Any = model
                 for part in path:

@@ -1,6 +1,6 @@
 """Compare PyTorch and JAX on the same checkpoint and machine: time, memory, module outputs.
 
-Each backend runs in a process of its own, one after the other (`worker`). The entry is
+Each backend runs in its own process, one after the other (`worker`). Entry command:
 `diffucoder compare`.
 """
 
@@ -20,13 +20,12 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.tables import Row, row_chart, table_section
 
-# Largest relative difference of a module's output.
-#
-# Measured on the built-in model: 1.1e-6 and 0.013.
+# Largest relative difference of a module's output. Measured on the built-in model: 1.1e-6 and
+# 0.013.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 EXTRA = "pip install 'jax-diffucoder[parity]'"
-# Environment of PyTorch's process: JAX must not take the accelerator there.
+# Environment of PyTorch's process: JAX must not reserve the accelerator's memory there.
 ON_CPU = {"JAX_PLATFORMS": "cpu"}
 
 # Rows and tokens for which outputs are compared.
@@ -43,6 +42,7 @@ KINDS = {
     "logits": "logits",
 }
 
+# Decimal digits of float32: the charts of agreement end here.
 DIGITS = 8.0
 LATENCY = {
     "prompt tokens": "{jax[prompt_tokens]}",
@@ -87,6 +87,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
         )
     rows: list[Row] = []
     for name, output in ours.items():
+        # In float64, so that the comparison adds no rounding of its own.
         a, b = output.astype(np.float64), theirs[name].astype(np.float64)
         if a.shape != b.shape:
             raise ValueError(f"{name} has shape {a.shape} here and {b.shape} in PyTorch")
@@ -97,6 +98,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
                 "kind": KINDS[name.split(".")[-1]],
                 "layer": int(layer[1]) if layer else None,
                 "largest": float(np.abs(a - b).max()),
+                # An output of zeros has no norm to relate to.
                 "relative": float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0),
             }
         )
@@ -106,6 +108,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
 def model_order(difference: Row) -> tuple[float | int, int]:
     """Return a sort key: layer, then kind."""
     kind = list(KINDS.values()).index(difference["kind"])
+    # The embedding comes before all layers, final norm and logits after them.
     outside = -1.0 if kind == 0 else math.inf
     return outside if difference["layer"] is None else difference["layer"], kind
 
@@ -141,9 +144,11 @@ def compare(
         compared_shape=COMPARED_SHAPE,
     )
     report = on_progress or (lambda done, total, note: None)
+    # One after the other: in parallel they would share the machine.
     report(0, 2, "JAX")
     ours, our_outputs = run_worker(request)
     report(1, 2, "PyTorch")
+    # PyTorch runs on the same kind of device; its process must not take JAX to the accelerator.
     device = "cuda" if ours["about"]["platform"] == "gpu" else "cpu"
     theirs, their_outputs = run_worker(
         replace(request, backend="pytorch", device=device), environment=ON_CPU
@@ -160,7 +165,7 @@ def compare(
 
 
 def worst(differences: Sequence[Row]) -> Row:
-    """Return the difference that is largest relative to its output."""
+    """Return the difference that is largest relative to its output; nan counts as the largest."""
     return max(
         differences, key=lambda row: math.inf if math.isnan(row["relative"]) else row["relative"]
     )
@@ -181,7 +186,7 @@ def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
 
 
 def cell_pairs(result: Row) -> list[Row]:
-    """Pair the cells of JAX and PyTorch; `times` says how many times as fast JAX is."""
+    """Pair the cells of JAX and PyTorch; `times` is PyTorch's time over JAX's."""
     return [
         {"jax": ours, "pytorch": theirs, "times": theirs["seconds"] / ours["seconds"]}
         for ours, theirs in zip(result["jax"]["cells"], result["pytorch"]["cells"], strict=True)
@@ -193,7 +198,7 @@ def comparison_verdicts(result: Row) -> list[Verdict]:
     ours, theirs, share = result["jax"], result["pytorch"], result["greedy_agreement"]
     times = [pair["times"] for pair in cell_pairs(result)]
     load = ours["load_seconds"] / theirs["load_seconds"]
-    # In bfloat16 nearly equal candidates change places, with either backend.
+    # In bfloat16, nearly equal candidates change places with either backend: no verdict.
     is_same = share == 1.0 if ours["dtype"] == "float32" else None
     range_text = f"{min(times):.2f} to {max(times):.2f} times"
     return [
@@ -212,7 +217,7 @@ def comparison_report(result: Row, name: str) -> Document:
     """Return the report of a comparison; `name` is the model's."""
     ours, theirs, workload = result["jax"], result["pytorch"], result["workload"]
     packages = ", ".join(f"{key} {value}" for key, value in theirs["packages"].items())
-    # The command is that of the worker.
+    # Without the command, which is that of the worker process.
     machine = {
         key: value for key, value in machine_lines(ours["about"]).items() if key != "command"
     }
@@ -243,7 +248,7 @@ def comparison_report(result: Row, name: str) -> Document:
 def speed_sections(result: Row) -> list[Section]:
     """Return two tables with charts.
 
-    Latency is by prompt length at batch 1, tokens per second by batch at the first length.
+    Latency by prompt length at batch 1, and tokens per second by batch at the first length.
     """
     shortest, sizes = result["workload"]["prompt_tokens"][0], result["workload"]["batch_sizes"]
     pairs = cell_pairs(result)
@@ -287,8 +292,9 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
     for row in differences:
         layer, relative = row["layer"], row["relative"]
         if layer is not None:
+            # One row per layer, one column per kind of output
             by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
-            # Equal outputs agree in all digits that float32 has.
+            # Equal outputs have no difference to take the logarithm of: they agree in all digits.
             drawn.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
     outside = [row for row in differences if row["layer"] is None]
     text = "Norm of the difference over the norm of PyTorch's output, on random tokens."

@@ -1,7 +1,7 @@
 """The steps of the accelerator experiment: each measures one thing and returns a row.
 
-The entry is `diffucoder experiment`. `experiment_report` makes the report; `reports.steps` resumes
-a run that was killed, and continues after a step that failed.
+Entry command: `diffucoder experiment`. `experiment_report` makes the report. `reports.steps`
+resumes a run that was killed, and continues after a failed step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,11 +51,13 @@ PROMPTS = (
     "def reverse_string(text):",
     "def largest(values):",
 )
+# Of the published settings; every other measurement is greedy.
 PUBLISHED_TEMPERATURE = 0.2
+# Tokens: a row of the forward passes, an answer of the stress test, an answer to a built-in task.
 FORWARD_TOKENS = 128
 STRESS_TOKENS, TASK_TOKENS, TASK_BATCH = 32, 144, 10
 ATTEMPT_VALUES = ("name", "outcome", "program", "detail")
-# What is also timed on the CPU. It is short because a large model is slow there.
+# The generation that is also timed on the CPU; short, because a large model is slow there.
 CPU_CELL = Cell(batch=1, prompt_tokens=32, new_tokens=8)
 
 
@@ -79,7 +81,7 @@ def read_limits(done: Rows) -> MachineLimits | None:
 def note_out_of_memory(
     row: Row, config: DreamConfig, planned: PlannedStep, mesh: MeshShape
 ) -> Iterator[None]:
-    """Write why the planned step does not fit to `out_of_memory` of the row, if it does not."""
+    """Write to `out_of_memory` of the row why the planned step does not fit, if it does not."""
     try:
         with explained(config, planned, mesh):
             yield
@@ -95,6 +97,7 @@ class ExperimentSteps:
 
     def steps(self) -> list[Step]:
         """Return all steps in their order."""
+        # largest_batch = 32 -> 1, 2, 4, 8, 16, 32
         sizes = [2**power for power in range(self.settings.largest_batch.bit_length())]
         return [
             Step("environment", "Environment and devices", self.environment),
@@ -126,7 +129,7 @@ class ExperimentSteps:
     def run_on_cpu(
         self, backend: Literal["jax", "pytorch"], **what: Any
     ) -> tuple[Row, dict[str, np.ndarray]]:
-        """Measure a backend in a process that sees no accelerator."""
+        """Measure a backend in a process without an accelerator."""
         request = WorkerRequest(
             backend=backend, folder=str(self.folder), dtype=self.dtype, repeats=1, **what
         )
@@ -148,12 +151,12 @@ class ExperimentSteps:
         )
 
     def checkpoint(self, done: Rows) -> Row:
-        """Verify the checkpoint as `diffucoder verify` does."""
+        """Verify the checkpoint, as `diffucoder verify` does."""
         checks = [asdict(check) for check in verify(self.folder)]
         return {"checks": checks, "passed": all(check["passed"] for check in checks)}
 
     def loading(self, done: Rows) -> Row:
-        """Load the model: time and memory."""
+        """Load the model; measure time and memory."""
         engine = self.engine
         return {
             "seconds": engine.load_seconds,
@@ -179,6 +182,7 @@ class ExperimentSteps:
             texts.append(answer.rows[0].text)
             return answer
 
+        # From the disk cache, the first call would not show the time of compilation.
         with without_stored_compilations():
             timing = time_call(complete, self.settings.repeats)
         return {
@@ -200,9 +204,9 @@ class ExperimentSteps:
         )
 
     def forward(self, done: Rows) -> Row:
-        """Time forward passes with the logits of every position.
+        """Time forward passes with the logits of every position, by batch size.
 
-        `roofline` is the share of the measured limits that they reach, if those are known.
+        `roofline` is the share of the measured limits that they reach, if the limits are known.
         """
         engine, rows = self.engine, []
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
@@ -215,6 +219,7 @@ class ExperimentSteps:
                 ).values()
                 row["seconds"] = figures["avg_time_seconds"]
                 row["tokens_per_second"] = batch * width / row["seconds"]
+            # A larger batch would not fit either.
             if "out_of_memory" in row:
                 break
             if limits := read_limits(done):
@@ -226,12 +231,13 @@ class ExperimentSteps:
                     canvas=width,
                     head_rows=width,
                 )
+                # The limits are those of one device, the work is shared by all of the mesh.
                 row["roofline"] = cost.seconds(limits) / row["seconds"] / engine.mesh_shape.size
                 row["limit"] = cost.limit(limits)
         return {"width": width, "rows": rows}
 
     def batch(self, done: Rows) -> Row:
-        """Decode four prompts together and one by one, greedily: the answers must be the same."""
+        """Decode four prompts together and one by one, greedily; the answers must be the same."""
         tokens = self.settings.new_tokens
         together = time_call(lambda: self.decode(PROMPTS, tokens), 1)
         alone = [time_call(partial(self.decode, [prompt], tokens), 1) for prompt in PROMPTS]
@@ -250,8 +256,9 @@ class ExperimentSteps:
     def stress(self, size: int, done: Rows) -> Row:
         """Decode a batch of this size.
 
-        Running out of memory is a result; larger batches are then left out.
+        Running out of memory is a result; larger batches are then skipped.
         """
+        # Only if half of this size has run.
         if size > 1 and "seconds" not in done.get(f"stress {size // 2}", {}):
             raise LeftOut(f"batch {size // 2} did not run")
         prompts = [PROMPTS[index % len(PROMPTS)] for index in range(size)]
@@ -263,9 +270,9 @@ class ExperimentSteps:
         return row
 
     def cpu(self, done: Rows) -> Row:
-        """Time a short generation here, and in a process that sees no accelerator.
+        """Time a short generation here, and in a process without an accelerator.
 
-        `ratio` says how many times as long the latter takes.
+        `ratio` is the CPU's time over the time here.
         """
         if jax.default_backend() == "cpu":
             raise LeftOut("the device is the CPU")
@@ -286,7 +293,7 @@ class ExperimentSteps:
         }
 
     def pytorch(self, done: Rows) -> Row:
-        """Compare every module's output and greedy tokens with those of PyTorch on the CPU."""
+        """Compare the outputs of every module, and greedy tokens, with PyTorch's on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
         if self.engine.is_int8:
@@ -304,7 +311,7 @@ class ExperimentSteps:
         }
 
     def quality(self, done: Rows) -> Row:
-        """Run small functions that the model writes, decoded greedily, in the sandbox."""
+        """Run, in the sandbox, small functions that the model writes (greedy decoding)."""
         try:
             tier = choose_tier("auto")
         except SandboxUnavailableError as error:

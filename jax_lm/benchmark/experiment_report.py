@@ -1,6 +1,6 @@
 """The report of the accelerator experiment: criteria, tables and charts, issues, next steps.
 
-Reads the rows that the steps returned; computes nothing with a model.
+Reads the rows that the steps returned, and runs no model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,14 @@ from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 
-# Programs of the quality check that the report quotes.
+# Number of programs of the quality check that the report quotes.
 SHOWN_PROGRAMS = 4
 
-# Share of the roofline that counts as near.
-#
-# It is 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms where a block takes 3.3.
+# Share of the roofline that counts as near: 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms
+# where a block takes 3.3.
 NEAR = 0.75
 
-# Values that the tables leave out: the time of the first call is shown.
+# Values that the tables omit; the time of the first call is shown instead.
 COMPILATIONS = ("compilations", "compile_seconds")
 
 DEFECT = "A defect: report it with steps.jsonl."
@@ -50,6 +49,7 @@ class Criterion(NamedTuple):
         if outcome.state == DONE:
             return Verdict(self.name, self.wanted, *self.judge(outcome.row), self.advice)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
+        # None: neither met nor missed.
         return Verdict(self.name, self.wanted, why, None)
 
 
@@ -66,12 +66,12 @@ def judge_at_least(value: str, bound: float | int, text: str) -> Callable[[Row],
 def judge_share(
     passed: int, total: int, bound: float = 0.95, digits: str = ".1%"
 ) -> tuple[str, bool]:
-    """Ask for a share of at least `bound`."""
+    """Judge whether a share is at least `bound`."""
     return f"{passed} of {total}: {passed / total:{digits}}", passed >= bound * total
 
 
 def judge_checks(row: Row) -> tuple[str, bool]:
-    """Ask that every check of the checkpoint passed."""
+    """Judge whether every check of the checkpoint passed."""
     checks = row["checks"]
     return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row[
         "passed"
@@ -79,7 +79,7 @@ def judge_checks(row: Row) -> tuple[str, bool]:
 
 
 def judge_batch_gain(row: Row) -> tuple[str, bool]:
-    """Compare the largest batch with the smallest."""
+    """Compare the tokens per second of the largest batch with those of the smallest."""
     timed = [batch for batch in row["rows"] if "seconds" in batch]
     if len(timed) < 2:
         return f"{len(timed)} batch size fits", False
@@ -88,6 +88,7 @@ def judge_batch_gain(row: Row) -> tuple[str, bool]:
         last["tokens_per_second"] / first["tokens_per_second"],
         last["batch"] / first["batch"],
     )
+    # Batch 8 over batch 1 must bring at least 0.25 * 8 = 2 times the tokens per second.
     return (
         f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}",
         gain >= 0.25 * factor,
@@ -99,6 +100,7 @@ def judge_roofline(row: Row) -> tuple[str, bool]:
     known = [batch for batch in row["rows"] if batch.get("roofline")]
     if not known:
         return "the machine's limits are not known", False
+    # Of equal shares, the larger batch.
     best = max(known, key=lambda batch: (batch["roofline"], batch["batch"]))
     return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
 
@@ -111,7 +113,7 @@ def judge_pytorch(row: Row) -> tuple[str, bool]:
 
 
 def judge_memory(text: str, row: Row) -> tuple[str, bool]:
-    """Ask that it fits; `text` formats the row if it does."""
+    """Judge whether the step fits in memory; `text` formats the row if it does."""
     fits = row.get("seconds") is not None
     return text.format_map(row) if fits else row["out_of_memory"], fits
 
@@ -120,9 +122,10 @@ judge_update = partial(judge_memory, "{seconds:.3g} s, {tokens_per_second:,.0f} 
 
 
 def judge_passes(window: str, row: Row) -> tuple[str, bool]:
-    """Ask that a pass over the rows of `window` reaches most of what the machine allows."""
+    """Judge whether a forward pass over the rows of `window` comes near the machine's limits."""
     if "rows" not in row:
         return row["out_of_memory"], False
+    # One row per window: canvas, refresh, window
     [timed] = [each for each in row["rows"] if each["window"] == window]
     return f"{timed['roofline']:.0%}, {1e3 * timed['seconds']:.3g} ms", timed["roofline"] >= NEAR
 
@@ -231,7 +234,7 @@ def pytorch_section(rows: list[Row]) -> Section:
 
 
 def quality_section(rows: list[Row]) -> Section:
-    """Return how every task ended, and the first programs."""
+    """Return the outcome of every task, and the first programs."""
     [row] = rows
     texts = {
         "{name}: {outcome}".format_map(each): each["program"]
@@ -244,15 +247,12 @@ def quality_section(rows: list[Row]) -> Section:
 
 
 def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
-    """Return a table with a chart of its tokens per second.
-
-    The file of the chart has the title as its name.
-    """
+    """Return a table with a chart of its tokens per second; the title names the chart's file."""
     picture, name = row_chart(y_title, rows, x, "tokens_per_second", by), title.lower()
     return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
 
 
-# Sections of the report by the first word of the steps whose rows they show.
+# Sections of the report, by the first word of the names of the steps that they show.
 SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     "single": lambda rows: table_section(
         "One prompt",
@@ -325,9 +325,10 @@ def experiment_report(
 
 
 def step_sections(rows: Rows) -> list[Section]:
-    """Return a section for every kind of step that has one and is done."""
+    """Return a section for every kind of step that has one and has been done."""
     by_kind: dict[str, list[Row]] = {}
     for step, row in rows.items():
+        # "passes 1" and "passes 16" share the section of "passes".
         by_kind.setdefault(step.split()[0], []).append(row)
     return [section(by_kind[kind]) for kind, section in SECTIONS.items() if kind in by_kind]
 
@@ -350,6 +351,7 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
 
 def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
     """List steps that failed or were left out, and criteria that were missed."""
+    # All failed steps, then all skipped ones
     ended = [(state, name, each) for state in (FAILED, LEFT_OUT) for name, each in outcomes.items()]
     points = [
         f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state
@@ -364,4 +366,5 @@ def next_steps(verdicts: Sequence[Verdict]) -> list[str]:
     """List the advice of each criterion that was missed, then the criteria that were not measured."""
     points = [each.advice for each in verdicts if each.met is False]
     points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
+    # Each advice once, in the order of the criteria
     return list(dict.fromkeys(points))

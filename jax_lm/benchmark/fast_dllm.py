@@ -24,7 +24,7 @@ from jax_lm.options import GenerationOptions
 
 
 class DualCache:
-    """Keys and values [b, h, t, d] of every layer; those of a block are overwritten."""
+    """Keys and values [b, h, t, d] of every layer; a block's are overwritten in place."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -42,15 +42,14 @@ class DualCache:
         if self.start is None:
             self.layers.append((keys, values))
             return keys, values
+        # The block's columns: start = 64 and 32 new columns -> [:, :, 64:96]
         for held, new in zip(self.layers[layer], (keys, values), strict=True):
             held[:, :, self.start : self.start + new.shape[2]] = new
         return self.layers[layer]
 
 
 class TorchLoops(TorchBackend):
-    """A checkpoint in PyTorch that answers as published, or as Fast-dLLM if the options have a
-    cache.
-    """
+    """A checkpoint in PyTorch that decodes as published, or like Fast-dLLM if a cache is set."""
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers:
         """Answer prompts [b, t] from seed 0; blocks must divide the answers."""
@@ -58,6 +57,7 @@ class TorchLoops(TorchBackend):
             return super().generate(prompts, options)
         torch.manual_seed(0)
         x, passes = block_generate(self, self.tensor(prompts), options)
+        # Answers [b, n]: the columns after the prompts
         return Answers(x[:, prompts.shape[1] :].cpu().numpy(), passes)
 
 
@@ -68,17 +68,22 @@ def block_generate(
     """Run Fast-dLLM's loop; returns the canvas [b, t] and the number of passes."""
     length, width = options.decoding.settings.block_length, prompts.shape[1]
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
+    # Noise levels of a block, from 1 down to EPSILON, one per step boundary.
     times = torch.linspace(1, EPSILON, length + 1, device=x.device)
     passes = 0
+    # `start` is a column of the canvas [b, t].
     for start in range(width, width + options.max_new_tokens, length):
         block, cache = slice(start, start + length), DualCache()
+        # The whole canvas, into a new cache; it commits the first token of the block
         logits = evaluate_rows(backend, x, 0, cache)
         x[:, start] = draw_tokens(shift_logits(logits)[:, start], options)[1]
         cache.start = start
-        # A call with fewer steps than tokens is a short warm-up.
+        # The rest of the block, from the cache. A call with fewer steps than tokens is a short
+        # warm-up.
         for step in range(1, min(length, options.num_steps or length)):
             logits = evaluate_rows(backend, x[:, block], start, cache)
             masked = x[:, block] == backend.mask_id
+            # The share of masks to commit in this step; the last step commits all that are left.
             share = 1 - times[step + 1] / times[step] if step < length - 1 else 1
             x[:, block] = commit_tokens(
                 backend, x[:, block], shift_logits(logits)[masked], masked, share, options

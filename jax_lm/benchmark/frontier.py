@@ -1,7 +1,7 @@
 """Measure the frontier of decoding: solved tasks and forward passes, by commit rule and setting.
 
-Tasks are decoded one by one, so that forward passes are those of an answer, not of the slowest of a
-batch. Tokens after a stop token do not count. The entry is `diffucoder bench --frontier`.
+Tasks are decoded one by one, so that the forward passes are those of one answer, not of the slowest
+of a batch. Tokens after a stop token do not count. Entry command: `diffucoder bench --frontier`.
 """
 
 import math
@@ -41,13 +41,17 @@ TIMED_COLUMNS = ALL_COLUMNS | {"tokens/s": "{tokens_per_second:.0f}"}
 def frontier_point(
     name: str, setting: FrontierSetting, records: Collection[Record], *, timed: bool
 ) -> Row:
-    """Sum up the attempts of a setting in a row.
+    """Summarize the attempts of a setting in a row.
 
     Attempts that the sandbox could not run do not count. Problems that are too long for the model
-    count as missed, and have no answer. `family` groups settings into one line of the chart. `low`
-    and `high` bound the 95 % interval of the `pass_rate`. `tokens` are those before stop tokens.
-    `canvases` are those that a forward pass computes for an answer: drafts or branches, and the
-    canvas itself. `seconds`, if timed, are those of decoding without compilation.
+    count as missed and have no answer. The values:
+
+    - `family` groups settings into one line of the chart.
+    - `low` and `high` bound the 95 % interval of the `pass_rate`.
+    - `tokens` are those before stop tokens.
+    - `canvases` are computed by one forward pass for an answer: the canvas itself, and drafts or
+      branches.
+    - `seconds`, if timed, are those of decoding without compilation.
 
     Raises:
         ValueError: no attempt counts.
@@ -92,9 +96,9 @@ def measure_frontier(
     model: str | None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
-    """Let the model attempt the problems at every setting.
+    """Let the model attempt the problems with every setting.
 
-    Attempts that are in the folder already are not repeated.
+    Attempts that are already in the folder are not repeated.
     """
     executor, settings = problem_executor(quality.executor), quality.settings
     prompting = choose_prompting(engine, problems, None, chat=False, base=False)
@@ -112,10 +116,12 @@ def measure_frontier(
         others = {"suite": quality.suite, "timed": quality.timed}
         recorded = journal_settings(evaluator, problems, data=quality.data, model=model, **others)
 
+        # `place` is bound per setting: progress runs over all settings together.
         def report(done: int, total: int, place: int = place) -> None:
             if on_progress:
                 on_progress(place * total + done, len(settings) * total)
 
+        # The journal holds the attempts of earlier runs; only the missing ones are made.
         with Journal(out / "attempts" / slug(name), recorded) as journal:
             for attempt in evaluator.attempts(problems, done=journal.done, on_progress=report):
                 journal.append(attempt.record())
@@ -132,12 +138,15 @@ def slug(name: str) -> str:
 
 
 def undominated(points: Iterable[Row]) -> list[Row]:
-    """Return the points that no other point beats in both rate and tokens per forward.
+    """Return the points that no other point beats in both pass rate and tokens per forward.
 
-    The most careful come first. Drafts and branches are left out: they cost canvases, not quality.
+    The most careful settings come first. Drafts and branches are omitted: they cost canvases, not
+    quality.
     """
     best: list[Row] = []
     alone = [point for point in points if point["canvases"] == 1]
+    # From fast to slow: a point stays only if its rate is above that of every faster one.
+    #  (tokens, rate): (4, 50), (3, 45), (2, 60) -> (2, 60), (4, 50)
     for point in sorted(
         alone, key=lambda point: (-point["tokens_per_forward"], -point["pass_rate"])
     ):
@@ -156,7 +165,7 @@ def frontier_report(points: Sequence[Row], metadata: Mapping[str, str]) -> Docum
         (point | {y: 100 * point["pass_rate"]} for point in points), key=lambda point: point[x]
     )
     rates = [point[y] for point in drawn]
-    # The axis begins and ends at multiples of ten, and not at 0: settings differ by a few tasks.
+    # The axis runs between multiples of ten, not from 0: settings differ by a few tasks.
     bottom = 10 * math.floor(min(rates) / 10)
     top = max(10 * math.ceil(max(rates) / 10), bottom + 10)
     text = (

@@ -21,18 +21,18 @@ from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
 
-# Size of the array for which the bandwidth is measured.
-#
-# It is larger than the shared cache of a large server.
+# Bytes of the array with which the bandwidth is measured: more than a large server's shared cache.
 COPY_BYTES = 2**30
 
+# Timed calls, of which the fastest counts.
 LIMIT_REPEATS = 10
-# Written to /proc/self/clear_refs, this sets the peak of resident memory back to its present size.
+# Written to /proc/self/clear_refs, this resets the peak of resident memory to its present size.
 RESET_PEAK = "5"
 
 
 def largest_resident_bytes() -> int:
     """Return the peak resident memory of this process in bytes."""
+    # ru_maxrss is in bytes on macOS, in KiB elsewhere.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
@@ -46,6 +46,7 @@ def resident_bytes() -> int:
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return largest_resident_bytes()
+    # The second number of statm: resident pages.
     return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
@@ -55,10 +56,9 @@ def device_memory() -> dict[str, int]:
 
 
 class PeakMemory:
-    """Largest memory in use.
+    """Peak memory: of the device if JAX reports it, otherwise of the process.
 
-    It is that of the device if JAX reports it, otherwise that of the process, the program itself
-    included.
+    That of the process includes the program itself.
     """
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class PeakMemory:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Return a command line as it can be typed again."""
+    """Return a command line that can be typed again."""
     name = Path(words[0]).name
     return shlex.join(["diffucoder" if name == "__main__.py" else name, *words[1:]])
 
 
 def about() -> dict[str, Any]:
-    """Return date, command, versions and device: what the numbers of a measurement depend on."""
+    """Return what the numbers of a measurement depend on: date, command, versions, device."""
     device = jax.devices()[0]
     return {
         "date": datetime.date.today().isoformat(),
@@ -137,6 +137,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     def fastest(call: Callable[[], Array]) -> float:
         return min(time_call(call, LIMIT_REPEATS).all_seconds)
 
+    # A square product that is large enough for full speed, and small enough for a CPU.
     size = 2048 if jax.default_backend() == "cpu" else 8192
     a, b = (
         jax.random.normal(jax.random.key(i), (size, size), jnp.float32).astype(dtype)
@@ -144,7 +145,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     )
     multiply = jax.jit(lambda a, b: product(a, b).astype(dtype))
     matmul = fastest(lambda: multiply(a, b))
-    # In place, because a new result would measure how fast the system provides pages.
+    # In place: a new result would measure how fast the system provides pages.
     add = jax.jit(lambda values: values + 1, donate_argnums=0)
     values = jnp.zeros(copy_bytes // 4, jnp.float32)
 
@@ -153,4 +154,5 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         values = add(values)
         return values
 
+    # 2 * n**3 operations per product; a copy reads and writes every byte.
     return MachineLimits(2 * size**3 / matmul, 2 * copy_bytes / fastest(copy))

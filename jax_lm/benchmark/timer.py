@@ -32,6 +32,7 @@ class Compilations:
         jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
 
     def count_compilation(self, event: str, duration_secs: float, **_: str | int) -> None:
+        # JAX reports many events by this listener.
         self.count += event == COMPILE_EVENT
 
 
@@ -45,7 +46,7 @@ def compilations() -> Compilations:
 def without_stored_compilations() -> Iterator[None]:
     """Switch off the compilation cache on disk.
 
-    A result from the cache would say nothing about compile time.
+    A result from the cache would hide the time of the compilation.
     """
     before = getattr(jax.config, CACHE_SWITCH)
     jax.config.update(CACHE_SWITCH, False)
@@ -99,19 +100,23 @@ def time_in_turns(
     *,
     warm_ups: Sequence[Callable[[], Any]] | None = None,
 ) -> list[Timing[Result]]:
-    """Call every function once to warm up, then let them take turns for `repeats` timed rounds.
+    """Time functions in turns: one round to warm up, then `repeats` timed rounds.
 
-    They take turns so that a moment in which the machine is busy slows down all of them. `warm_ups`
-    replace the functions in the first round.
+    In turns, so that a moment in which the machine is busy slows down all of them.
+
+    Args:
+        warm_ups: replace the functions in the first round.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     compiled: list[list[int]] = [[] for _ in calls]
     results: list[Any] = [None for _ in calls]
+    # Two calls, two repeats: w1 w2, a b, a b
     for turn in (warm_ups or calls, *[calls] * repeats):
         for index, call in enumerate(turn):
-            # Free the last result first: logits may be large.
+            # Free the previous result first, as logits may be large.
             results[index] = None
             before, start = compilations().count, time.perf_counter()
+            # JAX returns before it has computed, so wait for the result.
             results[index] = jax.block_until_ready(call())
             seconds[index].append(time.perf_counter() - start)
             compiled[index].append(compilations().count - before)

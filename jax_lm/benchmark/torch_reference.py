@@ -2,9 +2,9 @@
 
 Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it, and no code of the
 checkpoint is executed. `diffusion_generate` restates Dream's loop as published: logits of every
-row, a full sort for top_p, one forward pass per step. Used by `parity_recording`, whose goldens
-are exact and padded, and by `worker`, which times it. Shares no code with `jax_lm.diffusion`. Needs
-torch and transformers (extra `parity`).
+row, a full sort for top_p, one forward pass per step. `parity_recording` uses it for goldens, exact
+and padded; `worker` times it. It shares no code with `jax_lm.diffusion`. Needs torch and
+transformers (extra `parity`).
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from jax_lm.benchmark.backend import Answers
 from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
+# The published schedule ends at this noise level, not at 0.
 EPSILON = 1e-3
 SIZES = (
     "vocab_size",
@@ -31,14 +32,14 @@ SIZES = (
     "max_position_embeddings",
 )
 HEADS = ("num_attention_heads", "num_key_value_heads")
-# Fields of the configuration that have the same names in Dream and Qwen2.
+# Configuration fields with the same names in Dream and Qwen2.
 FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
 
 
 def load_qwen2(
     folder: Path, config: DreamConfig, dtype: torch.dtype, attention: Literal["eager", "sdpa"]
 ) -> Qwen2ForCausalLM:
-    """Load a checkpoint as a Qwen2 whose attention is full unless it is given a mask."""
+    """Load a checkpoint as a Qwen2 with full attention, unless a mask is passed."""
     fields = {name: getattr(config, name) for name in FIELDS}
     qwen2 = Qwen2Config(**fields, attn_implementation=attention)
     model = Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=dtype).eval()
@@ -88,27 +89,30 @@ class TorchBackend:
     ) -> Any:
         """Return the output of one bidirectional forward pass over ids [b, t].
 
-        Where `present` is 0, there is padding: its keys are masked, and positions do not count it.
-        `options` are passed to transformers.
+        Args:
+            present: 0 at padding, whose keys are masked and whose positions do not count.
+            options: passed to transformers.
         """
         if self.attention == "sdpa" and present is None:
             return self.model(
                 ids, attention_mask={"full_attention": None}, use_cache=False, **options
             )
         batch, length = ids.shape
+        # Added to the scores [b, 1, t, t]: 0 shows a key, the least number hides it.
         mask = torch.zeros(batch, 1, length, length, dtype=self.model.dtype, device=self.device)
         positions = torch.arange(length, device=self.device).expand(batch, length)
         if present is not None:
             mask = mask.masked_fill(
                 present[:, None, None, :] == 0, torch.finfo(self.model.dtype).min
             )
+            # present [0, 0, 1, 1, 1] -> positions [0, 0, 0, 1, 2]
             positions = (present.cumsum(-1) - 1).clamp(min=0)
         return self.model(
             ids, attention_mask=mask, position_ids=positions, use_cache=False, **options
         )
 
     def forward(self, ids: np.ndarray) -> None:
-        """Run one forward pass over ids [b, t], and wait for it."""
+        """Run one forward pass over ids [b, t] and wait for it."""
         self.evaluate(self.tensor(ids))
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -121,6 +125,7 @@ class TorchBackend:
             outputs[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())
+        # Recorded by hooks during one forward pass
         hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
         outputs["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
         for hook in hooks:
@@ -149,18 +154,21 @@ def diffusion_generate(
     options: GenerationOptions,
     present: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Run Dream's loop at alg_temp 0, and return the canvas [b, t] after each step.
+    """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step.
 
-    `present` is 0 at the padding of prompts and answers; by default there is none.
+    Args:
+        present: 0 at the padding of prompts and answers; by default there is no padding.
     """
     steps, device = options.steps, prompts.device
     assert steps is not None
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
+    # Noise levels from 1 down to EPSILON, one per step boundary [steps + 1].
     times = torch.linspace(1, EPSILON, steps + 1, device=device)
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id
         logits = shift_logits(backend.evaluate(x, present).logits)[masked]
+        # The share of the masks that are left: 1 - s / t. The last step commits all.
         share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
         x = commit_tokens(backend, x, logits, masked, share, options)
         canvases.append(x)
@@ -168,7 +176,10 @@ def diffusion_generate(
 
 
 def shift_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Align logits [b, t, v] with the tokens that they predict."""
+    """Align logits [b, t, v] with the tokens that they predict; the first row is used twice.
+
+    Row i predicts token i + 1: [l0, l1, l2] -> [l0, l0, l1]
+    """
     return torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
 
 
@@ -182,12 +193,15 @@ def commit_tokens(
 ) -> torch.Tensor:
     """Commit the most confident share of the masks of rows [b, t].
 
-    `logits` are those of the masked positions [m, v].
+    Args:
+        logits: those of the masked positions [m, v].
     """
     confidence, tokens = draw_tokens(logits, options)
+    # The same number in every row: the mean of their masks, rounded down.
     count = int(masked.sum() / len(x) * share)
     if not count:
         return x
+    # Scores and proposals of the whole canvas; positions without a mask can never be chosen.
     scores = torch.full(x.shape, -torch.inf, device=x.device, dtype=logits.dtype)
     scores[masked] = confidence
     proposal = torch.full_like(x, backend.mask_id)
@@ -205,11 +219,13 @@ def draw_tokens(
     """
     if options.temperature > 0:
         logits = logits / options.temperature
+    # The published code masks with the least finite number, not with -inf.
     least = torch.finfo(logits.dtype).min
     if options.top_p is not None and options.top_p < 1:
         values, order = torch.sort(logits, descending=True)
         removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > options.top_p
-        # The token that crosses the border is kept.
+        # Shifted by one, so that the token that crosses the border is kept:
+        # cumulative [0.6, 0.9, 1.0], top_p 0.8 -> removed [F, T, T] -> [F, F, T]
         removed = torch.cat([torch.zeros_like(removed[:, :1]), removed[:, :-1]], dim=1)
         logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), least)
     if options.top_k is not None:
@@ -227,5 +243,6 @@ def draw_tokens(
         best = torch.topk(probs, 2).values
         confidence = best[:, 0] - best[:, 1]
     elif options.alg == "entropy":
+        # Negative entropy: larger is more confident.
         confidence = torch.sum(probs * torch.log(probs + 1e-10), dim=-1)
     return confidence, tokens

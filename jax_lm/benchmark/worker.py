@@ -1,11 +1,11 @@
 """Measure a backend, JAX or PyTorch, in a process of its own.
 
-Neither is charged for what the other imports and allocates. `run_worker` starts that process and
+So neither is charged for what the other imports and allocates. `run_worker` starts that process and
 returns its result, a row. The process runs
 
     python -m jax_lm.benchmark.worker FOLDER
 
-with request.json in the folder. PyTorch's backend is in `torch_reference` and `fast_dllm`.
+with request.json in the folder. PyTorch's backends are in `torch_reference` and `fast_dllm`.
 """
 
 import json
@@ -90,14 +90,15 @@ def outputs_to_compare(
 
 
 def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
-    """Load and time a backend in this process, and save its outputs in a file if they are compared.
+    """Load and time a backend in this process, and save its outputs if they are compared.
 
     Returns:
         A row. `packages` are the versions of PyTorch's packages. `load_bytes` and `peak_bytes` are
-        the peak memory after loading and at the end; `memory` says of what. `greedy` are the greedy
+        the peak memory after loading and at the end; `memory` says whose. `greedy` are the greedy
         tokens [b, n] if outputs are compared.
     """
     load, is_torch = backend_loader(request), request.backend == "pytorch"
+    # Load
     before, start = resident_bytes(), time.perf_counter()
     backend = load()
     load_seconds = time.perf_counter() - start
@@ -107,6 +108,7 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
         return largest_resident_bytes() - before if on_device is None else on_device
 
     load_bytes, machine = peak(), about()
+    # Time
     with without_stored_compilations():
         cells = [
             time_generation(backend, cell, request.repeats, with_forward=True)
@@ -126,6 +128,7 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
         "peak_bytes": peak(),
         "cells": cells,
     }
+    # Compare
     if request.compared_shape:
         tensors, row["greedy"] = outputs_to_compare(backend, request.compared_shape)
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, outputs)
@@ -133,10 +136,11 @@ def measure_backend(request: WorkerRequest, outputs: Path) -> Row:
 
 
 def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
-    """Return a function that loads the backend, after doing what happens once per process."""
+    """Return a function that loads the backend; what happens once per process is done here."""
     folder = Path(request.folder)
     config = DreamForCausalLM.read_config(folder)
     if request.backend == "jax":
+        # Starts the platform, which must not count as loading.
         jax.devices()
         return lambda: JaxBackend.load(folder, request.dtype)
     from jax_lm.benchmark.fast_dllm import TorchLoops
@@ -151,7 +155,7 @@ def run_worker(
     environment: Mapping[str, str] | None = None,
     limit: float | None = None,
 ) -> tuple[Row, dict[str, np.ndarray]]:
-    """Measure a backend in its own process; returns its row, and outputs by module.
+    """Measure a backend in its own process; returns its row, and outputs by module name.
 
     Raises:
         ValueError: the process failed or took more than `limit` seconds; the message ends with its
@@ -182,11 +186,9 @@ def run_worker(
 
 
 def last_error(output: str) -> str:
-    """Return in one line the error at the end of a traceback.
-
-    Of any other output it is the last line.
-    """
+    """Return in one line the error at the end of a traceback, else the last line of the output."""
     lines = output.strip().splitlines() or ["it wrote nothing"]
+    # After the last frame come its source line, indented, and then the error.
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     ending = [line for line in lines[frames[-1] :] if not line.startswith("  ")] if frames else []
     return textwrap.shorten(" ".join(ending or lines[-1:]), ERROR_WIDTH, placeholder=" ...")
