@@ -2,7 +2,7 @@
 
 A folder holds `checkpoint/` (a small Dream checkpoint), `golden.safetensors` (inputs and outputs of
 the reference) and `cases.json` (the settings of each generation). `parity_recording` makes such
-folders.
+folders. Entry command: `diffucoder parity check`.
 """
 
 import json
@@ -42,14 +42,12 @@ from jax_lm.training.update import Mean
 # Default for the largest absolute difference of float32 hidden states and logits.
 TOLERANCE = 2e-5
 
-# Bounds for bfloat16.
-#
-# PyTorch rounds after every operation, this implementation accumulates in float32.
+# Bounds for bfloat16: mean difference of the logits, share of equal top-1 tokens, our error over
+# PyTorch's. PyTorch rounds after every operation, this implementation accumulates in float32.
 BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
 
-# Bounds for int8 kernels.
-#
-# In every layer they round by half a step of 1/127 of the largest weight of a row.
+# Bounds for int8 kernels: relative error of the logits, share of equal top-1 tokens, relative
+# change of the perplexity. Every layer rounds by half a step of 1/127 of a row's largest weight.
 INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
 
 
@@ -79,16 +77,19 @@ def check_parity(
     """
     if not tolerance > 0:
         raise ValueError(f"tolerance={tolerance}: must be positive")
+    # Forward passes in float32, bfloat16 and int8
     golden, cases = read_golden(folder)
     model = DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     yield from check_forward(model, golden, tolerance)
     yield from check_bfloat16(folder / "checkpoint", golden)
     yield from check_int8(folder / "checkpoint", golden)
+    # Generations
     sampler = Sampler(model)
     for case in cases["generate"]:
         yield check_generation(sampler, case, golden)
     for case in cases.get("fast", ()):
         yield check_fast_generation(sampler, case, golden)
+    # The tokenizer
     if tokenizer is not None:
         yield check_tokenizer(folder / "tokenizer_cases.json", tokenizer)
 
@@ -160,6 +161,7 @@ def check_forward(
 
     @nnx.jit
     def outputs(model: DreamForCausalLM, ids: jax.Array) -> tuple:
+        # Hidden states [b, t, d]: the embedding, then one per layer.
         states = list(model.model.hidden_states(ids))
         return states, model.logits(states[-1])
 
@@ -168,6 +170,7 @@ def check_forward(
         name = f"forward.hidden_states.{layer}"
         yield largest_difference(name, state, golden[name], tolerance)
     yield largest_difference("forward.logits", logits, golden["forward.logits"], tolerance)
+    # 1 at real tokens, 0 at padding [b, t].
     mask = golden["padded.attention_mask"]
     padded = logits_of(model, jnp.asarray(golden["padded.input_ids"]), jnp.asarray(mask))
     yield largest_difference("padded.logits", padded, golden["padded.logits"], tolerance, mask == 1)
@@ -188,6 +191,8 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
     mean = float(np.abs(ours - theirs).mean())
     yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE, ".3f", "")
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
+    # Both are compared with float32: ours may not be farther from it than PyTorch's, times the
+    # bound.
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
     yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO, ".3f", "")
 
@@ -211,8 +216,12 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[P
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
-    """Compute the perplexity of each token with all tokens visible, from the row that predicts it."""
+    """Compute the perplexity of each token, with all tokens visible.
+
+    Row i predicts token i + 1: rows [0, 1, 2] with tokens [1, 2, 3] of four.
+    """
     rows = logits[:, :-1].astype(np.float64)
+    # A softmax in float64; subtracting the largest logit keeps exp finite.
     largest = rows.max(axis=-1, keepdims=True)
     log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
     return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
@@ -244,6 +253,7 @@ def check_generation(
     state = sampler.generate(canvas, options, strict_reference=True)
     ours, theirs = state.history(sampler.mask_id), golden[f"{name}.history"]
     ties: int | None = None
+    # From strict to lenient: equal sequences, equal histories, histories that differ in ties only.
     if not np.array_equal(np.asarray(state.tokens), golden[f"{name}.sequences"]):
         measured = f"sequences differ, {first_divergence(ours, theirs)}"
     elif np.array_equal(ours, theirs):
@@ -305,11 +315,14 @@ def ties_only(
         The number of positions at which we commit another position of exactly equal confidence;
         None if anything else differs.
     """
+    # Positions at which the orders differ
     ties = 0
+    # [b, t]: MASK in the holes, the prompt elsewhere.
     before = np.where(canvas.holes, sampler.mask_id, canvas.tokens)
     for step, after in enumerate(history):
         taken, scores = sampler.replay(before, canvas, options, step, strict_reference=True)
         theirs, ours = after != before, taken != before
+        # Positions that both commit must get the same token, and both must commit as many.
         both = theirs & ours
         if (theirs.sum(axis=1) != ours.sum(axis=1)).any() or (after[both] != taken[both]).any():
             return None
@@ -318,9 +331,11 @@ def ties_only(
                 scores[row, theirs[row] & ~both[row]],
                 scores[row, ours[row] & ~both[row]],
             )
+            # The others must be exact ties: the same confidences at different positions.
             if not np.array_equal(np.sort(only_theirs), np.sort(only_ours)):
                 return None
             ties += len(only_ours)
+        # From the recorded canvas, so that one difference does not affect the later steps.
         before = after
     return ties
 
@@ -339,9 +354,8 @@ def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
     return ParityFinding("tokenizer", f"{equal} of {len(cases)} equal", "all", equal == len(cases))
 
 
-# Absolute tolerances of scores and loss, relative tolerance of gradients.
-#
-# Scores are of size 24: two weighted log-probabilities.
+# Absolute tolerances of scores and loss, relative tolerance of gradients. Scores are of size 24:
+# two weighted log-probabilities.
 SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
 
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
@@ -354,6 +368,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         CheckpointError: the folder is not complete.
     """
     golden, settings = read_recording(folder, *FILES)
+    # Log-probabilities of single tokens
     selective = (
         jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")
     )
@@ -361,8 +376,10 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     yield largest_difference(
         "selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE
     )
+    # Advantages of the groups
     made = advantages(golden["rewards"], settings["num_generations"])
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
+    # Loss, divergence and gradients of each inner iteration
     graph, state = nnx.split(
         DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     )
@@ -377,6 +394,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
             graph, params, batch, copies, form=form, chunk=size
         )
         name = f"iteration {iteration}"
+        # [rows, iterations, tokens]: one iteration
         theirs = golden["per_token_logps"][:, iteration]
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
@@ -429,8 +447,11 @@ def iteration_batch(
     }
     batch["old"] = jnp.asarray(golden["old_per_token_logps"][:, iteration])
     batch["reference"] = jnp.asarray(golden["ref_per_token_logps"][:, iteration])
+    # First masks [rows, tokens]; the coupled copy masks the others. `masked` is [rows, 3, tokens]:
+    # all masked, the first masks, their complement.
     first = golden["mask"][iteration].astype(bool)
     masked = jnp.asarray(np.stack([np.ones_like(first), first, ~first], axis=1))
+    # One over the share of masked tokens: 1, ratio, 1 - ratio
     weights = jnp.broadcast_to(
         jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3)
     )

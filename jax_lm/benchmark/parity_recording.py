@@ -1,7 +1,7 @@
 """Record the outputs of the PyTorch reference on a checkpoint, in the format that `parity` checks.
 
-The reference is `torch_reference` with the attention mask written out. Needs torch and transformers
-(extra `parity`).
+The reference is `torch_reference` with a written-out attention mask. Needs torch and transformers
+(extra `parity`). Entry command: `diffucoder parity record`.
 """
 
 import json
@@ -21,6 +21,8 @@ from jax_lm.checkpoints.stored import save_tensors
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
+# Every order with as many steps as tokens (24) and with fewer; some with filters, with padding, and
+# one with more steps than tokens.
 CASES: tuple[dict[str, Any], ...] = (
     {"alg": "entropy", "steps": 24},
     {"alg": "entropy", "steps": 10, "top_k": 50},
@@ -36,6 +38,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"alg": "entropy", "steps": 5, "top_p": 0.9, "top_k": 20},
     {"alg": "entropy", "steps": 48},
 )
+# Greedy, unless a case says otherwise.
 DEFAULTS = {"padded": False, "temperature": 0.0, "alg_temp": 0.0, "top_p": None, "top_k": None}
 
 
@@ -51,10 +54,12 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
         raise CheckpointError(f"{folder} has no mask_token_id: not a masked-diffusion model")
     if out.exists():
         raise CheckpointError(f"out={str(out)!r} exists; choose a new folder")
+    # Written under another name first, so that `out` is complete or absent.
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     with remove_on_exit(partial):
         (partial / "checkpoint").mkdir(parents=True)
+        # The recording is checked without the source, so copy the checkpoint.
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
@@ -80,12 +85,15 @@ def reference_outputs(
     """
     generator = torch.Generator().manual_seed(shape.seed)
     length = shape.prompt_tokens + shape.max_new_tokens
+    # No MASK among the ids: drawn below it.
     ids = torch.randint(
         0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator
     )
     present = torch.ones_like(ids)
+    # Rows are padded on the left, each more than the last: 13 prompt tokens -> 0, 4, 8 of padding
     for row in range(shape.batch_size):
         present[row, : row * (shape.prompt_tokens // 3)] = 0
+    # Forward passes
     exact = backend.evaluate(ids, output_hidden_states=True)
     golden = {
         f"forward.hidden_states.{layer}": state.numpy()
@@ -94,6 +102,7 @@ def reference_outputs(
     golden |= {"forward.input_ids": ids.numpy(), "forward.logits": exact.logits.numpy()}
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
     golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()
+    # Generations
     prompts, cases = ids[:, : shape.prompt_tokens], []
     for number, case in enumerate(CASES):
         case = DEFAULTS | case | {"case": number, "max_new_tokens": shape.max_new_tokens}
@@ -105,6 +114,7 @@ def reference_outputs(
         if mask is not None:
             golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_tokens].numpy()
         cases.append(case)
+    # Last, as it rounds the weights in place.
     backend.model.to(torch.bfloat16)
     golden["forward_bf16.logits"] = backend.evaluate(ids).logits.float().numpy()
     return golden, cases

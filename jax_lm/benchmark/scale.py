@@ -1,8 +1,8 @@
 """The steps of `diffucoder experiment --full`: this machine at full size, on random weights.
 
-Times decoding by preset and batch, forward passes next to their bound, training updates, sequences
-in the slots of the server, and PyTorch. Speed does not depend on the values of the weights, except
-with commits by probability.
+They time decoding by preset and batch, forward passes next to their bound, training updates,
+sequences in the server's slots, and PyTorch. Speed does not depend on the values of the weights,
+except with commits by probability.
 """
 
 import itertools
@@ -40,7 +40,7 @@ from jax_lm.serving.slots import Slots
 from jax_lm.training.rollout_source import PolicyBatch
 
 LORA_RANK = 16
-# Training updates: of all weights, of adapters, and of adapters over int8 kernels.
+# Training updates: of all weights, of adapters, and of adapters on int8 kernels.
 UPDATES: dict[str, dict[str, Any]] = {
     "sft": {"kind": "sft"},
     "sft-lora": {"kind": "sft", "lora_rank": LORA_RANK},
@@ -49,7 +49,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "grpo-lora": {"kind": "grpo", "lora_rank": LORA_RANK},
 }
 
-# Requests of each client, one after the other.
+# Requests of each client, sent one after the other.
 EACH_CLIENT = 2
 
 
@@ -63,6 +63,7 @@ class ScaleSteps:
 
     def steps(self) -> list[Step]:
         """Return all steps, the most wanted first."""
+        # The time for a run may end before the last ones have begun.
         sizes, clients = self.scale.rows, self.scale.clients
         return [
             Step("environment", "Environment and devices", self.environment),
@@ -79,7 +80,7 @@ class ScaleSteps:
         ]  # fmt: skip
 
     def planned(self, **others: Any) -> PlannedStep:
-        """Return a step of this size, to plan with."""
+        """Return a planned step of this size."""
         sizes: dict[str, Any] = {
             "canvas": self.scale.canvas,
             "new_tokens": self.settings.new_tokens,
@@ -98,7 +99,7 @@ class ScaleSteps:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """The model, made by the first step that needs it."""
+        """The model; the first step that needs it builds it."""
         mesh = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
         sampler = Sampler(random_model(self.config, self.dtype, mesh=mesh))
         jax.block_until_ready(sampler.params)
@@ -113,8 +114,9 @@ class ScaleSteps:
         return measure_environment(self.dtype)
 
     def weights(self, done: Rows) -> Row:
-        """Make the weights."""
+        """Build the weights, and measure their time and memory."""
         start = time.perf_counter()
+        # The first access builds the model.
         assert self.sampler
         return {
             "shape": self.scale.random_shape,
@@ -127,9 +129,9 @@ class ScaleSteps:
         }
 
     def passes(self, batch: int, done: Rows) -> Row:
-        """Time a forward pass and a step by the rows that they recompute.
+        """Time a forward pass and a step, by the rows that they recompute.
 
-        They stand next to the bound of the measured limits.
+        They stand next to the bound that follows from the measured limits.
         """
         if (limits := read_limits(done)) is None:
             raise LeftOut("the machine's limits are not known")
@@ -150,16 +152,18 @@ class ScaleSteps:
         return row
 
     def serving(self, clients: int, done: Rows) -> Row:
-        """Serve clients that send a request as soon as the last one is answered.
+        """Serve clients that send a request as soon as their last one is answered.
 
-        This is what the engine does, without texts and HTTP.
+        This is the engine's work without texts and HTTP.
         """
         row: Row = {"clients": clients}
+        # The slots are one block wider than the canvas.
         width, numbers = self.scale.canvas + BLOCK_LENGTH, itertools.count()
         with self.note_out_of_memory(row, clients):
             slots = Slots(
                 self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=()
             )
+            # One request first, which compiles.
             self.answer(slots, numbers, 1)
             start = time.perf_counter()
             seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
@@ -171,10 +175,12 @@ class ScaleSteps:
     def answer(self, slots: Slots, numbers: Iterator[int], count: int) -> list[float]:
         """Answer `count` requests; returns the seconds that each took.
 
-        As many are answered at a time as there are slots.
+        As many run at a time as there are slots.
         """
+        # `begun`: starting time of each sequence in a slot.
         waiting, begun, seconds = count, {}, []
         while waiting or begun:
+            # Fill free slots, advance all by some steps, remove what is done.
             while waiting and slots.has_room:
                 begun[sequence := self.request(next(numbers))] = time.perf_counter()
                 slots.join(sequence)
@@ -190,6 +196,7 @@ class ScaleSteps:
         canvas, new_tokens = self.scale.canvas, self.settings.new_tokens
         prompt = random_prompts(self.config, 1, canvas - new_tokens, seed=number)[0]
         return Sequence(
+            # The prompt, then a hole of new tokens.
             tokens=np.concatenate([prompt, np.zeros(new_tokens, np.int32)]),
             hole=Block(canvas - new_tokens, canvas),
             options=GenerationOptions(
@@ -202,8 +209,8 @@ class ScaleSteps:
     def torch(self, done: Rows) -> Row:
         """Decode one row with PyTorch on the same kind of device, with the same weights.
 
-        PyTorch runs in a process of its own. `exact` is compared with the published loop, `fast`
-        with Fast-dLLM's dual cache.
+        PyTorch runs in its own process. `exact` is compared with the published loop, `fast` with
+        Fast-dLLM's dual cache.
         """
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
@@ -233,7 +240,7 @@ class ScaleSteps:
 
     def training(self, name: str, done: Rows) -> Row:
         """Take training updates on all devices."""
-        # Two models at once would not fit where one does.
+        # Drop the sampler's model: two models would not fit where one does.
         self.__dict__.pop("sampler", None)
         planned = self.planned(batch=self.scale.training_rows, **UPDATES[name])
         mesh = planned.default_mesh(self.config, len(jax.devices()))
@@ -258,8 +265,9 @@ class ScaleSteps:
 def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
     """Return a function that takes an update from where the last one ended.
 
-    It begins with random weights.
+    The first one starts from random weights.
     """
+    # The program holds only shapes: arrays are made like them.
     params, optimizer, frozen, step, batch = program.arguments
     # A batch of coupled-GRPO holds its rows beside their scores; one of fine-tuning is its rows.
     shapes = batch.rows if isinstance(batch, PolicyBatch) else batch
@@ -271,6 +279,7 @@ def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
     else:
         batch = batch._replace(tokens=tokens)
     frozen, step = jax.tree.map(small_noise, frozen), constant(step, value=1)
+    # Optimizer moments start at 0, everything else that is not weights or tokens at 1.
     state = jax.tree.map(small_noise, params), jax.tree.map(partial(constant, value=0), optimizer)
 
     def call() -> Any:
@@ -288,9 +297,9 @@ def constant(leaf: jax.ShapeDtypeStruct, *, value: int) -> Array:
 
 
 def small_noise(leaf: jax.ShapeDtypeStruct) -> Array:
-    """Return an array of small random numbers like a leaf.
+    """Return an array of small random numbers with the shape, dtype and sharding of a leaf.
 
-    For int8 kernels they are of all their values.
+    int8 kernels get all of their values, -127 to 127.
     """
 
     def draw() -> Array:

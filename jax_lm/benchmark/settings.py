@@ -81,6 +81,7 @@ class Workload:
 
         They are every prompt length at batch 1, and every batch size at the first prompt length.
         """
+        # Both charts share the first cell: `dict.fromkeys` keeps one of each, in order.
         sizes = [(1, length) for length in self.prompt_tokens]
         sizes += [(batch, self.prompt_tokens[0]) for batch in self.batch_sizes]
         return tuple(
@@ -196,9 +197,11 @@ class FrontierSetting:
 def frontier_settings() -> dict[str, FrontierSetting]:
     """Return all settings of the frontier by name, each rule from careful to hasty."""
 
+    # Decoding in a window of the canvas, from the cache.
     def in_window(**options: Any) -> Decoding:
         return Decoding(preset="fast", **options)
 
+    # Fixed numbers of tokens per step
     settings = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
     for count in (2, 3, 4):
         settings[f"exact, {count} per step"] = FrontierSetting(
@@ -207,6 +210,7 @@ def frontier_settings() -> dict[str, FrontierSetting]:
     for count in (1, 2, 3, 4):
         name = "fast" if count == 1 else f"fast, {count} per step"
         settings[name] = FrontierSetting("steps, window", in_window(), tokens_per_step=count)
+    # Drafts
     for draft in (2, 4, 8):
         settings[f"exact, draft {draft}"] = FrontierSetting(
             "draft, whole canvas", Decoding(), draft=draft
@@ -215,23 +219,27 @@ def frontier_settings() -> dict[str, FrontierSetting]:
         settings[f"fast, draft {draft}"] = FrontierSetting(
             "draft, window", in_window(), draft=draft
         )
+    # Commits by confidence
     for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
         decoding = in_window(commit="threshold", threshold=threshold)
         settings[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
     settings["threshold 0.9, draft 4"] = FrontierSetting(
         "threshold, draft", Decoding(preset="turbo"), draft=4
     )
+    # Branches
     for branches in (2, 4, 8):
         decoding = in_window(commit="threshold", threshold=0.95)
         settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting(
             "lookahead", decoding, lookahead=branches
         )
+    # Commits by a confidence that depends on the number of tokens, or falls with the steps
     for factor in (0.1, 0.3, 1.0):
         decoding = in_window(commit="factor", factor=factor)
         settings[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
     for decay in (0.2, 0.5):
         decoding = in_window(commit="dynamic", threshold=0.9, decay=decay)
         settings[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
+    # Commits by entropy
     for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
         decoding = in_window(commit="entropy", entropy_bound=bound)
         settings[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)

@@ -2,7 +2,7 @@
 
 Times the compiled functions that `Sampler` runs. Prompts are random: speed does not depend on them,
 except with commit rules by probability, whose number of forward passes depends on the confidence of
-the model. The entry is `diffucoder bench`.
+the model. Entry command: `diffucoder bench`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
 from jax_lm.reports.tables import Row, table_section
 
-# Values of a generation that the report of `diffucoder bench` leaves out; bench.json has them.
+# Values of a generation that the report of `diffucoder bench` omits; bench.json has them.
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 
 
@@ -50,7 +50,7 @@ def run_block_logits(
     inputs: BatchInputs,
     config: StepConfig,
 ) -> tuple[Float[Array, "b r v"], KVCache]:
-    """Compute the logits of a block as a step of `sampler.run` does, the layers in a loop as there.
+    """Compute the logits of a block as a step of `sampler.run` does, with the layers in a loop.
 
     XLA compiles the body of a loop differently from a bare forward pass, which took 10 to 30 %
     longer on two cores. The head stays outside the loop: in a step it is inside a condition, out of
@@ -60,11 +60,12 @@ def run_block_logits(
 
     def advance(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
         done, _, cache = carry
-        # The tokens depend on the counter, so that XLA moves nothing out of the loop.
+        # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
         hidden, cache = block_hidden(model, read, cache, inputs, config)
         return done + 1, hidden, cache
 
+    # Hidden states of the block [b, length, d], before the first pass.
     empty = jnp.zeros((len(tokens), config.length, model.config.hidden_size), model.dtype)
     start = (jnp.zeros_like(inputs.window.forwards), empty, cache)
     _, hidden, cache = jax.lax.while_loop(
@@ -105,6 +106,7 @@ def time_forwards(
 
         return time_call(call, repeats).seconds
 
+    # Without a cache there is one kind of pass, with one there are two.
     for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
         options = model_card_options(canvas.region.length, preset)
         if options.decoding.settings.cache != "none":
@@ -114,6 +116,7 @@ def time_forwards(
         passes = block_passes(
             canvas, block, [], options.decoding, sampler.canvas_config(canvas, options)
         )
+        # `config.rows` is None where all rows are recomputed.
         for name, (config, first_row) in zip(names, passes, strict=True):
             until = step_limit(params, block.length)
             window = Window.of(
@@ -122,6 +125,7 @@ def time_forwards(
             inputs = BatchInputs(arrays, window, params)
             seconds = time(run_block_logits, state.tokens, inputs, config)
             step_seconds = time(run, state, inputs, config)
+            # `config.rows` is None where all rows are recomputed.
             rows = width if config.rows is None else config.rows
             sizes = {"batch": batch, "canvas": width, "rows": rows, "head_rows": config.length}
             cost = forward_cost(sampler.config, dtype, **sizes)
@@ -152,8 +156,8 @@ def time_generation(
         tokens, with the logits of every position.
     """
     options, length = model_card_options(cell.new_tokens, cell.preset), cell.prompt_tokens
-    # One token shorter if that falls into the same bucket: then the padding differs, and the shape
-    # does not.
+    # The warm-up prompt is one token shorter if that falls into the same bucket: the padding then
+    # differs, but not the shape.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
     first, other = (
         partial(
@@ -161,6 +165,7 @@ def time_generation(
         )
         for seed, size in enumerate((shorter, length))
     )
+    # The forward pass is timed on as many tokens as prompt and answer have.
     row = generation_row(cell, time_call(other, repeats, warm_up=first))
     if with_forward:
         ids = random_prompts(backend.config, cell.batch, length + cell.new_tokens, seed=0)
@@ -169,7 +174,7 @@ def time_generation(
 
 
 def generation_row(cell: Cell, timing: Timing[Answers]) -> Row:
-    """Combine a cell with its times, see `time_generation`."""
+    """Combine a cell with its times (see `time_generation`)."""
     forwards = timing.result.forwards
     return {
         **asdict(cell),
@@ -182,7 +187,7 @@ def generation_row(cell: Cell, timing: Timing[Answers]) -> Row:
 
 
 def time_and_memory(backend: Backend, cell: Cell, repeats: int) -> Row:
-    """Time a generation, and add the peak memory since it began, see `PeakMemory`."""
+    """Time a generation, and add the peak memory since it began (see `PeakMemory`)."""
     memory = PeakMemory()
     memory.start()
     return time_generation(backend, cell, repeats) | {"peak_bytes": memory.read()}
@@ -204,6 +209,7 @@ def measure_speed(
         ValueError: prompt and answer do not fit the context.
     """
     backend, cells = JaxBackend(sampler), workload.cells(presets)
+    # Check all cells first: a run must not fail after its longest part.
     for cell in cells:
         cell.require_room(sampler.config.max_position_embeddings)
     report, total = (

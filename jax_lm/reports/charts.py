@@ -1,8 +1,8 @@
 """Draw line charts, bar charts and heat maps as SVG.
 
-Coordinates are computed here and drawn by the templates in `pages`. All templates but Markdown's
+Coordinates are computed here; the templates in `pages` draw them. All templates except Markdown's
 escape their values, and each page is one self-contained HTML file. Pictures take their colour from
-the page (`currentColor`), so that they are readable on dark and on light.
+the page (`currentColor`), so that they are readable on dark and on light backgrounds.
 """
 
 import math
@@ -21,6 +21,7 @@ PAGES = jinja2.Environment(
     autoescape=lambda name: name is None or not name.endswith(".md"),
     undefined=jinja2.StrictUndefined,
 )
+# Pixels of a picture, and its margins around the drawing area; the right one holds the legend.
 WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
 AREA = {
@@ -34,22 +35,22 @@ AREA = {
 COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#bab0ac",
 )  # fmt: skip
+# Pixels of a bar and of the gap below it; intervals of an axis.
 BAR, GAP = 18, 6
 TICKS = 5
 PAGES.globals.update(area=AREA, x_label="", y_label="")
-# Up to this number of values along the axis, each value has its own label.
+# Up to this number of values on the axis, each one has a label.
 MANY = 10
 
-# Colour of text and axes in a picture that stands alone.
-#
-# Within a page it is the colour of the text.
+# Colour of text and axes in a picture that stands alone; on a page it is the colour of the text.
 PICTURE_COLOR = "#333"
 
+# Points (x, y) by the name of a line; y may be missing.
 Series = Mapping[str, Sequence[tuple[float | int, float | int | None]]]
 
 
 def render(name: str, **values: Any) -> str:
-    """Render a template of `pages`; a value that it lacks is an error."""
+    """Render a template of `pages`; raises an error for a missing value."""
     return PAGES.get_template(name).render(**values)
 
 
@@ -58,13 +59,13 @@ def number(value: float | int) -> str:
 
 
 def round_up(value: float | int) -> float:
-    """Round up to the next of 1, 2, 5, 10, 20, …: where an axis may end."""
+    """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def round_ticks(low: float | int, high: float | int) -> list[float]:
-    """Return about `TICKS` multiples of 1, 2, 5, 10, 20, … in an interval."""
+    """Return about `TICKS` round ticks in an interval: 0 to 37 -> 0, 10, 20, 30."""
     step = round_up((high - low) / TICKS)
     return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
@@ -78,7 +79,7 @@ def line_chart(
     bottom: float | int = 0.0,
     top: float | int = 1.0,
 ) -> str:
-    """Draw lines over a common axis; the vertical one runs from `bottom` to `top`.
+    """Draw lines on common axes; the vertical axis runs from `bottom` to `top`.
 
     Values that are nan or None are left out.
     """
@@ -91,6 +92,7 @@ def line_chart(
     span = float(high - low) or 1.0
 
     def point_of(x: float | int, y: float | int) -> tuple[float, float]:
+        # x from left to right; y from the bottom up, while SVG counts from the top down.
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         share = (float(y) - bottom) / (top - bottom)
         return round(across, 1), round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
@@ -118,7 +120,7 @@ def heat_chart(
 ) -> str:
     """Draw rows of cells from top to bottom.
 
-    The larger a value relative to the largest one, the darker its cell.
+    A cell is the darker, the larger its value is relative to the largest one.
     """
     rows, columns = values.shape
     width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
@@ -139,8 +141,9 @@ def heat_chart(
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
-    """Draw a bar per (label, group, value), one below the other; each group has a colour."""
+    """Draw one bar per (label, group, value), from top to bottom; each group has a colour."""
     groups = list(dict.fromkeys(group for _, group, _ in bars))
+    # Labels stand to the left of the bars and need more room than those of an axis.
     left, largest = 4 * LEFT, max((value for *_, value in bars), default=0) or 1
     scale = (WIDTH - left - LEFT) / largest
     return render(
@@ -158,5 +161,5 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
 
 
 def write_picture(path: Path, picture: str) -> None:
-    """Write an SVG that stands alone; the file is whole or not there."""
+    """Write an SVG that stands alone; the file is complete or absent."""
     write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

@@ -43,7 +43,7 @@ class Verdict:
 
     @property
     def cells(self) -> list[str]:
-        """Row of a Markdown table: a box that is ticked or not, criterion, wanted, measured."""
+        """Cells of a Markdown table: a checkbox, criterion, bound, measurement."""
         box = {True: "[x]", False: "[ ]", None: "[-]"}[self.met]
         return [box, self.name, self.wanted, f"{self.measured} ({self.mark})"]
 
@@ -104,36 +104,39 @@ class Document:
         return text.rstrip("\n") + "\n"
 
     def page(self) -> str:
-        """Render one HTML file. Every text in it is escaped; pictures are drawn by us."""
+        """Render one HTML file. Every text in it is escaped; only our own pictures are not."""
         return render("document.html", document=self)
 
     def write(self, folder: Path, name: str, data: Any = None) -> None:
         """Write `name`.md, `name`.html and the pictures, and `name`.json if there are data.
 
-        Each file is whole or not there.
+        Each file is complete or absent.
         """
         if data is not None:
             write_whole(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
         for section in self.sections:
             if section.picture and section.name:
+                # The page contains its pictures; Markdown links to files.
                 write_picture(folder / f"{section.name}.svg", section.picture)
         write_whole(folder / f"{name}.md", self.markdown())
         write_whole(folder / f"{name}.html", self.page())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a Markdown table, line by line."""
+    """Return the lines of a Markdown table."""
 
     def line(cells: Sequence[str]) -> str:
+        # A cell is one line, and must not contain the separator: "a\nb|c" -> "a b&#124;c"
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
 
     return [line(cells) for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def print_report(document: Document, *, with_sections: bool = False) -> None:
-    """Print the metadata, and the verdicts or the tables."""
+    """Print the metadata, the tables if `with_sections`, and the verdicts."""
     console = Console(highlight=False)
     for name, text in document.metadata.items():
+        # Without markup: a value may contain square brackets.
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     for section in document.sections if with_sections else ():
         columns = [Column(name, overflow="fold") for name in section.columns]

@@ -1,4 +1,4 @@
-"""A generated text that a notebook shows as the replay of its canvas.
+"""A generated text that a notebook shows as a replay of how its canvas was filled.
 
 Knows no model.
 """
@@ -34,13 +34,12 @@ class ReplayedText(str):
         )
 
     def _repr_html_(self) -> str | None:
-        """Return a frame with a page that has no access to anything else.
-
-        None if there is nothing to replay.
-        """
+        """Return an isolated frame for a notebook; None if there is nothing to replay."""
         if self.replay is None or not self.replay.pieces:
             return None
+        # The page is an attribute of the frame, so its quotes are escaped.
         page = escape(self.replay.page(), quote=True)
+        # `sandbox`: scripts run, but have no access to the notebook.
         return f'<iframe sandbox="allow-scripts" style="width: 100%; height: 26rem; border: 0" srcdoc="{page}"></iframe>'
 
 
@@ -71,6 +70,7 @@ class Replay:
         temperature: float,
     ) -> "Replay":
         """Return the replay of a generation."""
+        # Token by token, as each was committed at its own step.
         pieces = tuple(decode([token]) for token in row.token_ids)
         confidence = tuple(round(value, 4) for value in row.confidence)
         return cls(
@@ -83,6 +83,7 @@ class Replay:
 
     def page(self) -> str:
         """Return the page of the decoding analysis with this trace alone."""
+        # The values that the page of the analysis expects of a trace.
         trace = {
             "name": "generation",
             "sample": 0,

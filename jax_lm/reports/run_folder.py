@@ -1,6 +1,6 @@
 """The folder of a run that may be killed and resumed: its settings and its JSON lines.
 
-Knows nothing of models; holds plain data. `settings.json` is written once and compared afterwards.
+Knows no model, only plain data. `settings.json` is written once and compared afterwards.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar, TypeVar
 from jax_lm.host.files import output_folder, write_whole
 
 SETTINGS = "settings.json"
+# Bytes of each weight file that go into its digest.
 SAMPLED_BYTES = 2**20
 
 Record = dict[str, Any]
@@ -44,10 +45,11 @@ class RunLog(ABC):
             return
         output_folder(folder)
         path = folder / self.name
+        # Append mode: an earlier run's lines stay.
         self.file = path.open("a+", encoding="utf-8")
         try:
             lock(self.file, folder)
-            # As JSON reads them back: tuples become lists.
+            # In the form in which JSON reads them back: tuples become lists.
             require_same(folder, self.name, json.loads(json.dumps(settings)))
             self.replay(path)
         except (OSError, ValueError):
@@ -55,8 +57,9 @@ class RunLog(ABC):
             raise
 
     def replay(self, path: Path) -> None:
-        """Take the complete lines, and truncate one that was incomplete when the run was killed."""
+        """Take all complete lines, and truncate one that was cut off when the run was killed."""
         content = path.read_bytes()
+        # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(path, len(whole))
@@ -77,6 +80,8 @@ class RunLog(ABC):
         if self.file is not None:
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()
+            # On disk before it counts: a kill, or a crash of the machine, loses no record that was
+            # taken.
             os.fsync(self.file.fileno())
         self.take(record)
 
@@ -92,7 +97,7 @@ class RunLog(ABC):
 
 
 def lock(file: IO[str], folder: Path) -> None:
-    """Lock the file for this process; ValueError if another process holds it."""
+    """Lock the file for this process; raises ValueError if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -106,6 +111,7 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
         ValueError: a setting differs; the message names the first one.
     """
     path = folder / SETTINGS
+    # A new run, unless there are lines already, whose settings nobody knows.
     if not path.exists():
         if (folder / name).stat().st_size:
             raise ValueError(
@@ -127,7 +133,7 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
 def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = ()) -> str | None:
     """Return the first setting in which two runs differ, with both values; None if they agree.
 
-    A setting that one of them lacks counts as None. Settings within settings have dotted names.
+    A setting that one of them lacks counts as None. Nested settings have dotted names.
     """
     old, new = dict(named_settings(held)), dict(named_settings(wanted))
     for name in sorted(old.keys() | new.keys()):
@@ -138,6 +144,7 @@ def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = (
 
 def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings of a nested mapping by dotted name."""
+    # {"model": {"dtype": "int8"}} -> ("model.dtype", "int8")
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from named_settings(value, f"{prefix}{name}.")
@@ -146,7 +153,7 @@ def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file's bytes; ValueError if it cannot be read."""
+    """Return the SHA-256 digest of a file; raises ValueError if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -154,7 +161,7 @@ def file_digest(path: Path) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return a digest of the weight files of a folder, so that another training has another digest.
+    """Return a digest of a folder's weight files, so that another training has another digest.
 
     It covers names, sizes and a mebibyte from the middle of each file.
     """
@@ -163,6 +170,7 @@ def weights_digest(folder: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
+            # Not the whole file, which may have gigabytes, nor its header, which training does not change.
             file.seek(max(0, (size - SAMPLED_BYTES) // 2))
             digest.update(file.read(SAMPLED_BYTES))
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """A run of named steps that keeps the row of each, survives failures and can be resumed.
 
-Knows nothing of what the steps do. steps.jsonl in its folder has a line when a step begins, and one
-when it ends.
+Knows nothing about what the steps do. steps.jsonl in its folder has a line when a step begins, and
+another when it ends.
 """
 
 import math
@@ -15,9 +15,8 @@ from typing import Any
 from jax_lm.reports.run_folder import Record, RunLog
 
 BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
-# A step that ended the whole process this many times is not tried again.
-#
-# Most likely the system killed it for its memory.
+# A step that ended the whole process this many times is not tried again: most likely the system
+# killed it for its memory.
 PATIENCE = 2
 
 
@@ -68,6 +67,7 @@ class Steps(RunLog):
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.outcomes: dict[str, Outcome] = {}
+        # Beginnings without an end, by step: each one ended the process.
         self.unfinished: dict[str, int] = {}
         super().__init__(folder, settings)
 
@@ -77,6 +77,7 @@ class Steps(RunLog):
             self.unfinished[name] = self.unfinished.get(name, 0) + 1
             return
         self.unfinished[name] = 0
+        # Stopped by the user: neither an outcome nor a reason not to try again.
         if state != STOPPED:
             self.outcomes[name] = Outcome(state, record["row"], record["reason"], record["seconds"])
 
@@ -90,9 +91,10 @@ class Steps(RunLog):
         """Run the steps that are not done, in order; returns the names of those that are left.
 
         After `seconds`, no step begins. Steps that failed or were left out in an earlier run are
-        tried again, after those that were not tried.
+        tried again, after those that were never tried.
         """
         start = time.perf_counter()
+        # The sort is stable: within both groups, the order stays.
         waiting = sorted(
             (step for step in steps if self.state(step) != DONE),
             key=lambda step: self.state(step) != "",
@@ -110,7 +112,7 @@ class Steps(RunLog):
         return [step.name for step in waiting]
 
     def state(self, step: Step) -> str:
-        """Return how a step ended; an empty string if it was not tried."""
+        """Return how a step ended; empty if it was never tried."""
         outcome = self.outcomes.get(step.name)
         return "" if outcome is None else outcome.state
 
@@ -141,8 +143,9 @@ class Steps(RunLog):
 
 
 def error_text(error: Exception) -> str:
-    """Describe an error in one line; a defect also by where it happened."""
+    """Describe an error in one line; for a defect, with its place in the code."""
     text = " ".join(str(error).split()) or type(error).__name__
+    # Errors that a user can fix need no place.
     if isinstance(error, ValueError | OSError):
         return text
     last = traceback.extract_tb(error.__traceback__)[-1]

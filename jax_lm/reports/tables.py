@@ -1,7 +1,7 @@
 """Make tables and charts from rows.
 
-A row is a plain dict of what was measured, as it is written to JSON. The name of a value tells its
-unit, as in `seconds`, `peak_bytes` and `tokens_per_second`. Knows no measurement.
+A row is a plain dict of measured values, as it is written to JSON. The name of a value says its
+unit: `seconds`, `peak_bytes`, `tokens_per_second`. Knows no measurement.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from jax_lm.reports.document import Section
 Row = dict[str, Any]
 
 GIB = 2**30
+# Names of values that are shown as percentages, and as powers of ten.
 SHARES = ("roofline", "overhead")
 DIFFERENCES = ("relative", "largest")
 
@@ -41,6 +42,7 @@ def table_section(
             {name: value for name, value in row.items() if not isinstance(value, list | dict)}
             for row in rows
         ]
+        # Columns in the order in which the rows first have a value for them
         filled = (name for row in scalars for name, value in row.items() if value not in (None, ""))
         names = [name for name in dict.fromkeys(filled) if name not in leave_out]
         columns = [heading(name) for name in names]
@@ -52,14 +54,15 @@ def table_section(
 
 
 def heading(name: str) -> str:
-    """Return the heading of a column: the name in words, with its unit."""
+    """Return the heading of a column: "peak_bytes" -> "peak GiB"."""
     return name.replace("_", " ").replace("bytes", "GiB")
 
 
 def cell_text(name: str, value: Any) -> str:
-    """Format a value in the unit that its name asks for."""
+    """Format a value in the unit that its name says."""
     if value is None or isinstance(value, str):
         return value or ""
+    # Before numbers: a bool is an int.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("bytes"):
@@ -79,8 +82,7 @@ def row_chart(
     """Draw the value `y` of rows over their value `x`.
 
     Rows with the same value `by` form a line of that name. The vertical axis ends above the largest
-    value, unless `axis` has its `bottom` and `top`. Returns an empty string if no row has a value
-    `y`.
+    value, unless `axis` has its `bottom` and `top`. Returns an empty string if no row has a `y`.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
