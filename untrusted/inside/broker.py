@@ -1,5 +1,6 @@
-"""Answers the system calls of a confined process that name something, where no namespace hides the
-host's other names.
+"""Answers the system calls of a confined process that name a file or the host.
+
+It is used where no namespace hides the host's other names.
 
 Landlock decides what may be opened, but lets every process see that a file exists. So the kernel
 stops every call that takes a name (seccomp's user notification) and asks here. A name is read once,
@@ -126,7 +127,7 @@ class Broker:
 
     def read_name(self, address: int) -> str:
         # Read up to the end of a page at a time until the final zero:
-        #  address 0x1ff8 -> 8 bytes, then whole pages from 0x2000 on
+        #   address 0x1ff8 -> 8 bytes, then whole pages from 0x2000 on
         data = b""
         while b"\0" not in data and len(data) < MAX_NAME:
             at = address + len(data)

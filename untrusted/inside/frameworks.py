@@ -1,7 +1,6 @@
-"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest, the
-rest by pytest.
+"""Run what a test file defines for a framework.
 
-The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
+Our own runner runs functions, unittest runs TestCases, pytest the rest. The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
 is done here, once. Only the standard library is imported at the top of this module.
 """
 

@@ -1,7 +1,7 @@
-"""The names that a test sees: the program's, those the program imports from the library, builtins,
-and its own.
+"""The names that a test sees.
 
-Imports the standard library only.
+They are the program's, those that the program imports from the library, builtins, and the test's
+own. Imports the standard library only.
 """
 
 import ast

@@ -1,7 +1,6 @@
-"""The operations that a test can have done to the program's objects: one fixed list, carried out in
-the program's process.
+"""The operations on the program's objects that a test can ask for.
 
-Imports the standard library only.
+One fixed list, carried out in the program's process. Imports the standard library only.
 """
 
 import collections

@@ -1,7 +1,6 @@
-"""The part of pytest that most tests use, for machines without pytest: raises, approx, marks, and
-three fixtures.
+"""The part of pytest that most tests use, for machines without pytest.
 
-Imports the standard library only.
+It has raises, approx, marks, and three fixtures. Imports the standard library only.
 """
 
 import contextlib

@@ -272,7 +272,7 @@ class Tester(Peer):
             raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
         if isinstance(subject, type) and not any(is_own(owner) for owner in owners):
             raise AttributeError(f"{name!r} of a class of the test")
-        # Data attributes of instances of the test's own classes, nothing else.
+        # Set only data attributes of instances of the test's own classes.
         if operation == "set":
             if isinstance(subject, type) or not is_own(type(subject)):
                 raise AttributeError(
@@ -539,7 +539,7 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
 def run_in_one(job: dict[str, Any], results: Channel) -> None:
     """Run a program and its test in this one process, as plain Python would.
 
-    Nothing is protected here: the program can fake any answer.
+    The process is confined like any other, but the program can fake the verdict.
     """
     source = job["test"]
     try:

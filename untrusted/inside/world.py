@@ -64,8 +64,9 @@ class World:
         self.top = self.marks["/"]
 
     def resolve(self, name: str, *, follow: bool = True, create: bool = False) -> Place:
-        """Return the file that an absolute name means; raises OSError as a kernel would if nothing
-        else existed.
+        """Return the file that an absolute name means.
+
+        Raises OSError as a kernel would if no other files existed.
 
         Args:
             follow: follow the last part if it is a link.
