@@ -233,7 +233,7 @@ class Session:
         if self.output is None:
             # The end of an earlier process counts too: the last one would wait in vain.
             return any(child.ended or child.answer is not None for child in children)
-            # A script may close its streams early; all are closed once its process has ended.
+        # A script may close its streams early; all are closed once its process has ended.
         is_closed = all(pipe[0] < 0 for pipe in self.pipes.values())
         return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
 

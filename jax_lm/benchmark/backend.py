@@ -84,7 +84,7 @@ def random_prompts(
         0, config.vocab_size - 1, (batch, length), dtype=np.int32
     )
     # Skip MASK: drawn from one id less, ids from MASK on move up by one.
-    #  mask = 2: [0, 1, 2, 3] -> [0, 1, 3, 4]
+    #   mask = 2: [0, 1, 2, 3] -> [0, 1, 3, 4]
     return (
         ids
         if config.mask_token_id is None

@@ -146,7 +146,7 @@ def undominated(points: Iterable[Row]) -> list[Row]:
     best: list[Row] = []
     alone = [point for point in points if point["canvases"] == 1]
     # From fast to slow: a point stays only if its rate is above that of every faster one.
-    #  (tokens, rate): (4, 50), (3, 45), (2, 60) -> (2, 60), (4, 50)
+    #   (tokens, rate): (4, 50), (3, 45), (2, 60) -> (2, 60), (4, 50)
     for point in sorted(
         alone, key=lambda point: (-point["tokens_per_forward"], -point["pass_rate"])
     ):

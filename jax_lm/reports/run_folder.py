@@ -170,7 +170,7 @@ def weights_digest(folder: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            # Not the whole file, which may be large, nor its header, which training does not change.
+            # Not all of it, which may be large, nor its header, which training does not change.
             file.seek(max(0, (size - SAMPLED_BYTES) // 2))
             digest.update(file.read(SAMPLED_BYTES))
     return digest.hexdigest()

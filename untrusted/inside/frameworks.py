@@ -1,7 +1,8 @@
 """Run what a test file defines for a framework.
 
-Our own runner runs functions, unittest runs TestCases, pytest the rest. The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
-is done here, once. Only the standard library is imported at the top of this module.
+Our own runner runs functions, unittest runs TestCases, pytest the rest. The file itself has already
+run. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once. Only the
+standard library is imported at the top of this module.
 """
 
 import ast

@@ -60,7 +60,7 @@ def environment() -> dict[Any, Any]:
 class BorderError(BaseException):
     """Raised for a message that makes no sense or asks for something forbidden.
 
-    No `Exception`, so that no test can expect it.
+    It is no `Exception`, as no test may expect it.
     """
 
 
@@ -299,8 +299,8 @@ class Peer:
                     return self.decode(reply["value"])
                 error = self.decode(reply["raised"])
                 if not isinstance(error, BaseException):
-                    # Whatever fails here is the message's fault, and ends the conversation.
                     raise BorderError("an exception that is none")
+            # Whatever fails here is the message's fault, and ends the conversation.
             except (Exception, BorderError) as problem:
                 self.broken = BorderError(f"{type(problem).__name__}: {problem}")
                 raise self.broken from problem
