@@ -315,8 +315,8 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
         statements = call.source
     else:
         call, statements = read_call(test), test
-    # A call of literals: the cheap way, in one process.
     job: dict[str, Any] = {"code": code}
+    # A call of literals needs one process only: its answer is compared here.
     if call is not None:
         job["prelude"] = call.prelude
         request = {

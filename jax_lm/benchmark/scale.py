@@ -63,7 +63,7 @@ class ScaleSteps:
 
     def steps(self) -> list[Step]:
         """Return all steps, the most wanted first."""
-        # The time for a run may end before the last ones have begun.
+        # The last steps may not run: none begins after the time of the run has passed.
         sizes, clients = self.scale.rows, self.scale.clients
         return [
             Step("environment", "Environment and devices", self.environment),
@@ -279,7 +279,7 @@ def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
     else:
         batch = batch._replace(tokens=tokens)
     frozen, step = jax.tree.map(small_noise, frozen), constant(step, value=1)
-    # Optimizer moments start at 0, everything else that is not weights or tokens at 1.
+    # Weights are small noise, optimizer moments 0.
     state = jax.tree.map(small_noise, params), jax.tree.map(partial(constant, value=0), optimizer)
 
     def call() -> Any:
