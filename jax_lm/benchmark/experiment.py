@@ -51,7 +51,7 @@ PROMPTS = (
     "def reverse_string(text):",
     "def largest(values):",
 )
-# Of the published settings; every other measurement is greedy.
+# Sampling temperature of the published settings.
 PUBLISHED_TEMPERATURE = 0.2
 # Tokens: a row of the forward passes, an answer of the stress test, an answer to a built-in task.
 FORWARD_TOKENS = 128

@@ -191,8 +191,7 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
     mean = float(np.abs(ours - theirs).mean())
     yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE, ".3f", "")
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
-    # Both are compared with float32: ours may not be farther from it than PyTorch's, times the
-    # bound.
+    # Both are compared with float32: our mean error may be at most the bound times PyTorch's.
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
     yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO, ".3f", "")
 

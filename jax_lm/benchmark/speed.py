@@ -116,7 +116,6 @@ def time_forwards(
         passes = block_passes(
             canvas, block, [], options.decoding, sampler.canvas_config(canvas, options)
         )
-        # `config.rows` is None where all rows are recomputed.
         for name, (config, first_row) in zip(names, passes, strict=True):
             until = step_limit(params, block.length)
             window = Window.of(
