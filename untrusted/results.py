@@ -144,7 +144,8 @@ class Result:
         outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
         # Sandbox errors first, unjudged tests last; the sort is stable, so else the first test
         # counts:
-        #   [failed, timeout, cannot_judge] -> failed; [cannot_judge, sandbox_error] -> sandbox_error
+        #   [failed, timeout, cannot_judge] -> failed
+        #   [cannot_judge, sandbox_error] -> sandbox_error
         order = sorted(
             outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge")
         )

@@ -22,7 +22,7 @@ class ForeignClass(type):
         return PEERS[0].do("call", cls, *arguments, **keywords)
 
     def __getattr__(cls, name: str) -> Any:
-        # Special attributes must look absent, or Python would take every class for an iterator.
+        # The test would refuse it anyway (`Tester.check_attribute`).
         if name.startswith("__"):
             raise AttributeError(name)
         return PEERS[0].do("get", cls, name)
@@ -61,7 +61,7 @@ class ForeignError(Foreign):
     """Stand-in for an exception of the test's own class; a base of its class here."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python sets the traceback, cause and context itself.
+        # The exception's own here: arguments, traceback, cause and context.
         if name.startswith("__") or name == "args":
             object.__setattr__(self, name, value)
         else:
