@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from builtin_model.corpus import draw_task
-from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import TASKS_FILE, BuiltinTask
+from jax_lm.host.declared import run_main
 
 HELD_OUT_SEED, HELD_OUT_COUNT = 20_000_000, 2000
 TRAINING_SEED, TRAINING_COUNT = 10_000_000, 4000

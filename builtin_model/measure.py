@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from builtin_model.layouts import draw_hole
-from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, load_held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.results import BUILTIN_SURENESS

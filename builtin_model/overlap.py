@@ -15,8 +15,8 @@ import sys
 
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
-from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
+from jax_lm.host.declared import run_main
 
 READINGS = ("whole text", "code", "code under other names")
 

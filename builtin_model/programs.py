@@ -12,7 +12,7 @@ from pathlib import Path
 
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 
 
 def main(*, out: Path, count: int = 30_000, seed: int = 0) -> None:

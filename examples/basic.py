@@ -4,7 +4,7 @@ python examples/basic.py
 python examples/basic.py --prompt "def gcd(a, b):" --model ./DiffuCoder-7B-Instruct
 """
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 
 

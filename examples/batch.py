@@ -7,7 +7,7 @@ A row's draws depend on the seed and its place in the batch, so that the same ba
 answers.
 """
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template

@@ -9,7 +9,7 @@ What the answer begins with stands behind the prompt, and the model goes on from
 model saw no second questions: `--model` names a better one.
 """
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 

@@ -6,9 +6,9 @@ python examples/grpo_inference.py --model out/grpo-example/model --problems 8
 
 from pathlib import Path
 
-from jax_lm.cli.declared import run_main
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from untrusted import Local

@@ -10,8 +10,8 @@ around the same trainer.
 import logging
 from pathlib import Path
 
-from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import builtin_prompts
+from jax_lm.host.declared import run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions

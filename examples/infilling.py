@@ -6,7 +6,7 @@ Infilling was a twentieth of the built-in model's training: it fills gaps in com
 seldom others.
 """
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 

@@ -6,7 +6,7 @@ A masked-diffusion model does not write from left to right: the settled text, wh
 first mask, may stay short for long and then grow by a leap.
 """
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 

@@ -11,7 +11,7 @@ for a TPU that is not here.
 
 import jax
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template

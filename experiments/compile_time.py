@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_lm.benchmark.machine import about
-from jax_lm.cli.declared import run_main
 from jax_lm.config import DIFFUCODER_7B
+from jax_lm.host.declared import run_main
 from jax_lm.models.dream import DreamForCausalLM, default_positions
 
 

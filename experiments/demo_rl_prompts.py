@@ -13,9 +13,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jax_lm.cli.declared import run_main
 from jax_lm.data.prompts import builtin_prompts
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.host.declared import run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions

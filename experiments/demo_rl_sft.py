@@ -19,9 +19,9 @@ from builtin_model.bpe import save_tokenizer
 from builtin_model.rows import split_row
 from builtin_model.train import LOSS, Chunks
 from jax_lm.checkpoints.description import complete
-from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch, close_sample, collate
 from jax_lm.data.prompts import read_shipped_tasks
+from jax_lm.host.declared import run_main
 from jax_lm.host.terminal import TERMINATED
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM

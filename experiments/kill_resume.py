@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.cli.declared import Positional, run_main
+from jax_lm.host.declared import Positional, run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer

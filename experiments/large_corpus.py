@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer

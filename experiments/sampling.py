@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax_lm.benchmark.backend import JaxBackend, model_card_options, random_model, random_prompts
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
-from jax_lm.cli.declared import run_main
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.candidates import SamplingParams, confidence, draw, filtered
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.host.declared import run_main
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.document import table
 from jax_lm.reports.tables import Row, table_section

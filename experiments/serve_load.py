@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 
 PROMPTS = (
     "def fibonacci(n):",

@@ -24,9 +24,9 @@ from flax import nnx
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.benchmark.torch_reference import load_qwen2
-from jax_lm.cli.declared import run_main
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.masking import mask_tokens, noise_levels
+from jax_lm.host.declared import run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.training.config import LossConfig, OptimizerConfig

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jax_lm.cli.declared import run_main
+from jax_lm.host.declared import run_main
 
 # Both frameworks share one accelerator: JAX must not take its memory beforehand.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

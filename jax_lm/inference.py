@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jax_lm.cli.declared import run_main
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
@@ -27,6 +26,7 @@ from jax_lm.diffusion.state import SamplerState
 from jax_lm.diffusion.variable_length import grows, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
+from jax_lm.host.declared import run_main
 from jax_lm.host.precision import DTYPES, fitting_dtype
 from jax_lm.model_source import BUILTIN_MODEL, find_model
 from jax_lm.models import lora

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
+from jax_lm.compilation.machine_plan import CompiledPass, MachinePlan, planned_mesh
 from jax_lm.config import DIFFUCODER_7B
-from jax_lm.planning.machine_plan import CompiledPass, MachinePlan, planned_mesh
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape

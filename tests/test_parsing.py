@@ -11,8 +11,8 @@ import pytest
 
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.table import COMMANDS, classes
-from jax_lm.cli.declared import SHORT, SYNONYMS, Positional, declared_options, help_text, run_main
 from jax_lm.cli.parsing import parse_words
+from jax_lm.host.declared import SHORT, SYNONYMS, Positional, declared_options, help_text, run_main
 
 
 @dataclass(frozen=True, kw_only=True)

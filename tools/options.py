@@ -6,7 +6,7 @@ python tools/options.py
 from pathlib import Path
 
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.cli.declared import SYNONYMS, Option, declared_options
+from jax_lm.host.declared import SYNONYMS, Option, declared_options
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 PREAMBLE = """\

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jax_lm.cli import declared, parsing
+from jax_lm.cli import parsing
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.host import interruption, platforms, terminal
+from jax_lm.host import declared, interruption, platforms, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 # First words of two-word commands: data, parity, sandbox.

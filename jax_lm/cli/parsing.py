@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jax_lm.cli.declared import arguments_of, find_option, read_words
+from jax_lm.host.declared import arguments_of, find_option, read_words
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from jax_lm.benchmark.settings import (
     ScaleSettings,
     Workload,
 )
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 
 # Defaults of nested settings.
 SPEED = Workload()

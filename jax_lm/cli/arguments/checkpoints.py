@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jax_lm.benchmark.settings import require_at_least_one
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 
 
 @dataclass(frozen=True, kw_only=True)

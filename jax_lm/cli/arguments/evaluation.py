@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 # Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas.

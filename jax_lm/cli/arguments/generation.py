@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.cli.declared import Positional
+from jax_lm.host.declared import Positional
 
 # Isolation tiers; auto takes the first of bubblewrap and Landlock that works on this host.
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jax_lm.cli.arguments.completion import Completion
 from jax_lm.cli.arguments.table import COMMANDS, classes
-from jax_lm.cli.declared import declared_options
+from jax_lm.host.declared import declared_options
 
 # Each script looks at the words before the cursor, joined by spaces and with a space at the end.
 CASE = '    *"diffucoder {before}"{star}) options="{words}" ;;'

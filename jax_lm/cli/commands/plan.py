@@ -12,12 +12,12 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
+from jax_lm.compilation.machine_plan import MachinePlan, Rows, compile_passes, planned_mesh
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.host import platforms
 from jax_lm.host.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
-from jax_lm.planning.machine_plan import MachinePlan, Rows, compile_passes, planned_mesh
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import Topology
 
