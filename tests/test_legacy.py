@@ -106,6 +106,14 @@ def test_converted_model_is_the_model(write, biased_model, tmp_path):
     assert [name for name in wanted if not np.array_equal(loaded[name], wanted[name])] == []
 
 
+def test_a_converted_pickle_has_the_precision_that_was_asked_for(write, biased_model, tmp_path):
+    folder = write(pickle.dumps(old_tree(biased_model)))
+    convert(folder, tmp_path / "new", Conversion(format="huggingface", dtype="bfloat16", int8=True))
+    assert DreamForCausalLM.is_int8(tmp_path / "new")
+    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "new", int8=True))
+    assert {str(value.dtype) for value in loaded.values()} >= {"int8", "bfloat16"}
+
+
 def test_missing_biases_are_refused_unless_allowed(write, biased_model, tmp_path):
     folder = write(pickle.dumps(old_tree(biased_model, with_bias=False)))
     with pytest.raises(CheckpointError, match=r"lacks 6 q, k and v biases.*--allow-missing-bias"):

@@ -182,7 +182,8 @@ class ScaleSteps:
         while waiting or begun:
             # Fill free slots, advance all by some steps, remove what is done.
             while waiting and slots.has_room:
-                begun[sequence := self.request(next(numbers))] = time.perf_counter()
+                sequence = self.request(next(numbers))
+                begun[sequence] = time.perf_counter()
                 slots.join(sequence)
                 waiting -= 1
             slots.advance(STEPS_PER_CALL)

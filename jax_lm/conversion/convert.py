@@ -94,8 +94,11 @@ def convert(
     with create_folder_atomically(destination) as folder:
         # Everything but the weights.
         copy_other_files(source, folder)
-        new = config.to_dict() if kind == "pickle" else new_config(source, conversion)
-        write_json(folder / "config.json", new)
+        # The old port's config.json may lack fields that the checkpoint needs.
+        fields = (
+            config.to_dict() if kind == "pickle" else huggingface.read_json(source, "config.json")
+        )
+        write_json(folder / "config.json", new_config(fields, conversion))
         complete_copy(folder, config)
         # The weights, with what is needed to check them later.
         tensors = loading.load_tensors(checkpoint, spec, on_progress=read_progress)
@@ -184,9 +187,8 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
     complete(folder, config, tokenizer)
 
 
-def new_config(source: Path, conversion: Conversion) -> dict[str, Any]:
-    """Return the fields of the source's config.json, with new dtype and quantization."""
-    fields = huggingface.read_json(source, "config.json")
+def new_config(fields: dict[str, Any], conversion: Conversion) -> dict[str, Any]:
+    """Return the fields of config.json with the new dtype and quantization."""
     if conversion.dtype:
         fields = set_dtype(fields, conversion.dtype)
     return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
