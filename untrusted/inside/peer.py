@@ -12,6 +12,7 @@ import collections
 import os
 import sys
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,7 @@ class BorderError(BaseException):
     """
 
 
-class Peer:
+class Peer(ABC):
     """One end of the channel.
 
     Attributes:
@@ -104,13 +105,13 @@ class Peer:
         self.their_numbers[id(stand_in)] = number
         return stand_in
 
+    @abstractmethod
     def describe(self, value: Any) -> dict[str, Any]:
         """Describe an object of this end, so that the other end can build its stand-in."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build(self, number: int, form: dict[str, Any]) -> Any:
         """Build the stand-in for an object of the other end."""
-        raise NotImplementedError
 
     # Values
 
@@ -141,9 +142,9 @@ class Peer:
         self.new_numbers.append(id(value))
         return {"t": "mine", "v": number, **self.describe(value)}
 
+    @abstractmethod
     def encode_name(self, value: Any) -> dict[str, Any] | None:
         """Encode a value that both ends know by a name; None for any other value."""
-        raise NotImplementedError
 
     def decode(self, form: Any) -> Any:
         if not isinstance(form, dict | list):
@@ -230,7 +231,7 @@ class Peer:
             fill(entry.container, items)
         entry.agreed = items_of(entry.container)
 
-    def before_change(self, container: Any) -> None:
+    def before_change(self, container: Any) -> None:  # noqa: B027 (an end may leave it out)
         """Called before a change by the other end is applied to a container."""
 
     # Messages
@@ -239,7 +240,7 @@ class Peer:
         """Return what this end adds to every message."""
         return {}
 
-    def take_extras(self, message: dict[str, Any]) -> None:
+    def take_extras(self, message: dict[str, Any]) -> None:  # noqa: B027 (an end may leave it out)
         """Handle what the other end adds to every message."""
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
@@ -338,6 +339,6 @@ class Peer:
         with self.lock:
             self.send(lambda: {"problem": f"{type(problem).__name__}: {problem!s:.200}"})
 
+    @abstractmethod
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
         """Carry out an operation that the other end asks for; each end decides which it allows."""
-        raise NotImplementedError
