@@ -481,11 +481,11 @@ def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
     engine = fresh()
     engine.compilations.urgent.clear()
     monkeypatch.setattr(engine, "admit", lambda: 1 / 0)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     listener = RecordingListener()
     engine.submit([ask(engine, PROMPTS[0])], listener)
     engine.start()
-    assert next(iter(listener.finished().values())).reason == "shutdown"
+    assert next(iter(listener.finished().values())).reason == "engine_failed"
     assert engine.stopped.wait(5)
-    with pytest.raises(RejectedError, match="shutdown"):
+    assert isinstance(engine.failure, ZeroDivisionError)
+    with pytest.raises(RejectedError, match="engine_failed"):
         engine.submit([ask(engine, PROMPTS[0])], RecordingListener())

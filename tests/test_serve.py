@@ -47,18 +47,18 @@ def start(tmp_path, tiny_folder):
     compiles little.
     """
     (tmp_path / "keys").write_text(KEY)
-    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--model", str(tiny_folder)]
+    command = ["serve", "--port", "0", "--model", str(tiny_folder)]
     command += ["--name", "tiny", "--api-key-file", str(tmp_path / "keys"), "--slots", "1"]
     started = []
 
-    def begin(*options, files=None):
+    def begin(*options, files=None, program=("-m", "jax_lm")):
         def limit():
             if files:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
-                [*command, *options],
+                [sys.executable, *program, *command, *options],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -165,6 +165,51 @@ def test_sigterm_with_rows_longer_than_the_grace(start):
     assert ended > 6
     assert [line for line in logged(log) if line["level"] == "error"] == []
     assert "Traceback" not in log.read_text()
+
+
+DYING = """
+from jax_lm.cli.main import entry
+from jax_lm.serving.engine import Engine
+
+def admit(self, admit=Engine.admit):
+    if any(job.request.seed == 13 for job in self.queue.waiting):
+        raise RuntimeError("the device is lost")
+    admit(self)
+
+Engine.admit = admit
+entry()
+"""
+
+
+def test_a_dead_engine_ends_the_process_and_says_so(start):
+    process, address, log = start("--context", "512", program=("-c", DYING))
+    key = {"Authorization": f"Bearer {KEY}"}
+    body = {"prompt": "def gcd(a, b):", "max_tokens": 300, "ignore_eos": True}
+    answers = {}
+
+    def client(name, **fields):
+        answers[name] = call(address, "POST", "/v1/completions", body | fields, **key)
+
+    clients = [threading.Thread(target=client, args=("whole",))]
+    clients += [threading.Thread(target=client, args=("stream",), kwargs={"stream": True})]
+    for one in clients:
+        one.start()
+    while "diffucoder_queue_rows 1.0" not in call(address, "GET", "/metrics", **key)[2]:
+        time.sleep(0.005)
+    begin = time.monotonic()
+    client("deadly", seed=13)
+    assert process.wait(5) == 1
+    assert time.monotonic() - begin < 2
+    for one in clients:
+        one.join(5)
+    for name in ("whole", "deadly"):
+        status, _, answer = answers[name]
+        assert (status, answer["error"]["code"]) == (503, "engine_failed")
+        assert answer["error"]["message"] == "the engine failed, and the server ends"
+    assert '"code": "engine_failed"' in answers["stream"][2]
+    (line,) = [line for line in logged(log) if line["level"] == "critical"]
+    assert line["message"] == "the engine failed: the device is lost"
+    assert log.read_text().splitlines()[-1].startswith("{")
 
 
 def test_half_open_connections_do_not_silence_the_server(start):

@@ -126,6 +126,8 @@ class Engine:
         self.compilations = CompileScheduler(inference, self.groups, self.context, options.slots)
         self.repairs = Repairs(inference.sampler, widths)
         self.ready, self.stopped = threading.Event(), threading.Event()
+        # what ended the engine, if it was not closed
+        self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by other threads.
@@ -183,10 +185,10 @@ class Engine:
         self.queue.close(grace)
 
     def give_up(self) -> None:
-        """End all jobs with the reason `shutdown`, even while the device is still busy."""
+        """End all jobs, even while the device is still busy."""
         # the engine's thread may hang in a call of the device: deliver from this thread
         for job in self.queue.jobs:
-            job.deliver(job.ending("shutdown"))
+            job.deliver(job.ending(self.queue.refusal))
 
     def close(self, grace: float, wait: float | None = None) -> bool:
         """Accept no more jobs and wait until all have ended, for at most `grace` seconds.
@@ -231,13 +233,18 @@ class Engine:
                     if slots.sequences:
                         self.step(slots)
                 self.repairs.wait_if_idle(self.queue.running)
+        except BaseException as error:  # the border: the server ends with it
+            self.failure, self.queue.refusal = error, "engine_failed"
+            logger.critical("the engine failed: %s", error, exc_info=error)
         finally:
             # Also after an error in the loop itself: otherwise clients would wait forever.
             self.stopped.set()
             self.metrics.ready.set(0)
             for job in self.queue.clear():
                 self.repairs.forget(job.sequence)
-                job.deliver(job.ending("shutdown"))
+                job.deliver(job.ending(self.queue.refusal))
+            self.metrics.running.set(0)
+            self.metrics.waiting.set(0)
             self.repairs.close()
             self.compilations.join()
 

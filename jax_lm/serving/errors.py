@@ -20,6 +20,7 @@ FAILURES = {
     "queue_full": (429, "the queue is full; try again later"),
     "timeout": (504, "the request took longer than it may"),
     "shutdown": (503, "the server is shutting down"),
+    "engine_failed": (503, "the engine failed, and the server ends"),
     "cancelled": (499, "the request was cancelled"),
     "error": (500, "decoding this request failed"),
 }

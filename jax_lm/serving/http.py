@@ -124,6 +124,10 @@ class HttpServer(uvicorn.Server):
             self.announce(*listener.getsockname()[:2])
         self.sweeping = asyncio.create_task(self.connections.sweep_forever())
 
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop: after a signal, or because the engine has ended."""
+        return await super().on_tick(counter) or self.engine.stopped.is_set()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests while sequences end, then accept no more connections and stop."""
         # 1. no new requests; wait for the sequences

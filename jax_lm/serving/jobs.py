@@ -98,8 +98,8 @@ class Event:
 
     Attributes:
         job: None if the answer needed no decoding.
-        reason: why the job ended: stop, length, cancelled, timeout, shutdown or error; None while
-            it continues.
+        reason: why the job ended: stop, length, cancelled, timeout, shutdown, engine_failed or
+            error; None while it continues.
         text: the part of the answer that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
         tokens: at the end, the tokens of the answer in the order of the text, without stop tokens.

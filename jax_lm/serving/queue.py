@@ -15,7 +15,7 @@ class RejectedError(Exception):
     """Raised when requests are not accepted.
 
     Attributes:
-        code: why: queue_full, shutdown (the engine accepts no more requests) or cancelled.
+        code: why: queue_full, cancelled, shutdown or engine_failed (no more requests are accepted).
         retry_after: seconds after which the queue should have space; None if a retry is useless.
     """
 
@@ -35,6 +35,7 @@ class JobQueue:
         waiting: jobs without a slot, in order of arrival.
         running: jobs by the sequence that occupies a slot.
         closes_at: when jobs that still run are ended; None while new jobs are accepted.
+        refusal: why a closed queue accepts no jobs.
         seconds_per_job: moving average.
     """
 
@@ -43,6 +44,7 @@ class JobQueue:
         self.waiting: list[Job] = []
         self.running: dict[AnySequence, Job] = {}
         self.closes_at: float | None = None
+        self.refusal = "shutdown"
         self.seconds_per_job = 1.0
         # guards everything above; notified when a job arrives or the queue closes
         self.changed = threading.Condition()
@@ -67,7 +69,7 @@ class JobQueue:
         """
         with self.changed:
             if self.closes_at is not None:
-                raise RejectedError("shutdown")
+                raise RejectedError(self.refusal)
             # running jobs do not count: they have left the queue
             if len(self.waiting) + len(jobs) > self.capacity:
                 raise RejectedError("queue_full", self.retry_after)

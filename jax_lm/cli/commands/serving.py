@@ -17,6 +17,9 @@ from jax_lm.serving.middleware import LOOPBACK, JsonLines, RequestLimits, read_k
 
 logger = logging.getLogger("jax_lm.serving")
 
+# Exit status if the engine ended on its own.
+ENGINE_FAILED = 1
+
 
 def run_serve(arguments: Serve) -> NoReturn:
     """Serve until a signal stops the server, then end the process."""
@@ -68,13 +71,14 @@ def run_serve(arguments: Serve) -> NoReturn:
     except BaseException:  # also Ctrl-C: an interpreter exit during a compilation crashes
         engine.close(grace=0.0)
         raise
-    if not engine.close(grace=0.0, wait=listen.margin / 2):
+    # after a failure, a compilation that still runs is not waited for
+    if not engine.close(grace=0.0, wait=0.0 if engine.failure else listen.margin / 2):
         logger.warning("the engine is still busy: exiting without it")
     # All requests are answered. A normal interpreter exit takes seconds to free XLA's memory, or
     # crashes during a compilation.
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0 if engine.failure is None else ENGINE_FAILED)
 
 
 def announce(host: str, port: int) -> None:
