@@ -23,9 +23,9 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
+from experiments.recipes import training_program
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
-from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models import attention
 from jax_lm.models.attention import (

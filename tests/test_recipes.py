@@ -20,9 +20,16 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from experiments.recipe_table import LAYERS, read_found
-from experiments.recipes import abstract, extrapolated, planned, read, traced_operations, without
+from experiments.recipes import (
+    abstract,
+    extrapolated,
+    planned,
+    read,
+    traced_operations,
+    training_program,
+    without,
+)
 from jax_lm.cli.arguments.training import ModelArguments
-from jax_lm.compilation.updates import training_program
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.data.batches import Row
 from jax_lm.models.attention import splash
