@@ -17,7 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.token_likelihood import column_parts
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
 SCORE_ROWS, SCORE_WIDTH = 8, 32
@@ -90,8 +92,12 @@ def masked_log_probability(
     model = nnx.merge(graph, params)
     present = jnp.broadcast_to(present, masked.shape)
     hidden = shift_right(model.model(jnp.where(masked, mask_id, tokens), present))
-    logits = model.logits(hidden).at[..., mask_id].set(-jnp.inf)
-    own = jnp.take_along_axis(logits, jnp.broadcast_to(tokens, masked.shape)[..., None], axis=-1)[
-        ..., 0
-    ]
-    return jnp.sum(jnp.where(masked, own - jax.nn.logsumexp(logits, axis=-1), 0.0), axis=1)
+
+    def log_probs(hidden: Float[Array, "b c d"], tokens: Int[Array, "b c"]) -> Float[Array, "b c"]:
+        logits = model.logits(hidden).at[..., mask_id].set(-jnp.inf)
+        own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+        return own - jax.nn.logsumexp(logits, axis=-1)
+
+    parts = column_parts(model, *masked.shape)
+    each = map_columns(log_probs, parts, hidden, jnp.broadcast_to(tokens, masked.shape))
+    return jnp.sum(jnp.where(masked, each, 0.0), axis=1)

@@ -15,6 +15,7 @@ Every sum reads the row once, and the exponentials are computed once. Pure funct
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -40,20 +41,31 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
         parts += 1
     if parts == 1:
         return decide(logits, *others)
+    return jax.lax.platform_dependent(
+        logits, *others, cpu=partial(map_columns, decide, parts), default=decide
+    )
 
-    def one_by_one(*arguments: Array) -> Any:
-        # 6 columns in 3 parts: [b, 6, v] -> [b, 3, 2, v] -> [3, b, 2, v], and back.
-        split = [
-            jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0) for a in arguments
-        ]
-        results = jax.lax.map(lambda part: decide(*part), split)
 
-        def joined(a: Array) -> Array:
-            return jnp.moveaxis(a, 0, 1).reshape(a.shape[1], count, *a.shape[3:])
+def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> Any:
+    """Apply a function that treats columns independently to one part of the columns at a time.
 
-        return jax.tree.map(joined, results)
+    If the columns do not divide, the last part is filled up with zeros, whose results are dropped.
+    """
+    # 5 columns in 3 parts: [b, 5, v] -> [b, 6, v] -> [b, 3, 2, v] -> [3, b, 2, v], and back.
+    if parts == 1:
+        return function(*arguments)
+    count = arguments[0].shape[1]
 
-    return jax.lax.platform_dependent(logits, *others, cpu=one_by_one, default=decide)
+    def split(a: Array) -> Array:
+        if padding := -count % parts:
+            a = jnp.pad(a, ((0, 0), (0, padding), *((0, 0),) * (a.ndim - 2)))
+        return jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0)
+
+    def joined(a: Array) -> Array:
+        return jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:])[:, :count]
+
+    results = jax.lax.map(lambda part: function(*part), [split(a) for a in arguments])
+    return jax.tree.map(joined, results)
 
 
 class Border(NamedTuple):

@@ -10,6 +10,7 @@ independent of each other:
 its own; this file names none of them.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +34,7 @@ from jax_lm.diffusion.candidates import (
 )
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import shift_right
-from jax_lm.diffusion.nucleus import Rows, in_parts
+from jax_lm.diffusion.nucleus import Rows, in_parts, map_columns
 from jax_lm.diffusion.state import (
     NO_HOOKS,
     BatchInputs,
@@ -47,6 +48,7 @@ from jax_lm.diffusion.state import (
     rewrite,
 )
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.models.token_likelihood import column_parts
 from jax_lm.options import GenerationOptions
 
 # Letters of the shapes: b batch, t columns of the canvas, r columns of the block, c gathered
@@ -360,12 +362,16 @@ def propose(
     """Propose a token for each masked position of the block: filter, draw and score.
 
     The head costs more than the layers of a small model. So the masked rows are gathered to the
-    front, and the head runs on the smallest compiled size that holds them. With a hook, it runs on
-    all rows, because the hook reads all logits.
+    front, and the head runs on the smallest compiled size that holds them. If their logits exceed
+    `DECODING_LOGIT_BYTES`, head and filters run on a part of the columns at a time. With a hook,
+    they run on all rows at once, because the hook reads all logits.
     """
     masked = block_columns(state.masked, inputs.window, config)
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
     decide = partial(decide_tokens, model.config, state, inputs.params, config)
+
+    def decide_rows(rows: Float[Array, "b c d"], *parts: Array) -> Evaluation:
+        return in_parts(decide, model.logits(rows), *parts)
 
     def gathered(size: int) -> Evaluation:
         # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
@@ -374,7 +380,9 @@ def propose(
         index = jnp.argsort(~masked, axis=1)[:, :size]
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
-        compact = in_parts(decide, model.logits(rows), *parts)
+        # Under `jax.vmap` the mapped canvases are further sequences.
+        batch = len(index) * math.prod(map(jax.lax.axis_size, config.axes))
+        compact = map_columns(decide_rows, column_parts(model, batch, size), rows, *parts)
         batch = jnp.arange(len(index))[:, None]
 
         def scattered(part: Array) -> Array:

@@ -22,6 +22,9 @@ from jax_lm.models.dream import DreamForCausalLM
 # Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
 # vocabulary of 152,064.
 LOGIT_BYTES = 2**28
+# The same in a decoding step. Twice as many, as nothing is kept for a backward pass, and so that a
+# canvas of 512 tokens is one part.
+DECODING_LOGIT_BYTES = 2**29
 
 # Parameters of the head by name; the first axis of each is the vocabulary.
 Head = dict[str, Array]
@@ -47,18 +50,33 @@ def token_log_probs(
     return log_probs_by_block(graph, blocks, nnx.to_pure_dict(state), hidden, index)
 
 
+def logit_bytes(model: DreamForCausalLM, rows: int, length: int) -> int:
+    """Return the bytes of the float32 logits [rows, length, v] on each device."""
+    sizes = {"data": 1, "fsdp": 1, "tensor": 1} if model.mesh is None else dict(model.mesh.shape)
+    for axis in sharding.row_axes(rows, sizes) or ():
+        rows //= sizes[axis]
+    return 4 * rows * length * model.config.vocab_size // sizes["tensor"]
+
+
+def column_parts(model: DreamForCausalLM, batch: int, columns: int) -> int:
+    """Return into how many parts to cut columns so that the logits of a part keep the limit.
+
+    The limit is `DECODING_LOGIT_BYTES`; a part has at least one column of each sequence.
+    """
+    # 16 sequences of 1,024 columns at a vocabulary of 152,064: 9,732,096 bytes a column, 55 columns
+    # a part, 19 parts.
+    return -(-columns // max(1, DECODING_LOGIT_BYTES // logit_bytes(model, batch, 1)))
+
+
 def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
     """Choose the number of blocks that the vocabulary is split into.
 
     It is the smallest number for which the logits of a block stay below `LOGIT_BYTES` per device,
     and which divides the vocabulary on each device of the `tensor` axis.
     """
-    sizes = {"data": 1, "fsdp": 1, "tensor": 1} if model.mesh is None else dict(model.mesh.shape)
-    vocabulary = model.config.vocab_size // sizes["tensor"]
-    for axis in sharding.row_axes(rows, sizes) or ():
-        rows //= sizes[axis]
-    # Ceiling division; a float32 logit takes 4 bytes.
-    least = -(-rows * length * vocabulary * 4 // LOGIT_BYTES)
+    tensor = 1 if model.mesh is None else model.mesh.shape["tensor"]
+    vocabulary = model.config.vocab_size // tensor
+    least = -(-logit_bytes(model, rows, length) // LOGIT_BYTES)
     return next(
         blocks
         for blocks in range(min(max(least, 1), vocabulary), vocabulary + 1)

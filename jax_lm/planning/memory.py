@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from jax_lm.checkpoints.stored import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
-from jax_lm.models.token_likelihood import LOGIT_BYTES
+from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
 from jax_lm.options import EXACT, Decoding, require_one_of
 from jax_lm.planning.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
@@ -258,7 +258,13 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
         * config.head_dim
         * size
     )
-    _, working = memory_estimate(config, planned.dtype, batch=rows, canvas=planned.canvas)
+    _, working = memory_estimate(
+        config,
+        planned.dtype,
+        batch=rows,
+        canvas=planned.canvas,
+        logit_bytes=DECODING_LOGIT_BYTES,
+    )
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
 
 
