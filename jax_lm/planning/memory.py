@@ -259,11 +259,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
         * size
     )
     _, working = memory_estimate(
-        config,
-        planned.dtype,
-        batch=rows,
-        canvas=planned.canvas,
-        logit_bytes=DECODING_LOGIT_BYTES,
+        config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=DECODING_LOGIT_BYTES
     )
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
 
