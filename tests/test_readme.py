@@ -15,23 +15,18 @@ from documentation import BENCHMARK, ROOT, Workplace, blocks, commands, is_insta
 
 import untrusted as sandbox
 
+# What somebody reads in four minutes.
+MOST_WORDS = 900
+
 PRINTED = {
     "diffucoder parity check": r"(\d\d) of \1 within bounds",
-    "diffucoder info": r"4,331,776 in 75 tensors.*devices .*memory, float32 .*default here",
     "diffucoder plan --model-config 7b --topology v5e:2x2": r"v5e:2x2: 4.*weights per device +3\.55 GiB.*verdict +fits",
     "diffucoder plan --model-config 7b --topology v5e:1x1": r"int8.*v5e:1x1: 1.*device +7\.61 GiB.*verdict +fits",
-    "diffucoder plan --model-config 7b --topology v5p:2x2x2": r"v5p:2x2x2: 8.*verdict +fits",
     "diffucoder eval builtin": r"2 completions|2 problems|pass@1",
     "diffucoder analyze": r"analysis",
-    "diffucoder eval infilling": r"pass@1",
-    "diffucoder experiment": r"experiment",
     "diffucoder grpo --config": r"reward",
     "diffucoder sandbox check": r"stopped|contained",
-    "diffucoder sandbox run": r"passed",
     "diffucoder sft --config": r"loss",
-    "diffucoder sft --data": r"loss",
-    "diffucoder merge-lora": r"out/merged",
-    "diffucoder data prepare-acecode": r"hard",
 }
 TRAINED = (
     "model/model.safetensors",
@@ -41,16 +36,13 @@ TRAINED = (
 )
 LEFT = {
     "diffucoder analyze": ("analysis/analysis.json", "analysis/analysis.html"),
-    "diffucoder experiment": ("experiment/results.json", "experiment/report.html"),
     "diffucoder grpo --config": tuple(f"out/grpo/{name}" for name in TRAINED),
     "diffucoder sft --config": tuple(f"out/sft/{name}" for name in TRAINED),
-    "diffucoder sft --data": (
-        "out/lora/adapter/adapter_config.json",
-        "out/lora/adapter/adapter_model.safetensors",
-    ),
-    "diffucoder merge-lora": ("out/merged/model.safetensors", "out/merged/tokenizer_config.json"),
-    "diffucoder data prepare-acecode": ("out/hard.jsonl",),
 }
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= MOST_WORDS
 
 
 def chosen():
@@ -105,14 +97,3 @@ def test_every_command_does_what_its_line_says(for_release, place):
         assert "Traceback" not in printed, printed
         assert [name for name in LEFT.get(begins, ()) if not (place.folder / name).is_file()] == []
     assert seen == PRINTED.keys()
-
-
-def test_the_lines_of_python_print_their_comments(for_release, place):
-    (command,) = [
-        command
-        for block in blocks(ROOT / "README.md")
-        if block.language == "python" and "untrusted" in block.text
-        for command in commands(block)
-    ]
-    (comment,) = re.findall(r"print\(.*\)  # (.*)", command.text)
-    assert place.output(command).strip() == comment

@@ -4,9 +4,10 @@ import html
 import json
 import pickle
 import re
+import xml.etree.ElementTree as ElementTree
 
 from jax_lm.options import GenerationOptions
-from jax_lm.reports.replay import ReplayedText
+from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.templates import Template
 
 PROMPT = "def double(x): # <b>&"
@@ -45,3 +46,31 @@ def test_it_is_a_string_to_everybody_else(tiny_inference):
     assert json.loads(json.dumps([text])) == [str(text)]
     assert traces(pickle.loads(pickle.dumps(text))) == traces(text)
     assert ReplayedText("x")._repr_html_() is None
+
+
+def test_an_animated_picture_shows_each_token_at_its_place_and_step():
+    replay = Replay(
+        prompt="def f(<x>):",
+        pieces=("\n    ", "return", " x"),
+        commit_step=(2, 0, 1),
+        confidence=(0.99, 0.7, 0.2),
+        temperature=0.0,
+    )
+    picture = ElementTree.fromstring(replay.animation())
+    name = "{http://www.w3.org/2000/svg}"
+    texts = [(text.text, text.get("class")) for text in picture.iter(f"{name}text")]
+    # Blanks have no letters to show; their mask disappears at their step.
+    assert texts == [("def f(<x>):", "given"), ("return", "likely"), (" x", "unsure")]
+    given, word, last = picture.iter(f"{name}text")
+    assert float(word.get("y")) > float(given.get("y"))
+    assert float(last.get("x")) == float(word.get("x")) + float(word.get("textLength"))
+    assert float(word.get("x")) == float(given.get("x")) + float(word.get("textLength")) / 6 * 4
+    # Three steps in three quarters of the time.
+    shares = [
+        float(mask.find(f"{name}animate").get("keyTimes").split(";")[1])
+        for mask in picture.iter(f"{name}rect")
+        if mask.get("class") == "mask"
+    ]
+    assert shares == [0.75, 0.25, 0.5]
+    empty = Replay(prompt="", pieces=(), commit_step=(), confidence=(), temperature=0.0)
+    ElementTree.fromstring(empty.animation())

@@ -1,4 +1,4 @@
-"""A generated text that a notebook shows as a replay of how its canvas was filled.
+"""The replay of how a canvas was filled: a page for notebooks, and an animated picture.
 
 Knows no model.
 """
@@ -9,6 +9,13 @@ from html import escape
 
 from jax_lm.reports.charts import render
 from jax_lm.results import Generation
+
+# The animated picture: pixels of a character, of a line and of the margin.
+CHARACTER, LINE, MARGIN = 9.0, 22, 16
+# The canvas is shown filled for this share of the animation; a step takes this many seconds.
+REST, STEP_SECONDS = 0.25, 0.22
+# Lower bounds of the confidence, and what a token of that confidence is called in the picture.
+KINDS = ((0.95, "sure"), (0.6, "likely"), (0.0, "unsure"))
 
 
 class ReplayedText(str):
@@ -95,3 +102,56 @@ class Replay:
             "end": len(self.pieces),
         }
         return render("analysis.html", metadata={}, pictures={}, traces=[trace])
+
+    def animation(self) -> str:
+        """Return an animated SVG picture of the canvas, readable on dark and on light pages.
+
+        A token appears at the step that committed it, in the colour of its confidence.
+        """
+        steps = max(self.commit_step, default=0) + 1
+        given, end = place_pieces(self.prompt, (0, 0))
+        decided = []
+        for text, step, confidence in zip(
+            self.pieces, self.commit_step, self.confidence, strict=True
+        ):
+            kind = next(name for bound, name in KINDS if confidence >= bound)
+            # 4 steps and a rest of a quarter: step 0 appears at 1/4 * 3/4 = 0.1875
+            share = round((step + 1) / steps * (1 - REST), 4)
+            placed, end = place_pieces(text, end)
+            decided += [(piece, kind, share) for piece in placed]
+        pieces = [*given, *(piece for piece, _, _ in decided)]
+        return render(
+            "canvas.svg",
+            width=round(max((piece.x + piece.width for piece in pieces), default=0) + MARGIN),
+            height=round(max((piece.y for piece in pieces), default=0) + MARGIN),
+            given=given,
+            decided=decided,
+            seconds=round(steps * STEP_SECONDS / (1 - REST), 2),
+        )
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A part of a line in the animated picture: its text, its lower left corner and its width."""
+
+    text: str
+    x: float
+    y: float
+    width: float
+
+
+def place_pieces(text: str, start: tuple[int, int]) -> tuple[list[PlacedPiece], tuple[int, int]]:
+    """Place the lines of a text that begins at (line, column); also returns where it ends.
+
+    "b\\n  c" from (0, 4): "b" at (0, 4), "  c" at (1, 0), and the end is (1, 3).
+    """
+    line, column = start
+    placed = []
+    for count, part in enumerate(text.expandtabs(4).split("\n")):
+        if count:
+            line, column = line + 1, 0
+        if part:
+            x, y = MARGIN + column * CHARACTER, float(MARGIN + 10 + line * LINE)
+            placed.append(PlacedPiece(part, x, y, len(part) * CHARACTER))
+        column += len(part)
+    return placed, (line, column)

@@ -17,6 +17,7 @@ class Generate:
         diffucoder generate "def fibonacci(n):"
         diffucoder generate --watch "def is_prime(n):"
         diffucoder generate --preset turbo --stats "def is_prime(n):"
+        diffucoder generate --animation canvas.svg --temperature 0 --top-p 1 "def is_prime(n):"
         diffucoder generate --grammar python --temperature 1 "def is_prime(n):"
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
         diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
@@ -50,6 +51,8 @@ class Generate:
         generation: how to decode; max_new_tokens is also the length of a hole.
         seed: random seed. A row's draws depend on the seed and on its place in the batch.
         only_new: print the completion without the prompt.
+        animation: SVG file for an animated picture of how the canvas was filled, coloured by
+            confidence. Shows most at temperature 0 and top_p 1, where confidences differ.
     """
 
     FIRST: ClassVar = (
@@ -77,6 +80,7 @@ class Generate:
     generation: GenerationOptions = DEFAULTS
     seed: int = 0
     only_new: bool = False
+    animation: Path | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -137,6 +141,10 @@ class Generate:
         # options that need a certain source
         if self.hole_length is not None and not self.infills:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
+        if self.animation is not None and (self.watch or given not in ([], ["prompt"])):
+            raise ValueError("animation: works with a prompt, and without watch")
+        if self.animation is not None and self.animation.exists():
+            raise ValueError(f"animation={self.animation}: exists already")
         if self.chat and given and given[0] not in ("prompt", "prompts"):
             raise ValueError(f"chat: answers a prompt, not {given[0]}")
         if self.infills and (self.watch or self.stats):

@@ -8,7 +8,9 @@ from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
 from jax_lm.host import distributed, terminal
+from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
+from jax_lm.reports.replay import Replay
 from jax_lm.results import DecodedBatch
 from jax_lm.templates import Template
 
@@ -53,6 +55,10 @@ def run_generate(arguments: Generate) -> int:
     # every host has the result, and one prints it
     if distributed.is_first():
         show(engine, arguments, template, batch)
+        if arguments.animation is not None:
+            read, (row,) = engine.tokenizer.decode, batch.rows
+            replay = Replay.of("" if arguments.chat else text, row, read, options.temperature)
+            write_whole(arguments.animation, replay.animation())
     return 0
 
 
