@@ -23,7 +23,7 @@ from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import SamplerState
-from jax_lm.diffusion.variable_length import grows, lay_out, named_expand_id
+from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.declared import run_main
@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 
 # Notices about the built-in model, at the start and with its chat answers.
 BUILTIN_NOTICE = "built-in demonstration model: small Python functions only, not DiffuCoder"
-CHAT_NOTICE = "the built-in model answers with small Python functions alone; a model of your own is named by model"
+CHAT_NOTICE = (
+    "the built-in model only answers with small Python functions; choose another with --model"
+)
 
 INT8 = "int8"
 Progress = Callable[[int, int], None]
@@ -65,6 +67,8 @@ class DiffuCoderInference:
         adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the
             base that it names.
         verbose: say on standard error what was loaded, where and how fast.
+        before_weights: called with this object once it has its configuration and tokenizer, before
+            its weights are loaded, which takes longest; may raise.
 
     Raises:
         CheckpointError, TokenizerError: the files cannot be used, or do not belong together.
@@ -80,6 +84,7 @@ class DiffuCoderInference:
         mesh: str | None = None,
         adapter: str | Path | None = None,
         verbose: bool = True,
+        before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
     ) -> None:
         if dtype is not None and dtype not in (*DTYPES, INT8):
             raise ValueError(
@@ -102,6 +107,7 @@ class DiffuCoderInference:
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
+        before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
         self.mesh_shape = choose_mesh(self.config, mesh)
@@ -294,7 +300,7 @@ class DiffuCoderInference:
 
         Raises ValueError if `options` demand it of a model that cannot do it.
         """
-        return grows(self.sampler.growth, [], options)
+        return grows(growth_of(self.config), [], options)
 
     def hole_lengths(
         self, limit: int, middle_length: int | str | None, options: GenerationOptions

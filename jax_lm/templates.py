@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
-HOLE = re.compile(r"<\|hole(?::(\d+))?\|>")
+# The number is checked afterwards: `<|hole:-3|>` is a mistake, not text.
+HOLE = re.compile(r"<\|hole(?::([^|>\n]*))?\|>")
 # Lengths that `middle_length="auto"` tries, up to the limit.
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to
@@ -43,11 +44,16 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, default_length: int) -> "Template":
-        """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens."""
+        """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens.
+
+        Raises ValueError for a marker without a number of tokens after its colon.
+        """
         # "f(<|hole:3|>)" -> ("f(", 3, ")")
         parts: list[str | int] = []
         end = 0
         for marker in HOLE.finditer(text):
+            if marker[1] is not None and not marker[1].isdecimal():
+                raise ValueError(f"hole {marker[0]!r:.80}: must be <|hole|> or <|hole:12|>")
             parts += [text[end : marker.start()], int(marker[1] or default_length)]
             end = marker.end()
         return cls((*parts, text[end:]))

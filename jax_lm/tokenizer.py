@@ -57,6 +57,22 @@ class TokenizerError(ValueError):
     """Raised when a tokenizer cannot be read, or belongs to another model."""
 
 
+def require_unicode(text: str) -> str:
+    """Return `text` unchanged. Raises TokenizerError if it holds a surrogate.
+
+    A string in JSON that was cut inside an emoji ends in half of a surrogate pair, and Python reads
+    a byte that is not UTF-8 in an argument or on standard input as a surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"not Unicode text: character {error.start + 1} is {text[error.start]!r}, half of a "
+            "surrogate pair or a byte that is not UTF-8"
+        ) from None
+    return text
+
+
 @dataclass(frozen=True)
 class DiffuCoderTokenizer:
     """Converts between text and token ids, with the special tokens of masked diffusion.
@@ -192,8 +208,12 @@ class DiffuCoderTokenizer:
         return token_id
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text. Special tokens in the text become their ids; none are added."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        """Encode a text. Special tokens in the text become their ids; none are added.
+
+        Raises:
+            TokenizerError: the text is not Unicode.
+        """
+        return self.backend.encode(require_unicode(text), add_special_tokens=False).ids
 
     @cached_property
     def plain_backend(self) -> Tokenizer:
@@ -212,7 +232,7 @@ class DiffuCoderTokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode untrusted text: special tokens in it are encoded as ordinary characters."""
-        return self.plain_backend.encode(text, add_special_tokens=False).ids
+        return self.plain_backend.encode(require_unicode(text), add_special_tokens=False).ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode an untrusted conversation: only the template itself produces special tokens.

@@ -47,13 +47,18 @@ CARELESS = [
     ("generate --seed 99999999999999999999999 x", "--seed '99999999999999999999999': must be a number of 64 bits"),
     ("bench --batch-sizes 1 99999999999999999999999", "must be a number of 64 bits"),
     ("sft --config endless.yaml --data d --out o", "config='endless.yaml': learning_rate 'inf': must be"),
+    ("generate $ODD", r"PROMPT 'def f\udcff(x):': must be UTF-8"),
+    ("generate --prefix $ODD", r"--prefix 'def f\udcff(x):': must be UTF-8"),
+    ("chat --system $ODD", r"--system 'def f\udcff(x):': must be UTF-8"),
+    ("generate --out f.py x", "out=f.py: goes with --prompts"),
+    ("generate --file marks.py", "hole '<|hole:-3|>': must be <|hole|> or <|hole:12|>"),
     ('generate " "', "prompt=' ': must hold more than blanks"),
     ("generate --preset trubo x", "preset='trubo': must be one of exact, fast, turbo (perhaps turbo)"),
     ("generate --seed -1 x", "seed=-1: must not be negative"),
     ("generate --watch=perhaps x", "--watch 'perhaps': must be true or false"),
     ("generate def f(n):", "'f(n):': generate takes no further argument; put a text with spaces in quotes"),
     ("generate --prefix a --prompts words.txt --out o", "prefix/suffix and prompts given"),
-    ("generate --prompts words.txt", "answers of a file go to a file, give both"),
+    ("generate --prompts words.txt", "answers of a file go to a file, add --out"),
     ("generate --prompts absent.jsonl --out o", "absent.jsonl"),
     ("generate --prompts words.txt --out o", "words.txt: line 1 is not JSON"),
     ("generate --file absent.py", "absent.py"),
@@ -123,6 +128,7 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     (tmp_path / "taken").write_text("taken")
     (tmp_path / "empty").mkdir()
     (tmp_path / "words.txt").write_text("some words\n")
+    (tmp_path / "marks.py").write_text("def f(<|hole:-3|>):\n")
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
     (tmp_path / "typo.yaml").write_text("learning_rte: 1e-4\n")
     (tmp_path / "nested.yaml").write_text("config: typo.yaml\n")
@@ -161,7 +167,8 @@ def one_line(capsys):
 @pytest.mark.parametrize(("typed", "said"), CARELESS, ids=[typed for typed, _ in CARELESS])
 def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
     before = listing(seat)
-    words = shlex.split(typed)
+    # the shell hands on a byte that is not UTF-8, which Python reads as a surrogate
+    words = ["def f\udcff(x):" if word == "$ODD" else word for word in shlex.split(typed)]
     assert cli.main(words) == 2
     assert said in one_line(capsys)
     assert listing(seat) == before

@@ -95,6 +95,7 @@ def test_the_commands(conversation, capsys, tmp_path):
         ("/save /no/such/folder/chat.json", "No such file or directory"),
         ("/infill absent.py", "file='absent.py' cannot be read"),
         ("word " * 600, "the context holds 512 tokens"),
+        ("na\udcefve", "not Unicode text: character 3"),
     ],
 )
 def test_what_goes_wrong_is_one_line_and_changes_nothing(conversation, capsys, line, said):
@@ -124,7 +125,7 @@ def test_a_piped_conversation(monkeypatch, capsys):
     )
     assert status == 0
     assert out.strip()
-    assert "the built-in model answers with small Python functions alone" in err
+    assert "the built-in model only answers with small Python functions" in err
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
     assert "error: /nothing: no such command" in err
@@ -181,7 +182,7 @@ def test_a_conversation_in_a_terminal(screen, tmp_path):
         return lambda seen: seen.endswith("\n>") and seen.count("\n>") == count + 1
 
     begun = screen(None, asks(0))
-    assert "the built-in model answers with small Python functions alone" in " ".join(begun.split())
+    assert "the built-in model only answers with small Python functions" in " ".join(begun.split())
     assert "/help lists the commands" in begun
     screen("Write gcd.", asks(1))
     screen("And lcm.", asks(2))

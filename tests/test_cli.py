@@ -1,5 +1,6 @@
 """The command line: what it prints, and that wrong input is one line and exit status 2."""
 
+import io
 import json
 import re
 import shutil
@@ -64,6 +65,58 @@ def test_prompt_from_standard_input(argument):
     )
     assert result.stdout.startswith("def add(a, b):")
     assert "Traceback" not in result.stderr
+
+
+CRLF = "\ufeffdef gcd(a, b):\r\n    while b:\r\n<|hole:15|>\r\n    return a\r\n\r\n"
+
+
+def typed_in(monkeypatch, content):
+    stream = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", stream)
+
+
+def test_a_file_keeps_its_line_ends_and_byte_order_mark(capsys, monkeypatch, tmp_path):
+    (tmp_path / "draft.py").write_bytes(CRLF.encode())
+    (tmp_path / "unix.py").write_bytes(CRLF.lstrip("\ufeff").replace("\r", "").encode())
+    words = ["--temperature", "0"]
+    _, out, _ = run(capsys, "generate", "--file", str(tmp_path / "draft.py"), *words)
+    _, unix, _ = run(capsys, "generate", "--file", str(tmp_path / "unix.py"), *words)
+    # the model saw the same text, and every line ends as those of the file
+    assert out == "\ufeff" + unix.replace("\n", "\r\n")
+    assert unix == "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\n"
+    # a prompt from a pipe
+    for end in ("\r\n", "\n"):
+        typed_in(monkeypatch, f"def add(a, b):{end}    # sum{end}".encode())
+        _, out, _ = run(capsys, "generate", "-", *QUICK)
+        assert out.startswith(f"def add(a, b):{end}    # sum{end}")
+        assert out.count(end) == out.count("\n") > 2
+
+
+def test_json_text_is_what_would_be_printed(capsys):
+    for words in (["--only-new"], ["--chat"]):
+        _, plain, _ = run(capsys, "generate", "def add(a, b):", *words, *QUICK)
+        _, out, _ = run(capsys, "generate", "def add(a, b):", *words, "--json", *QUICK)
+        assert json.loads(out)["text"].rstrip() == plain.rstrip()
+
+
+def test_standard_input_that_is_not_utf_8_is_one_line(capsys, monkeypatch):
+    typed_in(monkeypatch, b"def na\xefve():")
+    status, out, err = run(capsys, "generate", "-")
+    assert (status, out, one_error_line(err)) == (2, "", True)
+    assert "prompt: standard input is not Unicode text: character 7" in err
+
+
+def test_what_exceeds_the_context_is_refused_before_the_weights(capsys, monkeypatch, tmp_path):
+    loaded = []
+    monkeypatch.setattr(
+        "jax_lm.inference.DreamForCausalLM.from_pretrained", lambda *_, **__: loaded.append(1)
+    )
+    (tmp_path / "long.jsonl").write_text(json.dumps("word " * 600) + "\n")
+    lists = ["--prompts", str(tmp_path / "long.jsonl"), "--out", str(tmp_path / "out.jsonl")]
+    for words in (["word " * 600], lists, ["--prefix", "word " * 600]):
+        status, _, err = run(capsys, "generate", *words)
+        assert (status, one_error_line(err), loaded) == (2, True, [])
+        assert "the context holds 512 tokens" in err
 
 
 def test_empty_standard_input_is_refused():

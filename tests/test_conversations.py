@@ -1,13 +1,22 @@
 """Samples from JSON lines: what is visible, what is learnt, and what is refused."""
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jax_lm.data.batches import Row, close_sample
 from jax_lm.data.columns import BadRowError
-from jax_lm.data.conversations import conversation_rows, read_samples, rows_reader, text_rows
+from jax_lm.data.conversations import (
+    conversation_rows,
+    read_samples,
+    row_fields,
+    rows_reader,
+    text_rows,
+)
+from jax_lm.data.sources import JsonFiles
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 MESSAGES = [
@@ -95,6 +104,37 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
     [message] = caplog.messages
     assert "1 samples, 10 refused (line 2: " in message
     assert "and 7 more" in message
+
+
+def test_what_is_not_unicode_costs_one_row(tokenizer, tmp_path):
+    # As Windows editors and JavaScript leave them: a byte order mark, half an emoji, Latin-1.
+    good = b'{"prompt": "a", "response": "b"}\n'
+    bad = (
+        b'{"prompt": "\\ud83d", "response": "b"}\n{"prompt": "na\xefve", "response": "b"}\n'
+        b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\\udc00"}]}\n'
+    )
+    data = tmp_path / "a.jsonl"
+    data.write_bytes(BOM_UTF8 + good + bad + good)
+    reader = conversation_rows(tokenizer, 512)
+    samples = read_samples(data, reader)
+    assert len(samples.rows) == 2
+    assert samples.rows[0] == samples.rows[1]
+    assert [line for line, _ in samples.refused] == [2, 3, 4]
+    reasons = ("half of a surrogate pair", "not UTF-8", "half of a surrogate pair")
+    for (_, reason), part in zip(samples.refused, reasons, strict=True):
+        assert part in reason
+    array = tmp_path / "a.json"
+    array.write_bytes(BOM_UTF8 + b"[" + good + b"]")
+    assert read_samples(array, reader).rows == samples.rows[:1]
+    job = JsonFiles.of([data], None)
+    assert [len(reader(row_fields(line))) for _, line in [*job.read(0)][::4]] == [1, 1]
+
+
+def test_turns_of_pandas_are_taken(tokenizer):
+    # pandas reads a Parquet column of lists as arrays.
+    turns = np.array(MESSAGES, dtype=object)
+    reader = conversation_rows(tokenizer, 512)
+    assert reader({"messages": turns}) == reader({"messages": MESSAGES})
 
 
 def test_file_without_a_usable_row_is_refused(tokenizer, tmp_path):

@@ -31,6 +31,9 @@ def test_candidate_lengths():
     [
         (lambda: Template.parse("no marker", 4), "template has no hole"),
         (lambda: Template.parse("a<|hole:0|>", 4), "hole of 0 tokens"),
+        (lambda: Template.parse("a<|hole:-3|>", 4), r"hole '<\|hole:-3\|>': must be"),
+        (lambda: Template.parse("a<|hole:4|><|hole:abc|>", 4), r"hole '<\|hole:abc\|>': must be"),
+        (lambda: Template.parse("a<|hole:|>", 4), r"hole '<\|hole:\|>': must be"),
         (lambda: Template.completion("a", -1), "max_new_tokens=-1"),
         (lambda: candidate_lengths(0, None), "max_new_tokens=0"),
         (lambda: candidate_lengths(8, 0), "middle_length=0"),

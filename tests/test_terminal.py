@@ -1,5 +1,6 @@
 """Errors as one line, and bars only where somebody looks."""
 
+import jax
 import pytest
 
 from jax_lm.host import terminal
@@ -40,6 +41,15 @@ def test_debug_adds_the_traceback(capsys):
 def test_defects_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         terminal.run_guarded(failing(ZeroDivisionError()), debug=False)
+
+
+def test_an_absent_accelerator_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert terminal.run_guarded(lambda: len(jax.devices("cuda")), debug=False) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: JAX_PLATFORMS=cuda: no such device here (")
+    assert err.endswith("; unset it to use the CPU\n")
+    assert len(err.splitlines()) == 1
 
 
 def test_status_is_handed_on():

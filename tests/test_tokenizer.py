@@ -283,6 +283,20 @@ def test_template_of_tokenizer_config_is_read(saved):
     assert DiffuCoderTokenizer.from_pretrained(saved).chat_template == "from the config"
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("def f(x): \ud83d", r"character 11 is '\\ud83d', half of a surrogate pair"),
+        (b"na\xefve".decode("utf-8", "surrogateescape"), r"character 3 is '\\udcef'"),
+    ],
+)
+def test_what_is_not_unicode_is_named(small, text, named):
+    for encode in (small.encode, small.encode_plain):
+        with pytest.raises(TokenizerError, match=named):
+            encode(text)
+    assert small.decode(small.encode("\U0001f600")) == "\U0001f600"
+
+
 @pytest.mark.parametrize("missing", ["vocab.json", "merges.txt", "added_tokens.json"])
 def test_missing_file_is_named(separate, missing):
     (separate / missing).unlink()

@@ -133,15 +133,15 @@ def read_lines(
         ValueError: the file cannot be read.
     """
     try:
-        # Not `splitlines`: Unicode line separators are allowed inside JSON strings.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        # Split as bytes, so that a byte that is not UTF-8 costs one line, not the file.
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
     values, refused = [], []
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                values.append(read(json_object(line)))
+                values.append(read(row_fields(line)))
         except (BadRowError, TokenizerError) as error:
             refused.append((number, str(error)))
     return values, refused
@@ -156,7 +156,8 @@ def row_fields(line: Any) -> dict[str, Any]:
     if not isinstance(line, bytes):
         return dict(require_object(line))
     try:
-        return json_object(line.decode("utf-8"))
+        # utf-8-sig: Windows editors put a byte order mark in front of the first line.
+        return json_object(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise BadRowError(f"not UTF-8: {error}") from error
 

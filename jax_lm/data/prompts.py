@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import open_source, require_whole
+from jax_lm.tokenizer import TokenizerError, require_unicode
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
@@ -194,6 +195,12 @@ def prompt_rows(
                 f"{path}: {where} prompt: "
                 "all messages must be objects with role and content that are text"
             )
+        # The columns that an answer repeats.
+        repeated = [row["prompt"], row.get("id"), row.get("task_id")]
+        try:
+            require_unicode(json.dumps(repeated, ensure_ascii=False, default=str))
+        except TokenizerError as error:
+            raise ValueError(f"{path}: {where} prompt: {error}") from None
         rows.append(row)
     if not rows:
         raise ValueError(f"{option}={str(path)!r}: holds no prompt")

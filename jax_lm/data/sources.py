@@ -6,6 +6,7 @@ lines, nothing of their meaning.
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -122,7 +123,9 @@ def holds_array(path: Path) -> bool:
         return False
     # Files named .json may also contain JSON lines: the first character decides.
     with path.open("rb") as file:
-        return next((line.lstrip()[:1] == b"[" for line in file if line.strip()), False)
+        # A byte order mark may stand in front of it.
+        lines = (line.removeprefix(BOM_UTF8).lstrip() for line in file)
+        return next((line[:1] == b"[" for line in lines if line), False)
 
 
 @dataclass(frozen=True)

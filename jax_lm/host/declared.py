@@ -151,6 +151,9 @@ class Option:
                 rule = "a finite number"
             elif kind is int and not -WORD_SIZE <= value < WORD_SIZE:
                 rule = "a number of 64 bits"
+            # a byte that is not UTF-8 arrives as a surrogate; in a Path it is part of a file's name
+            elif kind is str and any("\ud800" <= letter <= "\udfff" for letter in text):
+                rule = "UTF-8"
             else:
                 return value
         raise ValueError(f"{self.name} {text!r:.80}: must be {rule}")

@@ -152,6 +152,12 @@ def explain_failure(error: BaseException) -> str | None:
         return f"this needs {error.name}, which is not installed: {install}"
     if isinstance(error, ValueError | OSError):
         return str(error) or type(error).__name__
+    # JAX fails with different exceptions where the chosen platform is absent.
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and Path(frames[-1].filename).name == "xla_bridge.py":
+        chosen = os.environ.get("JAX_PLATFORMS") or os.environ.get("JAX_PLATFORM_NAME")
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0] or "it cannot be started"
+        return f"JAX_PLATFORMS={chosen}: no such device here ({reason}); unset it to use the CPU"
     return None
 
 

@@ -89,9 +89,12 @@ class Generate:
             raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
         # a file of prompts is answered in a file
         if (self.prompts is None) != (self.out is None):
-            raise ValueError(
-                f"prompts={self.prompts}, out={self.out}: answers of a file go to a file, give both"
-            )
+            if self.prompts is None:
+                raise ValueError(
+                    f"out={self.out}: goes with --prompts; the answer to one prompt is printed, and "
+                    f"> {self.out} writes it to a file"
+                )
+            raise ValueError(f"prompts={self.prompts}: answers of a file go to a file, add --out")
         if self.prompts is not None and (self.watch or self.json):
             raise ValueError(
                 "prompts: watch and json are for one prompt; the file of answers is JSONL already"

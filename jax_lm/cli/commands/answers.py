@@ -36,18 +36,27 @@ def answer_file(arguments: Generate) -> int:
     assert arguments.prompts is not None
     assert arguments.out is not None
     # prompts, and answers of an earlier run with the same settings
-    rows, out = read_prompts(arguments.prompts, option="prompts", plain=True), arguments.out
+    source, out = arguments.prompts, arguments.out
+    rows = read_prompts(source, option="prompts", plain=True)
     run = settings_digest(arguments, rows)
     answers = read_answers(out, run)
+    prompts: list[str] = []
+    lengths: list[int] = []
+
+    def encode_prompts(engine: DiffuCoderInference) -> None:
+        prompts.extend(prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows)
+        new_tokens = arguments.generation.max_new_tokens
+        lengths.extend(token_counts(engine, prompts, new_tokens, source))
+
     engine = DiffuCoderInference(
         arguments.model,
         arguments.tokenizer,
         arguments.dtype,
         mesh=arguments.mesh,
         adapter=arguments.adapter,
+        # a prompt that exceeds the context
+        before_weights=encode_prompts,
     )
-    prompts = [prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows]
-    lengths = token_counts(engine, prompts, arguments.generation.max_new_tokens, arguments.prompts)
     # prompts of similar length share a batch, so that little is padding
     waiting = sorted(
         (n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n)
@@ -77,7 +86,8 @@ def answer_file(arguments: Generate) -> int:
         write_whole(
             out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers))
         )
-        print(f"wrote {len(answers)} answers to {out}")
+        earlier = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
+        print(f"wrote {len(waiting)} answers to {out}{earlier}")
     return 0
 
 

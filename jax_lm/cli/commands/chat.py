@@ -15,7 +15,7 @@ from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
-from jax_lm.tokenizer import Message
+from jax_lm.tokenizer import Message, require_unicode
 
 END = "."
 HELP = """\
@@ -86,7 +86,7 @@ class Dialogue:
 
     def say(self, text: str) -> None:
         """Answer a message. If that fails, the message is removed from the conversation."""
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": require_unicode(text)})
         # still None in `finally` if the answer failed or was stopped
         answer = None
         try:
@@ -147,9 +147,9 @@ def run_chat(arguments: Chat) -> int:
         arguments.dtype,
         mesh=arguments.mesh,
         adapter=arguments.adapter,
+        # A model without a chat template should be refused before the first message.
+        before_weights=lambda engine: engine.chat_prompt("x"),
     )
-    # A model without a chat template should be refused before the first message.
-    engine.chat_prompt("x")
     if engine.is_builtin:
         terminal.say(f"warning: {CHAT_NOTICE}")
     lines = typed_lines()

@@ -2,59 +2,55 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from io import TextIOWrapper
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
+from jax_lm.diffusion.variable_length import lay_out
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
 from jax_lm.reports.replay import Replay
 from jax_lm.results import DecodedBatch
 from jax_lm.templates import Template
+from jax_lm.tokenizer import TokenizerError, require_unicode
 
 
 def run_generate(arguments: Generate) -> int:
     """Print a completion, or a text with its holes filled."""
     options = arguments.generation
-    # text, or template with holes
-    text = "" if arguments.infills or arguments.prompts else read_text(arguments)
-    template = Template.parse(text, options.max_new_tokens) if arguments.file else None
+    given = "" if arguments.infills or arguments.prompts else read_text(arguments)
+    if arguments.file:
+        # refused before anything is loaded if no hole is marked
+        Template.parse(given, options.max_new_tokens)
     # before the first use of JAX
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts is not None:
         return answer_file(arguments)
+    text = in_training_form(given)
     engine = DiffuCoderInference(
         arguments.model,
         arguments.tokenizer,
         arguments.dtype,
         mesh=arguments.mesh,
         adapter=arguments.adapter,
+        # a text that exceeds the context
+        before_weights=lambda engine: lay_out(
+            make_templates(engine, arguments, text), engine.tokenizer, options, engine.config
+        ),
     )
-    # with `auto`, several lengths are tried and the likeliest answer is kept
-    lengths = []
-    if arguments.infills or template:
-        lengths = engine.hole_lengths(options.max_new_tokens, arguments.hole_length, options)
-    # a prefix and a suffix
-    if arguments.infills:
-        prefix, suffix = arguments.prefix or "", arguments.suffix or ""
-        template = Template.infilling(prefix, lengths[0], suffix)
-        batch = engine.decode_hole(prefix, suffix, lengths, options, seed=arguments.seed)
-    # a prompt, or a file with holes
-    else:
-        prompt = engine.chat_prompt(text) if arguments.chat else text
-        # parsed again: holes that find their own length begin with fewer masks
-        parsed = template and Template.parse(text, lengths[0])
-        template = parsed or Template.completion(prompt, options.max_new_tokens)
-        if arguments.watch and sys.stdout.isatty():
-            watch(engine, template, options, arguments.seed, shows_given=shows_given(arguments))
-            return 0
-        with terminal.progress("generating", FIRST_NOTE) as report:
-            batch = engine.decode([template], options, seed=arguments.seed, on_progress=report)
+    templates = make_templates(engine, arguments, text)
+    if arguments.watch and sys.stdout.isatty():
+        watch(engine, templates[0], options, arguments.seed, shows_given=shows_given(arguments))
+        return 0
+    with terminal.progress("generating", FIRST_NOTE) as report:
+        batch = engine.decode(templates, options, seed=arguments.seed, on_progress=report)
     # every host has the result, and one prints it
     if distributed.is_first():
-        show(engine, arguments, template, batch)
+        show(engine, arguments, given, batch)
         if arguments.animation is not None:
             read, (row,) = engine.tokenizer.decode, batch.rows
             replay = Replay.of("" if arguments.chat else text, row, read, options.temperature)
@@ -62,18 +58,47 @@ def run_generate(arguments: Generate) -> int:
     return 0
 
 
+def in_training_form(text: str) -> str:
+    """Return a text as models were trained on it: lines end in \\n, no byte order mark."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def line_end(text: str) -> str:
+    """Return the line end that most lines of a text have."""
+    return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
+
+
+def make_templates(
+    engine: DiffuCoderInference, arguments: Generate, text: str
+) -> Sequence[Template]:
+    """Return what is to be filled; several templates differ in the length of their hole."""
+    limit = arguments.generation.max_new_tokens
+    if not (arguments.infills or arguments.file):
+        prompt = engine.chat_prompt(text) if arguments.chat else text
+        return [Template.completion(prompt, limit)]
+    lengths = engine.hole_lengths(limit, arguments.hole_length, arguments.generation)
+    if arguments.file:
+        # holes that find their own length begin with fewer masks
+        return [Template.parse(text, lengths[0])]
+    prefix, suffix = arguments.prefix or "", arguments.suffix or ""
+    # with `auto`, several lengths are tried and the most likely answer is kept
+    return [Template.infilling(prefix, length, suffix) for length in lengths]
+
+
 def shows_given(arguments: Generate) -> bool:
     """Whether the given text is printed with the new text."""
     return not (arguments.chat or arguments.only_new)
 
 
-def show(
-    engine: DiffuCoderInference, arguments: Generate, template: Template, batch: DecodedBatch
-) -> None:
+def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: DecodedBatch) -> None:
     """Print the text or a JSON object; warnings and statistics go to standard error."""
-    # doubt: a remark on how far the answer can be trusted
-    (row,) = batch.rows
-    full = template.filled(row.holes)
+    row = max(batch.rows, key=lambda row: row.mean_log_confidence)
+    # The given text is printed as it was, and the new text has its line ends.
+    holes = tuple(hole.replace("\n", line_end(given)) for hole in row.holes)
+    text = line_end(given).join(holes)
+    if shows_given(arguments):
+        text = make_templates(engine, arguments, given)[0].filled(holes)
+    # a remark on how far the answer can be trusted
     doubt = (
         row.doubt(arguments.generation.temperature)
         if engine.is_builtin and not arguments.infills
@@ -84,8 +109,8 @@ def show(
     if arguments.json:
         answer = {
             "model": arguments.model or "builtin",
-            "text": full,
-            "holes": row.holes,
+            "text": text,
+            "holes": holes,
             "token_ids": row.token_ids,
             "confidence": row.confidence,
             "commit_step": row.commit_step,
@@ -97,10 +122,11 @@ def show(
             "compile_seconds": round(batch.compile_seconds, 4),
         }
         print(json.dumps(answer, ensure_ascii=False))
-    # the text alone on standard output, so that it can be piped
+    # the text alone on standard output, so that it can be piped; a file keeps its last lines
+    elif arguments.file:
+        print(text, end="" if text.endswith("\n") else line_end(given))
     else:
-        text = full if shows_given(arguments) else row.text
-        print(text if arguments.infills else text.rstrip("\n"))
+        print(text if arguments.infills else text.rstrip("\r\n"), end=line_end(given))
     if doubt and not arguments.json:
         print(f"warning: {doubt}", file=sys.stderr)
     if arguments.stats:
@@ -110,14 +136,20 @@ def show(
 def read_text(arguments: Generate) -> str:
     """Return the text of the file, the prompt argument, or standard input for `-` and for a pipe."""
     if arguments.file is not None:
-        return terminal.read_text_file(arguments.file)
+        return terminal.read_text_file(arguments.file, keep_line_ends=True)
     if arguments.prompt not in (None, "-"):
         return str(arguments.prompt)
     if arguments.prompt is None and sys.stdin.isatty():
         raise ValueError("prompt: none given; pass it as an argument, or - to read standard input")
     if terminal.shows_progress() and sys.stdin.isatty():
         print("reading the prompt; end with Ctrl-D", file=sys.stderr)
-    text = sys.stdin.read()
+    # Standard input would otherwise read \\r\\n as \\n.
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(newline="")
+    try:
+        text = require_unicode(sys.stdin.read())
+    except (TokenizerError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompt: standard input is {error}") from error
     if not text.strip():
         raise ValueError("prompt: standard input was empty")
     return text
