@@ -127,6 +127,7 @@ def test_an_unknown_machine_is_refused():
 def test_a_filter_answers_every_number_as_its_table_says(machine):
     tables = (syscalls.ALLOWED, syscalls.GUARDED, syscalls.ABSENT, syscalls.ZERO)
     allowed, guarded, absent, zero = (syscalls.parse_table(table[machine]) for table in tables)
+    unsupported = syscalls.parse_table(syscalls.UNSUPPORTED[machine])
     assert set(guarded) == set(syscalls.conditions(1))
     assert len(set(allowed.values())) == len(allowed)
     program = confinement.filter_program(machine, 4711)
@@ -134,6 +135,7 @@ def test_a_filter_answers_every_number_as_its_table_says(machine):
     expected = dict.fromkeys(allowed.values(), confinement.ALLOW)
     expected |= dict.fromkeys(absent.values(), confinement.ERRNO | confinement.ENOSYS)
     expected |= dict.fromkeys(zero.values(), confinement.ERRNO)
+    expected |= dict.fromkeys(unsupported.values(), confinement.ERRNO | confinement.EOPNOTSUPP)
     refused = confinement.ERRNO | confinement.EPERM
     # Also those of x32, which begin at 2**30.
     for number in {*range(1000), *range(2**30, 2**30 + 1000), 2**31, 2**32 - 1} - set(

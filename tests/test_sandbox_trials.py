@@ -4,15 +4,21 @@
 samples/sandbox/README.md says what a pair and a cheat are.
 """
 
+import ast
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from untrusted import Limits, Local, Program
+from untrusted import Case, Limits, Local, Program
+from untrusted.cases import difference
+from untrusted.inside.checks import test_names as names_of_tests
 from untrusted.inside.deferred import ON_MENTION
 from untrusted.runner import why_not
 from untrusted.tiers import SAFE
@@ -35,15 +41,20 @@ UNJUDGED = {
     "objects": 9,
     "types": 2,
     "numpy": 2,
+    "kodcode": 1,
     "cheats border": 2,
     "cheats values": 1,
 }
-"""How many honest programs of each battery need what the border cannot carry: 26 of 304, and 3 right solutions."""
+"""How many honest programs of each battery need what the border cannot carry, and right solutions of cheats' tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A program, its tests, and the share of them that it may pass."""
+    """A program, its tests, and the share of them that it may pass.
+
+    Attributes:
+        owner: it needs to change permissions or times of its files.
+    """
 
     name: str
     kind: str
@@ -51,17 +62,24 @@ class Trial:
     packages: tuple[str, ...]
     least: float
     most: float
+    owner: bool = False
+
+
+def read_tests(texts):
+    """Read tests: a table is a case."""
+    return tuple(Case(**text) if isinstance(text, dict) else text for text in texts)
 
 
 def read_honest(path):
     for pair in tomllib.loads(path.read_text(encoding="utf-8"))["pair"]:
-        program = Program(pair["program"], tuple(pair["tests"]), PATIENT)
-        yield Trial(pair["name"], pair["class"], program, tuple(pair.get("packages", ())), 1.0, 1.0)
+        program = Program(pair["program"], read_tests(pair["tests"]), PATIENT)
+        packages, owner = tuple(pair.get("packages", ())), pair.get("owner", False)
+        yield Trial(pair["name"], pair["class"], program, packages, 1.0, 1.0, owner)
 
 
 def read_cheats(path):
     for task in tomllib.loads(path.read_text(encoding="utf-8"))["task"]:
-        tests, packages = tuple(task["tests"]), tuple(task.get("packages", ()))
+        tests, packages = read_tests(task["tests"]), tuple(task.get("packages", ()))
         yield Trial(
             f"solution of {task['name']}",
             "solution",
@@ -88,6 +106,10 @@ PLAIN = [trial for trial in HONEST if not trial.packages and trial.kind != "solu
 CHEATS = [trial for trials in BATTERIES.values() for trial in trials if trial.least == 0]
 
 
+# Batteries whose right programs are judged by plain Python in this file, too.
+JUDGED_BY_PYTHON = ("listed", "classes", "library", "kodcode", "cheats outsider")
+
+
 def run_trials(tier, trials):
     """Run trials in one pool per set of packages; returns each with its result."""
     groups = defaultdict(list)
@@ -108,9 +130,65 @@ def with_one_test(trial):
 def test_batteries_are_as_large_as_promised():
     names = [trial.name for trials in BATTERIES.values() for trial in trials]
     assert len(names) == len(set(names))
-    assert len(HONEST) >= 260
-    assert len(CHEATS) >= 190
+    assert len(HONEST) >= 420
+    assert len(CHEATS) >= 220
     assert all(trial.program.tests for trial in HONEST + CHEATS)
+
+
+def plain_complaint(trial, folder):
+    """Run each test of a trial as plain Python would; returns what the first one that fails says.
+
+    A test is a script after its program, in a fresh process and folder. What defines tests and does
+    not run them itself is run by pytest.
+    """
+    folder.mkdir()
+    for number, test in enumerate(trial.program.tests):
+        place = folder / str(number)
+        place.mkdir()
+        for name in ("solution", "main"):
+            (place / f"{name}.py").write_text(trial.program.code, encoding="utf-8")
+        if isinstance(test, Case) and not test.function:
+            command, given = ["main.py"], test.input
+        else:
+            text = script_of(test)
+            (place / "test_trial.py").write_text(f"{trial.program.code}\n{text}", encoding="utf-8")
+            collected = names_of_tests(ast.parse(text)) and "unittest.main(" not in text
+            runner = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            command, given = [*(runner if collected else ()), "test_trial.py"], ""
+        done = subprocess.run(
+            [sys.executable, *command], cwd=place, input=given.encode(), capture_output=True,
+            timeout=60, env=os.environ | {"PYTHONPATH": "", "PYTHONUTF8": "1"},
+        )  # fmt: skip
+        said = (done.stdout + done.stderr).decode()[-1000:] if done.returncode else ""
+        if command == ["main.py"] and not said:
+            said = difference(test.output, done.stdout.decode(), test.comparison)
+        if said:
+            return f"{test}: {said}"
+    return ""
+
+
+def script_of(test):
+    """Return a test as a script; a call by JSON compares its result as JSON."""
+    if not isinstance(test, Case):
+        return test
+    function = f"getattr(globals().get('Solution', lambda: None)(), {test.function!r}, None)"
+    return (
+        f"import json\nfunction = {function} or {test.function}\n"
+        f"result = json.loads(json.dumps(function(*{list(test.arguments)!r})))\n"
+        f"assert result == json.loads({test.output!r}), result"
+    )
+
+
+@pytest.mark.parametrize("battery", JUDGED_BY_PYTHON)
+def test_plain_python_passes_the_pairs_of_honest_programs(battery, request, tmp_path):
+    """Else the pair is wrong, not the sandbox. Every thirtieth; all of them for a release."""
+    every = 1 if request.config.getoption("--release") else 30
+    trials = [trial for trial in BATTERIES[battery] if trial.least == 1][::every]
+    said = {
+        trial.name: plain_complaint(trial, tmp_path / trial.name.replace(" ", "-"))
+        for trial in trials
+    }
+    assert not any(said.values()), {name: text for name, text in said.items() if text}
 
 
 def misjudged(trial, result):
@@ -142,7 +220,10 @@ def test_trials_score_what_they_are_worth(tier, battery, request):
     release.
     """
     every = 1 if request.config.getoption("--release") else 12 if tier == TIERS[0] else 30
-    results = run_trials(tier, BATTERIES[battery][::every])
+    # For root in bubblewrap such changes do nothing (docs/sandbox.md).
+    in_vain = tier == "bubblewrap" and os.getuid() == 0
+    trials = [trial for trial in BATTERIES[battery] if not (trial.owner and in_vain)]
+    results = run_trials(tier, trials[::every])
     wrong = {trial.name: said for trial, result in results if (said := misjudged(trial, result))}
     assert not wrong, wrong
     unjudged = [trial for trial, result in results if trial.least == 1 and not result.passed]

@@ -2,6 +2,7 @@
 
 import functools
 import glob
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -100,9 +101,21 @@ def readable(folders: dict[str, str]) -> list[str]:
         *system_libraries(),
         *("/etc/ld.so.cache", "/usr/share/zoneinfo", "/etc/localtime"),
     ]
-    # A wheel may bring its shared libraries in a folder next to the package: numpy, numpy.libs.
-    paths += [path for folder in folders.values() for path in (folder, f"{folder}.libs")]
+    paths += [path for item in folders.items() for path in (item[1], shared_libraries(*item))]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+@functools.cache
+def shared_libraries(name: str, folder: str) -> str:
+    """Return where a wheel brings the shared libraries of a package; the folder need not exist.
+
+    numpy -> numpy.libs; PIL, of the distribution Pillow -> pillow.libs
+    """
+    above = os.path.dirname(folder)
+    if os.path.isdir(f"{folder}.libs") or not glob.glob(f"{glob.escape(above)}/*.libs"):
+        return f"{folder}.libs"
+    owners = importlib.metadata.packages_distributions().get(name, [name])
+    return f"{above}/{owners[0].lower().replace('-', '_')}.libs"
 
 
 @functools.cache
@@ -129,16 +142,17 @@ def hidden(paths: list[str]) -> list[str]:
 
 @functools.cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Return the folders from which this interpreter imports packages.
+    """Return the folders from which this interpreter imports packages; the file of a module.
 
     Raises ValueError for the first one that is not installed.
     """
     folders = {}
     for name in names:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
-        if spec is None or not spec.submodule_search_locations or not spec.origin:
+        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
             raise ValueError(f"packages={names}: no package {name!r} is installed")
-        folders[name] = os.path.dirname(spec.origin)
+        is_module = not spec.submodule_search_locations
+        folders[name] = spec.origin if is_module else os.path.dirname(spec.origin)
     return folders
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from untrusted.inside.confinement import MACHINE, naming_calls, system_call
+from untrusted.inside.usage import MAX_FILE
 from untrusted.inside.world import Place, World, os_error
 
 # ioctl numbers SECCOMP_IOCTL_NOTIF_RECV, _SEND and _ADDFD, and the structs that they take,
@@ -33,7 +34,12 @@ RECEIVE, SEND, ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
 NOTIFICATION, ANSWER, ADDED = "=QIIiIQ6Q", "=QqiI", "=QIIII"
 # newfstatat's number and the size of `struct stat`, by machine.
 STAT, STAT_BYTES = {"x86_64": 262, "aarch64": 79}, {"x86_64": 144, "aarch64": 128}
-AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR, AT_EMPTY_PATH = -100, 0x100, 0x200, 0x1000
+# utimensat's number, and the size of two `struct timespec`.
+UTIMENSAT, TIMES_BYTES = {"x86_64": 280, "aarch64": 88}, 32
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR = -100, 0x100, 0x200
+AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x400, 0x1000
+# Permissions that a program may give: not set-uid and set-gid.
+MODE = 0o1777
 # Bytes: a page of memory, and the longest name (PATH_MAX, with its final zero).
 PAGE, MAX_NAME = 4096, 4096
 # The host name that every program sees.
@@ -73,6 +79,9 @@ OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
     "rmdir": ("unlinkat", lambda given: (AT_FDCWD, given[0], AT_REMOVEDIR)),
     "rename": ("renameat2", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
     "renameat": ("renameat2", lambda given: (*given[:4], 0)),
+    "chmod": ("fchmodat", lambda given: (AT_FDCWD, *given)),
+    "symlink": ("symlinkat", lambda given: (given[0], AT_FDCWD, given[1])),
+    "link": ("linkat", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
 }
 
 
@@ -176,9 +185,12 @@ class Broker:
         name = name if name.startswith("/") else f"{self.name_of(folder)}/{name}"
         return self.world.resolve(name, follow=follow, create=create)
 
-    def own(self, folder: int, address: int, *, create: bool = False) -> str:
-        """Return the host's path of a file that the process may make, remove or rename."""
-        place = self.place(folder, self.read_name(address), follow=False, create=create)
+    def own(self, folder: int, address: int, *, follow: bool = False, create: bool = False) -> str:
+        """Return the host's path of a file that the process may make, change, remove or rename.
+
+        The last part of the path is no link if `follow` is true.
+        """
+        place = self.place(folder, self.read_name(address), follow=follow, create=create)
         # Only within the work folder, and not the work folder itself.
         if place.kind != "work" or place.name == self.world.folder:
             raise os_error(errno.EACCES)
@@ -246,8 +258,9 @@ class Broker:
 
     def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> int:
         place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
-        # Raises ENOENT if the file does not exist.
-        os.stat(place.real)
+        # Raises ENOENT if the file does not exist. A link itself may be accessed by anyone.
+        if stat.S_ISLNK(os.lstat(place.real).st_mode):
+            return 0
         # The broker's own rights are wider than the process's: only the work folder may be written.
         writes = mode & os.W_OK and place.kind != "work" and place.name != os.devnull
         if writes or not os.access(place.real, mode & 7):
@@ -301,6 +314,47 @@ class Broker:
         if signed(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
+        return 0
+
+    def fchmodat(self, folder: int, address: int, mode: int) -> int:
+        os.chmod(self.own(folder, address, follow=True), mode & MODE)
+        return 0
+
+    def symlinkat(self, target: int, folder: int, address: int) -> int:
+        # A link may say anything: what it leads to is resolved whenever it is used (`World`).
+        os.symlink(self.read_name(target), self.own(folder, address, create=True))
+        return 0
+
+    def linkat(
+        self, folder: int, address: int, new_folder: int, new_address: int, flags: int
+    ) -> int:
+        old = self.own(folder, address, follow=bool(flags & AT_SYMLINK_FOLLOW))
+        os.link(old, self.own(new_folder, new_address, create=True), follow_symlinks=False)
+        return 0
+
+    def truncate(self, address: int, size: int) -> int:
+        path = self.own(AT_FDCWD, address, follow=True)
+        if not self.may_grow():
+            raise os_error(errno.ENOSPC)
+        # The kernel's limit holds for the process, not for the broker.
+        if size > MAX_FILE:
+            raise os_error(errno.EFBIG)
+        os.truncate(path, size)
+        return 0
+
+    def utimensat(self, folder: int, address: int, times: int, flags: int) -> int:
+        path = self.own(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
+        # No times: now.
+        data = self.transfer(os.pread, TIMES_BYTES, times) if times else b""
+        name, given = (
+            ctypes.create_string_buffer(os.fsencode(path)),
+            ctypes.create_string_buffer(data),
+        )
+        where = ctypes.addressof(given) if data else 0
+        if system_call(
+            UTIMENSAT[MACHINE], AT_FDCWD, ctypes.addressof(name), where, AT_SYMLINK_NOFOLLOW
+        ):
+            raise os_error(ctypes.get_errno())
         return 0
 
     def uname(self, buffer: int) -> int:

@@ -4,6 +4,7 @@ Knows the kernel's interfaces, not what will run. Imports the standard library o
 sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
 """
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -20,7 +21,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 # Kernel constants by their names in linux/prctl.h and errno.h.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-SIGKILL, ENOSYS, EPERM, EINVAL = 9, 38, 1, 22
+SIGKILL, ENOSYS, EPERM, EINVAL, EOPNOTSUPP = 9, 38, 1, 22, 95
 # _LINUX_CAPABILITY_VERSION_3, of this process (0).
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
 # No process has this number. A filter written in advance holds it in the place of the number of the
@@ -50,6 +51,8 @@ WORK = (
     | REFER
     | TRUNCATE
 )
+# Bytes of a thread's stack: enough for 1,000 nested calls through C code.
+THREAD_STACK = 2 * 2**20
 # The broker's answer once it listens to a process's calls.
 ACCEPTED = b"accepted"
 
@@ -173,6 +176,23 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
         resource.setrlimit(limit, (soft, hard))
 
 
+def save_address_space() -> None:
+    """Let a thread take little address space, which is what limits a program's memory.
+
+    By default the C library reserves 64 MiB for a thread's memory and 8 MiB for its stack: of 512
+    MiB, six threads would take everything.
+    """
+    # Only the GNU C library has both functions.
+    with contextlib.suppress(AttributeError):
+        # M_ARENA_MAX: all threads share one arena, as they share the interpreter's lock.
+        libc.mallopt(-8, 1)
+        # pthread_attr_t has 56 bytes (x86-64) or 64 (aarch64).
+        attributes = ctypes.create_string_buffer(64)
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(THREAD_STACK))
+        libc.pthread_setattr_default_np(attributes)
+
+
 def drop_capabilities() -> None:
     """Drop all capabilities: root then has no privilege but the ownership of root's files."""
     # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.
@@ -266,6 +286,7 @@ def plain_program(machine: str) -> bytes:
         numbers(syscalls.ALLOWED, machine).values(), ALLOW
     )
     answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
+    answers |= dict.fromkeys(numbers(syscalls.UNSUPPORTED, machine).values(), ERRNO | EOPNOTSUPP)
     # ERRNO with number 0: the call is not made and returns 0.
     answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
     answers |= dict.fromkeys(numbers(syscalls.GUARDED, machine).values())
@@ -299,7 +320,8 @@ def naming_calls(machine: str) -> dict[int, str]:
     """Return the system calls that name something, by number."""
     return {
         number: name
-        for name, number in numbers(syscalls.ALLOWED, machine).items()
+        for table in (syscalls.ALLOWED, syscalls.GUARDED)
+        for name, number in numbers(table, machine).items()
         if name in syscalls.NAMING
     }
 
@@ -313,10 +335,23 @@ def naming_program(machine: str) -> bytes:
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
+@functools.cache
+def owner_program(machine: str) -> bytes:
+    """Return the filter under which changes of permissions and times succeed and do nothing.
+
+    For root in bubblewrap: a program has a name for /dev/null, which is the host's and belongs to
+    root. `shutil.copy` and others need the calls to succeed.
+    """
+    table = numbers(syscalls.ALLOWED, machine) | numbers(syscalls.GUARDED, machine)
+    calls = [table[name] for name in ("chmod", "fchmodat", "utimensat") if name in table]
+    return b"".join(calls_by_number(machine, dict.fromkeys(calls, ERRNO), ALLOW))
+
+
 def prepare_children() -> None:
     """Prepare before forking what is the same for every child."""
     blank_program(MACHINE)
     naming_program(MACHINE)
+    owner_program(MACHINE)
     # Looking up a function of the C library takes longer than calling it.
     for name in ("prctl", "syscall", "capset"):
         getattr(libc, name)
@@ -392,5 +427,7 @@ def confine(
     if broker is not None:
         # This process stays dumpable, as the broker reads the names from its memory.
         leave_names(broker)
+    elif os.getuid() == 0:
+        require_success(install(owner_program(MACHINE)), "seccomp")
     # Last: the filter forbids what the steps above need.
     filter_calls()

@@ -22,7 +22,8 @@ ALLOWED = {
         epoll_create=213 epoll_create1=291 epoll_ctl=233 epoll_wait=232 epoll_pwait=281 epoll_pwait2=441 eventfd=284
         eventfd2=290 timerfd_create=283 timerfd_settime=286 timerfd_gettime=287 recvfrom=45 shutdown=48 getsockname=51
         getpeername=52 exit=60 exit_group=231 fadvise64=221 futex_waitv=449 mkdir=83 mkdirat=258 unlink=87
-        unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316 ftruncate=77 creat=85
+        unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316 ftruncate=77 creat=85 chmod=90 fchmodat=268
+        symlink=88 symlinkat=266 link=86 truncate=76 flock=73
     """,
     "aarch64": """
         read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 close=57 lseek=62 openat=56 fstat=80 newfstatat=79
@@ -36,7 +37,7 @@ ALLOWED = {
         sched_get_priority_min=126 getcpu=168 ppoll=73 pselect6=72 epoll_create1=20 epoll_ctl=21 epoll_pwait=22
         epoll_pwait2=441 eventfd2=19 timerfd_create=85 timerfd_settime=86 timerfd_gettime=87 recvfrom=207 shutdown=210
         getsockname=204 getpeername=205 exit=93 exit_group=94 fadvise64=223 futex_waitv=449 mkdirat=34 unlinkat=35
-        renameat=38 renameat2=276 ftruncate=46
+        renameat=38 renameat2=276 ftruncate=46 fchmodat=53 symlinkat=36 truncate=45 flock=32
     """,
 }
 
@@ -45,18 +46,31 @@ GUARDED = {
     "x86_64": """
         ioctl=16 fcntl=72 prctl=157 prlimit64=302 kill=62 tgkill=234 clone=56 socketpair=53 sendto=44 getsockopt=55
         getpgid=121 getsid=124 getpriority=140 sched_getaffinity=204 sched_getparam=143 sched_getscheduler=145
-        clock_gettime=228 clock_getres=229 clock_nanosleep=230 close_range=436
+        clock_gettime=228 clock_getres=229 clock_nanosleep=230 close_range=436 linkat=265 utimensat=280
     """,
     "aarch64": """
         ioctl=29 fcntl=25 prctl=167 prlimit64=261 kill=129 tgkill=131 clone=220 socketpair=199 sendto=206 getsockopt=209
         getpgid=155 getsid=156 getpriority=141 sched_getaffinity=123 sched_getparam=121 sched_getscheduler=120
-        clock_gettime=113 clock_getres=114 clock_nanosleep=115 close_range=436
+        clock_gettime=113 clock_getres=114 clock_nanosleep=115 close_range=436 linkat=37 utimensat=88
     """,
 }
 
 # Reported as unknown (ENOSYS), so that libc falls back to older calls: the flags of clone3 lie in
 # memory, which a filter cannot read.
 ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
+
+# Reported as unsupported by the file system (EOPNOTSUPP), which is what `shutil.copy2` expects where
+# there are no extended attributes.
+UNSUPPORTED = {
+    "x86_64": """
+        setxattr=188 lsetxattr=189 fsetxattr=190 getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194
+        llistxattr=195 flistxattr=196 removexattr=197 lremovexattr=198 fremovexattr=199
+    """,
+    "aarch64": """
+        setxattr=5 lsetxattr=6 fsetxattr=7 getxattr=8 lgetxattr=9 fgetxattr=10 listxattr=11 llistxattr=12
+        flistxattr=13 removexattr=14 lremovexattr=15 fremovexattr=16
+    """,
+}
 
 # Answered with 0, which is what a process sees whose parent lies outside its namespace.
 ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
@@ -88,7 +102,8 @@ NAMING = (
         "rmdir",
         "rename",
     ),
-    *("renameat", "renameat2", "uname"),
+    *("renameat", "renameat2", "uname", "chmod", "fchmodat", "symlink", "symlinkat", "link"),
+    *("linkat", "truncate", "utimensat"),
 )
 
 # AUDIT_ARCH_* of linux/audit.h: what a filter sees as the architecture.
@@ -97,6 +112,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME in one mask.
 CLONE_THREAD, CLONE_NEW_NAMESPACES = 0x10000, 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_SYMLINK_FOLLOW = 0xFFFFFF9C, 0x100, 0x400
 SOL_SOCKET = 1
 EVERY_BIT, SIGN = 0xFFFFFFFF, 0x80000000
 
@@ -139,9 +155,13 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
         "prlimit64": [(0, EVERY_BIT, (0,))],
         # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
         "prctl": [(0, EVERY_BIT, (15, 16, 0x53564D41))],
-        # DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL
-        # to anyone.
-        "fcntl": [(2, EVERY_BIT, (0, 1, 2, 3, 4, 1030))],
+        # DUPFD, GETFD, SETFD, GETFL, SETFL, locks (GETLK, SETLK, SETLKW, and the same of open files),
+        # DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL to anyone.
+        "fcntl": [(2, EVERY_BIT, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030))],
+        # By a name, never of a descriptor: what is inherited belongs to the host. No AT_EMPTY_PATH,
+        # which makes a descriptor of the name.
+        "utimensat": [(0, EVERY_BIT, (AT_FDCWD,)), (6, EVERY_BIT, (0, AT_SYMLINK_NOFOLLOW))],
+        "linkat": [(8, EVERY_BIT, (0, AT_SYMLINK_FOLLOW))],
         # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
         "ioctl": [(2, EVERY_BIT, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],
         # asyncio needs a pair of streams. A datagram pair could send to any address.

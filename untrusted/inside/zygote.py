@@ -22,7 +22,13 @@ from typing import Any
 from untrusted.inside import program, tester
 from untrusted.inside.broker import Broker
 from untrusted.inside.channel import Channel
-from untrusted.inside.confinement import ACCEPTED, confine, prepare_children, write_rules
+from untrusted.inside.confinement import (
+    ACCEPTED,
+    confine,
+    prepare_children,
+    save_address_space,
+    write_rules,
+)
 from untrusted.inside.deferred import ON_MENTION, tempfile
 from untrusted.inside.packages import Packages
 from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
@@ -199,6 +205,8 @@ class Zygote:
         for gone in (self.children, self.strangers, self.brokers):
             gone.clear()
         self.begin()
+        # In bubblewrap a program may change the permissions of the folder itself.
+        os.chmod(self.folder, 0o700)
         empty(self.folder)
         return told
 
@@ -304,7 +312,9 @@ def load(names: list[str], packages: dict[str, str]) -> None:
     """Import the modules that a job mentions, once for all children: a child has no time for it."""
     for name in names:
         if (name in packages or name in ON_MENTION) and name not in sys.modules:
-            importlib.import_module(name)
+            # A package that cannot be imported here fails in the program that imports it.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
 
 def main(
@@ -322,6 +332,7 @@ def main(
     for name in ONE_THREAD:
         # C libraries read it; `os.environ`, which is what a program sees, does not change.
         os.putenv(name, "1")
+    save_address_space()
     # `exit` and `quit`, which programs call, are missing: the interpreter starts without `site`.
     site.setquit()
     Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve(packages)
