@@ -1,6 +1,7 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -22,7 +23,11 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # compile them (an empty XLA_FLAGS).
 if version("jaxlib").startswith("0.10."):
     # Later ones have no older emitters, and end the process for a flag that they do not know.
-    flags = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    # A program in one part, not 32 that threads compile side by side: the workers share the cores.
+    flags = (
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        " --xla_cpu_parallel_codegen_split_count=1"
+    )
     os.environ.setdefault("XLA_FLAGS", flags)
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -78,6 +83,15 @@ def pytest_collection_modifyitems(items):
     """
     rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish():
+    """Look for unreachable objects less often: what is imported and collected stays, and tracing
+    makes many small objects, all of which a full collection visits.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ evaluations.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from cases.server import RecordingListener, started
 from jax_lm.diffusion import drafts
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.drafts import DraftCanvases, count_right
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.sampler import Sampler, run
 from jax_lm.diffusion.state import BatchInputs, SamplerState, Window
 from jax_lm.diffusion.step import StepConfig
 from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, Decoding, GenerationOptions
@@ -36,6 +37,7 @@ LAYOUTS = {
     "dual, forced": (Decoding(block_length=8, cache="dual", first_token="force"), 2),
 }
 """Blocks, cache, and how many guesses: all that is compiled for; the rest of a case is a number."""
+WHOLE_CANVAS, FAST_BLOCKS = Decoding(preset="exact"), Decoding(preset="fast", block_length=8)
 ORDINARY, WHOLE = 8, 100
 """Random cases of a layout, in an ordinary run and for a release."""
 
@@ -140,12 +142,13 @@ def accept_tokens_alone(chain, following, inputs, config):
 @pytest.mark.parametrize("broken", [accept_all, accept_tokens_alone])
 def test_a_broken_verification_does_not_go_unnoticed(tiny, broken, monkeypatch):
     monkeypatch.setattr(drafts, "count_right", broken)
-    jax.clear_caches()
+    # The one program that verifies guesses is compiled anew; all others stay.
+    run.clear_cache()
     try:
         with pytest.raises(AssertionError):
             check_cases(tiny, "whole canvas", range(ORDINARY))
     finally:
-        jax.clear_caches()
+        run.clear_cache()
 
 
 @pytest.mark.parametrize("wrong", range(4))
@@ -194,28 +197,29 @@ def golden_canvas(sampler):
 
 
 @pytest.mark.parametrize(
-    ("preset", "temperature", "top_k"), [("exact", 0.0, None), ("fast", 0.8, 50)]
+    ("decoding", "temperature", "top_k"), [(WHOLE_CANVAS, 0.0, None), (FAST_BLOCKS, 0.8, 50)]
 )
-def test_every_preset_on_the_recorded_checkpoint(golden_sampler, preset, temperature, top_k):
-    steps = None if preset == "turbo" else 32
-    options = greedy(
-        steps, temperature=temperature, top_p=0.9, top_k=top_k, decoding=Decoding(preset=preset)
-    )
+def test_presets_on_the_recorded_checkpoint(golden_sampler, decoding, temperature, top_k):
+    options = greedy(32, temperature=temperature, top_p=0.9, top_k=top_k, decoding=decoding)
     canvas = golden_canvas(golden_sampler)
     plain = golden_sampler.generate(canvas, options, seed=2, stop_ids=(7,))
-    drafted = golden_sampler.generate(canvas, replace(options, draft=3), seed=2, stop_ids=(7,))
+    drafted = golden_sampler.generate(canvas, replace(options, draft=5), seed=2, stop_ids=(7,))
     require_same(drafted, plain)
 
 
 @pytest.mark.parametrize(
-    ("decoding", "every"), [(Decoding(), 3), (Decoding(block_length=8, cache="window"), 1)]
+    ("decoding", "top_k", "every"), [(WHOLE_CANVAS, None, 3), (FAST_BLOCKS, 50, 1)]
 )
-def test_a_stream_tells_every_step_as_if_it_were_taken_alone(golden_sampler, decoding, every):
-    steps = 24 if decoding.settings.commit == "steps" else None
-    options = greedy(steps, top_p=0.9, decoding=decoding)
+def test_a_stream_tells_every_step_as_if_it_were_taken_alone(
+    golden_sampler, decoding, top_k, every
+):
+    """With the programs of the test above."""
+    options = greedy(24, top_p=0.9, top_k=top_k, decoding=decoding)
     canvas = golden_canvas(golden_sampler)
     plain, drafted = (
-        list(golden_sampler.stream(canvas, replace(options, draft=draft), every=every))
+        list(
+            golden_sampler.stream(canvas, replace(options, draft=draft), every=every, stop_ids=(7,))
+        )
         for draft in (0, 5)
     )
     assert len(plain) == len(drafted) > 2
@@ -274,12 +278,13 @@ def told(sequence):
     return sequence.tokens[decided].tolist(), sequence.commit_step[decided].tolist()
 
 
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
-    """Of all settings, joining while others are on their way."""
-    found = {}
-    for draft in (0, 3):
-        slots = Slots(
+@pytest.fixture(scope="module")
+def make_slots(golden_sampler):
+    """Return slots of four sequences; each kind is made, and compiled, once."""
+
+    @cache
+    def make(is_cached, draft):
+        return Slots(
             golden_sampler,
             COLUMNS,
             is_cached=is_cached,
@@ -288,6 +293,16 @@ def test_sequences_of_a_batch_become_the_same(golden_sampler, is_cached):
             stop_ids=(500,),
             draft=draft,
         )
+
+    return make
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_sequences_of_a_batch_become_the_same(make_slots, is_cached):
+    """Of all settings, joining while others are on their way."""
+    found = {}
+    for draft in (0, 3):
+        slots = make_slots(is_cached, draft)
         every = [make_sequence(number, case) for number, case in enumerate(CASES.values())]
         mine = [sequence for sequence in every if sequence.is_cached == is_cached]
         slots.join(mine[0])
@@ -310,10 +325,8 @@ def test_a_sequence_with_guesses_of_its_own_is_refused():
         make_sequence(1, greedy(40, draft=2))
 
 
-def test_a_lost_block_is_done_again_without_its_guesses(golden_sampler):
-    slots = Slots(
-        golden_sampler, COLUMNS, is_cached=True, count=1, sizes=(1,), stop_ids=(500,), draft=3
-    )
+def test_a_lost_block_is_done_again_without_its_guesses(make_slots):
+    slots = make_slots(True, 3)
     sequence, whole = make_sequence(6, CASES["fast"]), make_sequence(6, CASES["fast"])
     finish(slots, whole)
     slots.join(sequence)

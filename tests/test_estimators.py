@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,14 @@ def decoded(rng, rows=4):
 
 def copies_of(tokens, estimator, seed=0, **decoding):
     keys = sample_keys(seed, 0, 1, jnp.arange(len(tokens)))
-    return forward_process(keys, jnp.asarray(tokens), COLUMNS, MASK, estimator, **decoding)
+    process = jax.jit(partial(forward_process, estimator=estimator), static_argnums=(2, 3))
+    return process(keys, jnp.asarray(tokens), COLUMNS, MASK, **decoding)
+
+
+def scored(model, tokens, copies):
+    """The scores of completions whose rows have no padding."""
+    score = jax.jit(partial(completion_scores, model))
+    return np.asarray(score(tokens, np.ones(tokens.shape, bool), copies))
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 40])
@@ -88,16 +96,13 @@ def test_a_trace_of_every_step_is_what_the_sampler_saw(tiny_model):
     copies = copies_of(
         tokens, estimator, commit_step=jnp.asarray(steps), completion_mask=everything
     )
-    scores = completion_scores(
-        tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies
-    )
+    scores = scored(tiny_model, tokens, copies)
+    forward = jax.jit(tiny_model.__call__)
     for row in range(3):
         for column in range(COLUMNS):
             canvas = tokens[row].copy()
             canvas[PROMPT:][steps[row] >= steps[row, column]] = MASK
-            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[
-                0, PROMPT + column - 1
-            ].astype(np.float64)
+            logits = np.asarray(forward(canvas[None]))[0, PROMPT + column - 1].astype(np.float64)
             expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
             assert scores[row, column] == pytest.approx(expected, abs=2e-5)
 
@@ -132,19 +137,16 @@ def test_the_mean_over_strata_is_the_mean_over_all_ways_to_hide_as_much(tiny_mod
     """
     tokens = np.random.default_rng(3).integers(0, 90, (2, PROMPT + 3)).astype(np.int32)
     keys = sample_keys(0, 0, 1, jnp.arange(2))
-    copies = forward_process(
-        keys, jnp.asarray(tokens), 3, MASK, Estimator(estimator="stratified", num_segments=3)
-    )
-    scores = completion_scores(
-        tiny_model, jnp.asarray(tokens), jnp.ones(tokens.shape, bool), copies
-    )
+    estimator = Estimator(estimator="stratified", num_segments=3)
+    process = jax.jit(partial(forward_process, estimator=estimator), static_argnums=(2, 3))
+    copies = process(keys, tokens, 3, MASK)
+    scores = scored(tiny_model, tokens, copies)
+    forward = jax.jit(tiny_model.__call__)
     for row in range(2):
         for column in range(3):
             canvas = tokens[row].copy()
             canvas[PROMPT + column] = MASK
-            logits = np.asarray(tiny_model(jnp.asarray(canvas[None])))[
-                0, PROMPT + column - 1
-            ].astype(np.float64)
+            logits = np.asarray(forward(canvas[None]))[0, PROMPT + column - 1].astype(np.float64)
             expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
             assert scores[row, column] == pytest.approx(expected, abs=2e-5)
 

@@ -605,7 +605,7 @@ def test_options_reach_their_settings(command, tmp_path):
     )
 
 
-def test_rows_that_parts_do_not_divide_are_filled_up(tmp_path):
+def test_rows_that_parts_do_not_divide_are_filled_up(folder, tmp_path):
     """Three rows in two parts on one device: the loss is that of three rows."""
     data = tmp_path / "three.jsonl"
     data.write_text(
@@ -614,6 +614,7 @@ def test_rows_that_parts_do_not_divide_are_filled_up(tmp_path):
         )
     )
     options = ["--max-steps", "1", "--batch-size", "3", "--max-length", "32", "--warmup-steps", "0"]
+    options += ["--model", str(folder / "model")]
     losses = []
     for parts in ("1", "2"):
         words = [*options, "--gradient-accumulation-steps", parts, "--out", str(tmp_path / parts)]

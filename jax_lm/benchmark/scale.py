@@ -10,12 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from jaxtyping import Array
 
 from jax_lm.benchmark import comparison
@@ -294,7 +295,15 @@ def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
 
 def constant(leaf: jax.ShapeDtypeStruct, *, value: int) -> Array:
     """Return an array of one value with the shape, dtype and sharding of a leaf."""
-    return jax.jit(lambda: jnp.full(leaf.shape, value, leaf.dtype), out_shardings=leaf.sharding)()
+    return constant_program(leaf.shape, leaf.dtype, leaf.sharding, value)()
+
+
+@cache
+def constant_program(
+    shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None, value: int
+) -> Callable[[], Array]:
+    """Return the program of `constant`, which is compiled once for all layers."""
+    return jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
 def small_noise(leaf: jax.ShapeDtypeStruct) -> Array:
@@ -302,11 +311,19 @@ def small_noise(leaf: jax.ShapeDtypeStruct) -> Array:
 
     int8 kernels get all of their values, -127 to 127.
     """
+    return noise_program(leaf.shape, leaf.dtype, leaf.sharding)()
+
+
+@cache
+def noise_program(
+    shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding | None
+) -> Callable[[], Array]:
+    """Return the program of `small_noise`, which is compiled once for all layers."""
 
     def draw() -> Array:
         key = jax.random.key(0, impl="rbg")
-        if jnp.issubdtype(leaf.dtype, jnp.integer):
-            return jax.random.randint(key, leaf.shape, -127, 128, leaf.dtype)
-        return (0.02 * jax.random.normal(key, leaf.shape, jnp.float32)).astype(leaf.dtype)
+        if jnp.issubdtype(dtype, jnp.integer):
+            return jax.random.randint(key, shape, -127, 128, dtype)
+        return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
-    return jax.jit(draw, out_shardings=leaf.sharding)()
+    return jax.jit(draw, out_shardings=sharding)
