@@ -1,31 +1,266 @@
-"""DreamConfig: the shape of a Dream model, and the rules for a supported config.json."""
+"""DreamConfig: the shape and the rules of a model, and the table of the families that are supported.
 
+A family is a row of `FAMILIES`: what its published code does differently from Dream, as data. Which
+row describes a checkpoint follows from its own files (`find_family`), and no other module names a
+family. docs/families.md describes each, with its sources.
+"""
+
+import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import Any
 
-MODEL_TYPES = ("Dream", "qwen2")
+# Pairs of names: those of the published code, and ours.
+Names = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """How the decoder of a published model differs from a Llama.
+
+    Attributes:
+        has_bias: whether q_proj, k_proj and v_proj have biases.
+        has_qk_norm: whether each head of queries and keys is normalized before the rotation.
+        fields: names of config.json that differ from ours.
+        tensors: beginnings of tensor names that differ from ours; `{}` is the number of a layer.
+        fixed: further fields of config.json that change the computation, and their supported values.
+    """
+
+    has_bias: bool = False
+    has_qk_norm: bool = False
+    fields: Names = ()
+    tensors: Names = ()
+    fixed: Mapping[str, tuple] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the models of one kind have in common, apart from their sizes.
+
+    Attributes:
+        name: name in messages and in docs/families.md.
+        types: architecture of each `model_type` of config.json.
+        classes: class that config.json names, by `model_type`.
+        shifts: whether row p of the logits predicts the token at p + 1 (models that were adapted
+            from a causal one), or the token at p.
+        attention: which keys a position attends to: `full` (all), `block_causal` (those of its own
+            and of earlier blocks of `block_size`), or `causal` (those up to itself).
+        prompt: where blocks are counted from: `start` (of the text), or `answer` (the prompt is cut
+            backwards from its end).
+        block_size: length of a block if config.json names none; None without blocks.
+        block_field: field of config.json that names the length of a block.
+        mark: text in `architectures`, or in the name of the checkpoint, that tells this family from
+            others with the same `model_type`.
+        mask_token: text of the mask token, for checkpoints whose files do not name it.
+        is_diffusion: whether the model predicts masked tokens; False is an autoregressive one.
+        settings: the authors' settings of decoding, by the names of our options.
+    """
+
+    name: str
+    types: Mapping[str, Architecture]
+    classes: Mapping[str, str]
+    shifts: bool = True
+    attention: str = "full"
+    prompt: str = "start"
+    block_size: int | None = None
+    block_field: str = "block_size"
+    mark: str | None = None
+    mask_token: str | None = None
+    is_diffusion: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+LLADA = Architecture(
+    fields=(
+        ("d_model", "hidden_size"),
+        ("mlp_hidden_size", "intermediate_size"),
+        ("n_layers", "num_hidden_layers"),
+        ("n_heads", "num_attention_heads"),
+        ("n_kv_heads", "num_key_value_heads"),
+        ("max_sequence_length", "max_position_embeddings"),
+        ("weight_tying", "tie_word_embeddings"),
+        ("activation_type", "hidden_act"),
+        ("init_std", "initializer_range"),
+    ),
+    tensors=(
+        ("model.transformer.blocks.{}.attn_norm.", "model.layers.{}.input_layernorm."),
+        ("model.transformer.blocks.{}.ff_norm.", "model.layers.{}.post_attention_layernorm."),
+        ("model.transformer.blocks.{}.q_proj.", "model.layers.{}.self_attn.q_proj."),
+        ("model.transformer.blocks.{}.k_proj.", "model.layers.{}.self_attn.k_proj."),
+        ("model.transformer.blocks.{}.v_proj.", "model.layers.{}.self_attn.v_proj."),
+        ("model.transformer.blocks.{}.attn_out.", "model.layers.{}.self_attn.o_proj."),
+        ("model.transformer.blocks.{}.ff_proj.", "model.layers.{}.mlp.gate_proj."),
+        ("model.transformer.blocks.{}.up_proj.", "model.layers.{}.mlp.up_proj."),
+        ("model.transformer.blocks.{}.ff_out.", "model.layers.{}.mlp.down_proj."),
+        ("model.transformer.wte.", "model.embed_tokens."),
+        ("model.transformer.ln_f.", "model.norm."),
+        ("model.transformer.ff_out.", "lm_head."),
+    ),
+    fixed={
+        "alibi": (False,),
+        "attention_layer_norm": (False,),
+        "bias_for_layer_norm": (False,),
+        "block_group_size": (1,),
+        "block_type": ("llama",),
+        "include_bias": (False,),
+        "include_qkv_bias": (False,),
+        "input_emb_norm": (False,),
+        "layer_norm_type": ("rms",),
+        "layer_norm_with_affine": (True,),
+        "multi_query_attention": (None, False),
+        "residual_dropout": (0, 0.0),
+        "embedding_dropout": (0, 0.0),
+        "rope": (True,),
+        "rope_full_precision": (True,),
+        "scale_logits": (False,),
+    },
+)
+QWEN2, QWEN3, LLAMA = Architecture(has_bias=True), Architecture(has_qk_norm=True), Architecture()
+CAUSAL_TYPES = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
+CAUSAL_CLASSES = {kind: f"{kind.title()}ForCausalLM" for kind in CAUSAL_TYPES}
+A2D_TYPES = {f"a2d-{kind}": architecture for kind, architecture in CAUSAL_TYPES.items()}
+A2D_CLASSES = {f"a2d-{kind}": f"A2D{kind.title()}LMHeadModel" for kind in CAUSAL_TYPES}
+
+FAMILIES = (
+    Family(
+        name="Dream",
+        types={"Dream": QWEN2},
+        classes={"Dream": "DreamModel"},
+        mask_token="<|mask|>",
+        settings={"alg": "entropy", "temperature": 0.3, "top_p": 0.95},
+    ),
+    Family(
+        name="autoregressive",
+        types=CAUSAL_TYPES,
+        classes=CAUSAL_CLASSES,
+        attention="causal",
+        is_diffusion=False,
+        settings={"alg": "left_to_right", "block_length": 1},
+    ),
+    # Open-dCoder, and what `diffucoder adapt` makes of a Qwen3 or a Llama.
+    Family(
+        name="adapted",
+        types=CAUSAL_TYPES,
+        classes=CAUSAL_CLASSES,
+        settings={"alg": "maskgit_plus", "temperature": 0.8, "top_p": 0.95},
+    ),
+    Family(
+        name="Tiny-A2D mdlm",
+        types=A2D_TYPES,
+        classes=A2D_CLASSES,
+        shifts=False,
+        mask_token="<|mask|>",
+        settings={"alg": "maskgit_plus", "temperature": 0.0},
+    ),
+    # In its files, nothing but the name tells it from mdlm; `block_size` is a field of ours.
+    Family(
+        name="Tiny-A2D bd3lm",
+        types=A2D_TYPES,
+        classes=A2D_CLASSES,
+        shifts=False,
+        attention="block_causal",
+        prompt="answer",
+        block_size=32,
+        mark="bd3lm",
+        mask_token="<|mask|>",
+        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 32},
+    ),
+    Family(
+        name="Fast-dLLM v2",
+        types={"Fast_dLLM_Qwen": QWEN2},
+        classes={"Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM"},
+        attention="block_causal",
+        block_size=32,
+        block_field="bd_size",
+        mark="Fast_dLLM",
+        mask_token="|<MASK>|",
+        settings={"temperature": 0.0, "commit": "threshold", "threshold": 0.9, "block_length": 8},
+    ),
+    Family(
+        name="Stable-DiffCoder",
+        types={"llama": LLAMA},
+        classes={"llama": "StableDiffcoderForCausalLM"},
+        shifts=False,
+        attention="block_causal",
+        block_size=4,
+        mark="StableDiffcoder",
+        mask_token="<[MASK_TOKEN]>",
+        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 4},
+    ),
+    Family(
+        name="LLaDA",
+        types={"llada": LLADA},
+        classes={"llada": "LLaDAModelLM"},
+        shifts=False,
+        mask_token="<|mdm_mask|>",
+        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 32},
+    ),
+)
+
+
+def find_family(
+    model_type: str, mask_token_id: int | None, block_size: int | None, marks: str = ""
+) -> Family:
+    """Return the row of the table that describes a model with these fields of config.json.
+
+    Args:
+        model_type: as in config.json.
+        mask_token_id: as in config.json, or of the tokenizer; None of an autoregressive model.
+        block_size: length of a block; None without blocks.
+        marks: class and name of the checkpoint.
+
+    Raises:
+        ValueError: there is none.
+    """
+    rows = [row for row in FAMILIES if model_type in row.types]
+    if not rows:
+        known = "; ".join(f"{row.name}: {', '.join(row.types)}" for row in FAMILIES)
+        raise ValueError(
+            f"config model_type={model_type!r} ({marks or 'no architectures'}): of no known family; "
+            f"known are {known}"
+        )
+    marked = [row for row in rows if row.mark and row.mark in marks]
+    fitting = [row for row in rows if (row.block_size is None) == (block_size is None)]
+    # A Dream without a mask token is an incomplete Dream; a qwen2 is an autoregressive model.
+    is_diffusion = mask_token_id is not None
+    by_mask = [row for row in fitting if row.is_diffusion == is_diffusion]
+    return (marked or by_mask or fitting or rows)[0]
+
+
+def translate(name: str, names: Names) -> str:
+    """Replace the beginning of a tensor's name by that of the first pair that matches."""
+    # ("blocks.{}.up.", "layers.{}.mlp.up."): "blocks.3.up.weight" -> "layers.3.mlp.up.weight"
+    for theirs, ours in names:
+        if match := re.match(re.escape(theirs).replace(r"\{\}", r"(\d+)"), name):
+            return ours.format(*match.groups()) + name[match.end() :]
+    return name
+
+
+def inverted(names: Names) -> Names:
+    return tuple((ours, theirs) for theirs, ours in names)
+
+
 # Fields of config.json that change the computation, with the only values that are supported.
 FIXED_FIELDS: dict[str, tuple] = {
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
+    "rope_interleaved": (False, None),
+    "pretraining_tp": (1, None),
     "use_sliding_window": (False, None),
     "use_mrope": (False, None),
     "attention_dropout": (0, 0.0),
-    "attention_bias": (True,),
     "mlp_bias": (False,),
     "quantization_config": (None,),
 }
-
-# The classes that the published checkpoints name.
-ARCHITECTURES = {"Dream": ["DreamModel"], "qwen2": ["Qwen2ForCausalLM"]}
 
 # Fields of config.json that do not change the computation.
 INERT_FIELDS = frozenset(
     """
     _name_or_path architectures auto_map dtype full_attn_mask_ratio id2label label2id
     max_window_layers sliding_window torch_dtype transformers_version unsloth_version use_cache
-    _attn_implementation _attn_implementation_autoset
+    _attn_implementation _attn_implementation_autoset is_llama_config transformers.js_config
+    alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor init_device
+    init_fn mlp_ratio precision
     """.split()  # noqa: SIM905 (a table, not a list)
 )
 
@@ -37,10 +272,15 @@ MAX_LAYERS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class DreamConfig:
-    """The shape of a Dream model, with the field names of config.json.
+    """The shape of a model, with the field names of Dream's config.json.
 
     Sizes have no defaults, because the class defaults of the published code differ from the values
     of the published models.
+
+    Attributes:
+        head_size: dimension of a head (`head_dim` in config.json) where it is not hidden_size /
+            num_attention_heads.
+        block_size: length of a block of block-causal attention.
     """
 
     vocab_size: int
@@ -59,6 +299,8 @@ class DreamConfig:
     eos_token_id: int | None = None
     expand_token_id: int | None = None
     initializer_range: float = 0.02
+    head_size: int | None = None
+    block_size: int | None = None
     model_type: str = "Dream"
 
     def __post_init__(self) -> None:
@@ -91,53 +333,74 @@ class DreamConfig:
             )
         # The rotary embedding splits a head into two halves, so its dimension must be even.
         heads, groups = f"num_attention_heads={self.num_attention_heads}", self.num_key_value_heads
-        if self.hidden_size % self.num_attention_heads or self.head_dim % 2:
+        if self.head_size is None and (
+            self.hidden_size % self.num_attention_heads or self.head_dim % 2
+        ):
             raise ValueError(
                 f"config hidden_size={self.hidden_size}: "
                 f"must be {heads} times an even head dimension"
             )
+        head, block = self.head_size, self.block_size
+        if head is not None and (type(head) is not int or head < 2 or head % 2):
+            raise ValueError(f"config head_dim={head!r}: must be an even positive integer")
+        if block is not None and (type(block) is not int or block < 1):
+            raise ValueError(f"config block_size={block!r}: must be a positive integer")
         if self.num_attention_heads % groups:
             raise ValueError(f"config num_key_value_heads={groups}: must divide {heads}")
         # Special tokens.
-        mask_id = self.mask_token_id
-        if mask_id is not None and (type(mask_id) is not int or not 0 <= mask_id < self.vocab_size):
-            raise ValueError(
-                f"config mask_token_id={mask_id!r}: must be an id below {self.vocab_size}"
-            )
-        expand_id = self.expand_token_id
-        others = (mask_id, self.eos_token_id)
-        if expand_id is not None and (
-            type(expand_id) is not int or not 0 <= expand_id < self.vocab_size
-        ):
-            raise ValueError(
-                f"config expand_token_id={expand_id!r}: must be an id below {self.vocab_size}"
-            )
+        for name in ("mask_token_id", "expand_token_id"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value < self.vocab_size):
+                raise ValueError(f"config {name}={value!r}: must be an id below {self.vocab_size}")
+        expand_id, others = self.expand_token_id, (self.mask_token_id, self.eos_token_id)
         if expand_id is not None and expand_id in others:
             raise ValueError(
                 f"config expand_token_id={expand_id}: "
                 "must differ from mask_token_id and eos_token_id"
             )
-        if self.model_type not in MODEL_TYPES:
-            raise ValueError(
-                f"config model_type={self.model_type!r}: must be one of {', '.join(MODEL_TYPES)}"
-            )
+        if (block is None) != (self.family.block_size is None):
+            kind = "needs" if block is None else "has no"
+            raise ValueError(f"config block_size={block}: {self.family.name} {kind} blocks")
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        return self.head_size or self.hidden_size // self.num_attention_heads
+
+    @property
+    def family(self) -> Family:
+        """What this model has in common with others of its kind."""
+        return find_family(self.model_type, self.mask_token_id, self.block_size)
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.family.types[self.model_type]
+
+    @property
+    def attention_block(self) -> int | None:
+        """Length of the blocks that attention is causal over: 1 is causal, None is full."""
+        return {"full": None, "causal": 1, "block_causal": self.block_size}[self.family.attention]
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "DreamConfig":
+    def from_dict(cls, fields: Mapping[str, Any], name: str = "") -> "DreamConfig":
         """Convert the fields of a config.json.
+
+        Args:
+            fields: the fields.
+            name: name of the checkpoint, which tells some families apart.
 
         Raises:
             ValueError: a size is missing, or a field is unknown or has an unsupported value.
         """
-        fields = dict(fields)
-        if (kind := fields.get("model_type", "Dream")) not in MODEL_TYPES:
-            raise ValueError(
-                f"config model_type={kind!r}: only {' and '.join(MODEL_TYPES)} are supported"
-            )
+        kind, classes = fields.get("model_type", "Dream"), fields.get("architectures") or ()
+        blocks = fields.get("block_size")
+        marks = " ".join(filter(None, (*classes, name)))
+        family = find_family(kind, fields.get("mask_token_id"), blocks, marks)
+        architecture = family.types[kind]
+        ours = dict(architecture.fields)
+        fields = {ours.get(name, name): value for name, value in fields.items()}
+        # The blocks of a family that has them, under our name.
+        if family.block_size is not None:
+            fields["block_size"] = fields.pop(family.block_field, None) or family.block_size
         # transformers 5 writes the fields of the rotary embedding into an object.
         rope = fields.pop("rope_parameters", None) or {}
         if rope.get("rope_type", "default") != "default":
@@ -148,12 +411,21 @@ class DreamConfig:
             fields.setdefault("rope_theta", rope["rope_theta"])
         if set(fields.pop("layer_types", None) or ()) - {"full_attention"}:
             raise ValueError("config layer_types: only full_attention is supported")
-        for name, allowed in FIXED_FIELDS.items():
+        # LLaDA names the size of its vocabulary twice.
+        fixed = FIXED_FIELDS | dict(architecture.fixed)
+        fixed["attention_bias"] = (architecture.has_bias,)
+        fixed["embedding_size"] = (None, fields.get("vocab_size"))
+        for name, allowed in fixed.items():
             if name in fields and (value := fields.pop(name)) not in allowed:
                 raise ValueError(
                     f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported"
                 )
-        head_dim = fields.pop("head_dim", None)
+        if head_dim := fields.pop("head_dim", None):
+            heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
+            fields["head_size"] = None if heads and head_dim == hidden / heads else head_dim
+        # Llama 3 lists several tokens that end a text; the tokenizer knows them all.
+        if isinstance(ends := fields.get("eos_token_id"), list):
+            fields["eos_token_id"] = ends[0] if ends else None
         known = set(cls.__dataclass_fields__)
         # An unknown field may change the computation, so it is an error, not a warning.
         if unknown := sorted(set(fields) - known - INERT_FIELDS):
@@ -165,26 +437,31 @@ class DreamConfig:
         ]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
-        config = cls(**{name: value for name, value in fields.items() if name in known})
-        if head_dim not in (None, config.head_dim):
-            raise ValueError(
-                f"config head_dim={head_dim}: only hidden_size / num_attention_heads is supported"
-            )
-        return config
+        return cls(**{name: value for name, value in fields.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
-        fixed = {
-            name: FIXED_FIELDS[name][0]
-            for name in ("hidden_act", "rope_scaling", "use_sliding_window")
+        names = dict(inverted(self.architecture.fields))
+        allowed = FIXED_FIELDS | dict(self.architecture.fixed)
+        fixed = ("hidden_act", "rope_scaling", "use_sliding_window", *self.architecture.fixed)
+        values = {names.get(name, name): allowed[name][0] for name in fixed}
+        classes = [self.family.classes[self.model_type]]
+        return {"architectures": classes} | values | self.published_fields()
+
+    def published_fields(self) -> dict[str, Any]:
+        """Return the fields of this configuration under the names of the published config.json."""
+        names = {
+            **dict(inverted(self.architecture.fields)),
+            "head_size": "head_dim",
+            "block_size": self.family.block_field,
         }
-        # expand_token_id is our extension; it is only written for models that have the token.
-        fields = {
-            name: value
+        # Only models that have the token, such heads or blocks name them.
+        optional = ("expand_token_id", "head_size", "block_size")
+        return {
+            names.get(name, name): value
             for name, value in asdict(self).items()
-            if name != "expand_token_id" or value is not None
+            if name not in optional or value is not None
         }
-        return {"architectures": ARCHITECTURES[self.model_type]} | fixed | fields
 
     def update_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a source's config.json, updated to this configuration.
@@ -200,10 +477,15 @@ class DreamConfig:
             inert = INERT_FIELDS - {"architectures", "auto_map"}
             return {name: value for name, value in fields.items() if name in inert} | self.to_dict()
         # Only changed values are written, so that all other fields stay as the source has them.
-        before = asdict(DreamConfig.from_dict(fields))
-        return fields | {
-            name: value for name, value in asdict(self).items() if value != before[name]
+        before = DreamConfig.from_dict(fields).published_fields()
+        changed = {
+            name: value
+            for name, value in self.published_fields().items()
+            if value != before.get(name)
         }
+        if "embedding_size" in fields:
+            changed["embedding_size"] = self.vocab_size
+        return fields | changed
 
 
 def set_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:

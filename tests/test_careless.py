@@ -77,7 +77,7 @@ CARELESS = [
     ("generate --model taken x", "model 'taken' is a file; expected a folder"),
     ("generate --model empty x", "empty has no config.json"),
     ("generate --model absent x", "model 'absent': no such folder, and not a hub id"),
-    ("generate --model gpt x", "config model_type='gpt2': only Dream and qwen2 are supported"),
+    ("generate --model gpt x", "config model_type='gpt2' (no architectures): of no known family"),
     ("info --model gpt", "config model_type='gpt2'"),
     ("generate --model qwen x", "config.json names no mask_token_id, while the tokenizer has <|mask|> at"),
     ("verify absent", "model 'absent'"),

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.token_likelihood import column_parts
@@ -91,7 +91,8 @@ def masked_log_probability(
     """Return the summed log-probability of the masked tokens of each row."""
     model = nnx.merge(graph, params)
     present = jnp.broadcast_to(present, masked.shape)
-    hidden = shift_right(model.model(jnp.where(masked, mask_id, tokens), present))
+    hidden = model.model(jnp.where(masked, mask_id, tokens), present)
+    hidden = align_rows(hidden, model.config)
 
     def log_probs(hidden: Float[Array, "b c d"], tokens: Int[Array, "b c"]) -> Float[Array, "b c"]:
         logits = model.logits(hidden).at[..., mask_id].set(-jnp.inf)

@@ -1,15 +1,24 @@
 """Masks over token rows: the logit shift, packed samples, and the noise of masked diffusion.
 
 The random numbers of a sample depend only on the key and the sample's number. So its masks do not
-depend on how a batch is padded, packed, split or sharded. Knows no models.
+depend on how a batch is padded, packed, split or sharded. Of a model, it knows the configuration.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jax_lm.config import DreamConfig
+
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
+
+
+def align_rows(
+    rows: Float[Array, "b t x"], config: DreamConfig, starts: Bool[Array, "b t"] | None = None
+) -> Float[Array, "b t x"]:
+    """Return the row that predicts each position, which depends on the family of the model."""
+    return shift_right(rows, starts) if config.family.shifts else rows
 
 
 def shift_right(

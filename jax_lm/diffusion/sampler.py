@@ -30,7 +30,7 @@ from jax_lm.diffusion.candidates import Candidates, SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.state import (
     NEVER,
     NO_HOOKS,
@@ -461,7 +461,8 @@ def run_logits(
     """Return the logits of one column of a canvas that is padded on the right."""
     model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
     hidden = model.model(tokens[None], positions < length, positions)
-    return replicate(model.logits(jnp.take(shift_right(hidden), column, axis=1))[0], model.mesh)
+    row = jnp.take(align_rows(hidden, model.config), column, axis=1)
+    return replicate(model.logits(row)[0], model.mesh)
 
 
 @partial(jax.jit, static_argnames="graph")

@@ -33,7 +33,7 @@ from jax_lm.diffusion.candidates import (
     row_entropy,
 )
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import Rows, in_parts, map_columns
 from jax_lm.diffusion.state import (
     NO_HOOKS,
@@ -340,7 +340,7 @@ def block_hidden(
     #   shifted  [h2, h2, h3]
     #   aligned      [h2, h3]    from index 3 - 2 on
     aligned = jax.lax.dynamic_slice_in_dim(
-        shift_right(hidden), window.block - window.rows, config.length, axis=1
+        align_rows(hidden, model.config), window.block - window.rows, config.length, axis=1
     )
     if cache.tail is None:
         return aligned, KVCache(layers)

@@ -202,6 +202,22 @@ def query_mask(
     return mask[:, None] if mask.ndim == 2 else mask
 
 
+def limit_to_blocks(
+    mask: KeyMask, queries: Int[Array, "b t"], keys: Int[Array, "b s"], block: int
+) -> Bool[Array, "b t s"]:
+    """Limit a mask to the keys in the query's own block and in earlier ones.
+
+    Args:
+        mask: keys that may be attended to.
+        queries: positions of the queries.
+        keys: positions of the keys.
+        block: length of a block; 1 is causal attention.
+    """
+    # block == 2: query 1 attends to keys 0 and 1, query 2 to keys 0 to 3.
+    earlier = keys[:, None] // block <= queries[..., None] // block
+    return earlier if mask is None else earlier & query_mask(mask)
+
+
 def splash(
     q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, *, interpret: bool = False
 ) -> Queries:

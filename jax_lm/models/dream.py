@@ -1,4 +1,7 @@
-"""The Dream architecture of DiffuCoder: Qwen2.5 blocks with bidirectional attention.
+"""The Dream architecture of DiffuCoder, and those of the other families in `jax_lm.config`.
+
+Dream has Qwen2.5 blocks with bidirectional attention; `config.family` and `config.architecture` say
+what others do differently.
 
 Parameter paths equal the tensor names of the published checkpoints
 (`model.layers.0.self_attn.q_proj.weight`), and kernels keep the published [out, in] layout, so a
@@ -28,7 +31,7 @@ from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
 from jax_lm.config import DreamConfig, set_dtype
-from jax_lm.models.attention import KeyMask, KeyValues, SampleMask
+from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.layers import (
     Batch,
     DreamDecoderLayer,
@@ -57,6 +60,13 @@ class DreamModel(nnx.Module):
         )
         self.norm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
+        self.attention_block = config.attention_block
+
+    def limit(self, mask: KeyMask, queries: Batch, keys: Batch) -> KeyMask:
+        """Limit a mask by the attention rule of the family; `queries` and `keys` are positions."""
+        if self.attention_block is None:
+            return mask
+        return limit_to_blocks(mask, queries, keys, self.attention_block)
 
     def hidden_states(
         self,
@@ -80,6 +90,7 @@ class DreamModel(nnx.Module):
             attention_mask = attention_mask.astype(bool)
         if position_ids is None:
             position_ids = default_positions(input_ids, attention_mask)
+        attention_mask = self.limit(attention_mask, position_ids, position_ids)
         # cos and sin are the same for all layers.
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
@@ -107,7 +118,8 @@ class DreamModel(nnx.Module):
 
         Args:
             input_ids: tokens of the t rows that are recomputed.
-            attention_mask: which of all s positions of the cache these rows may attend to.
+            attention_mask: which of all s positions of the cache these rows may attend to. Any but
+                a mask of keys is taken as it is, whatever the attention rule of the family.
             position_ids: positions of these rows.
             cache: keys and values per layer, of all s positions.
             start: position of the first recomputed row.
@@ -115,6 +127,9 @@ class DreamModel(nnx.Module):
         Returns:
             The hidden states of these rows, and the cache with these rows replaced.
         """
+        if isinstance(attention_mask, jax.Array) and attention_mask.ndim == 2:
+            keys = default_positions(position_ids, attention_mask)
+            attention_mask = self.limit(attention_mask, position_ids, keys)
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
         new_cache = []
@@ -158,8 +173,8 @@ class DreamForCausalLM(nnx.Module):
     """Dream with its language-model head.
 
     `model(input_ids, attention_mask=None, position_ids=None)` returns float32 logits [b, t, v].
-    Row p predicts the token at position p + 1; `jax_lm.diffusion.masking.shift_right` aligns rows
-    and positions.
+    Row p predicts the token at position p + 1, or at p (`config.family.shifts`);
+    `jax_lm.diffusion.masking.align_rows` aligns rows and positions.
     """
 
     def __init__(

@@ -107,14 +107,19 @@ class DreamRotaryEmbedding(nnx.Module):
 
 
 class DreamAttention(nnx.Module):
-    """Grouped-query attention without a causal mask. q, k and v have biases; o has none."""
+    """Grouped-query attention. o has no bias; `config.architecture` says what q, k and v have."""
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         d, h = config.hidden_size, config.head_dim
         self.head_dim = h
-        self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=True, init=init)
-        self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=True, init=init)
-        self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=True, init=init)
+        bias = config.architecture.has_bias
+        self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=bias, init=init)
+        self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
+        self.v_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
+        # Qwen3 normalizes each head before the rotation.
+        has_norms = config.architecture.has_qk_norm
+        self.q_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None
+        self.k_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None
         self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
 
     def __call__(
@@ -132,8 +137,11 @@ class DreamAttention(nnx.Module):
         """
         b, t, _ = x.shape
         # [b, t, n * h] -> [b, t, n, h]; keys and values have k <= n heads.
-        q = DreamRotaryEmbedding.rotate(self.q_proj(x).reshape(b, t, -1, self.head_dim), rotary)
-        k = DreamRotaryEmbedding.rotate(self.k_proj(x).reshape(b, t, -1, self.head_dim), rotary)
+        q = self.q_proj(x).reshape(b, t, -1, self.head_dim)
+        k = self.k_proj(x).reshape(b, t, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (DreamRotaryEmbedding.rotate(heads, rotary) for heads in (q, k))
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
         seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))

@@ -90,8 +90,9 @@ def forward_cost(
         if name.startswith("model.layers.") and len(shape) == 2
     )
     head = config.vocab_size * config.hidden_size
-    # Scores and weighted values: two products over the width of all heads, the hidden size.
-    attention = 2 * 2 * config.hidden_size * canvas * config.num_hidden_layers
+    # Scores and weighted values: two products over the width of all heads.
+    width = config.num_attention_heads * config.head_dim
+    attention = 2 * 2 * width * canvas * config.num_hidden_layers
     # Each weight costs one multiplication and one addition per position.
     flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
     # elements per sequence: keys and values of every layer and position

@@ -136,7 +136,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         def log_probs(model: DreamForCausalLM, noisy: Int[Array, "b t"]) -> Float[Array, "b t"]:
             positions = masking.sample_positions(samples)
             hidden = model.model(noisy, attention, positions, remat=bool(config.remat))
-            hidden = masking.shift_right(hidden, masking.sample_starts(samples))
+            hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
         # masks by confidence: a forward pass without gradient ranks the tokens

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jax_lm.diffusion.masking import shift_right
+from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import shard_rows
@@ -292,7 +292,8 @@ def completion_scores(
         )
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         # [k * n, t, d] -> [k * n, c, d] -> [k * n, c]
-        log_probs = token_log_probs(model, shift_right(hidden)[:, -completion_length:], index)
+        hidden = align_rows(hidden, model.config)[:, -completion_length:]
+        log_probs = token_log_probs(model, hidden, index)
         log_probs = log_probs.reshape(k, n, -1)
         return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
 
