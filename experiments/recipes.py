@@ -278,7 +278,7 @@ def diffusion_update(
     rows = settings.batch_size + -settings.batch_size % multiple
     shape = (rows, settings.max_length)
     # Only attention annealing needs the openness of the rows.
-    opens = is_adapted and settings.annealing_steps > 0
+    opens = is_adapted and settings.opening_steps > 0
     arrays: Any = (
         jax.ShapeDtypeStruct(shape, jnp.int32),
         jax.ShapeDtypeStruct(shape, jnp.bool_),

@@ -265,6 +265,8 @@ INERT_FIELDS = frozenset(
 )
 
 
+# A vocabulary grows to a multiple of this number of rows, so that meshes still divide it.
+VOCABULARY_STEP = 64
 # Limit of the number of layers, above that of any model: a config.json with a huge number would
 # exhaust memory, because layers are built before the weights are opened.
 MAX_LAYERS = 1000
@@ -374,6 +376,37 @@ class DreamConfig:
     @property
     def architecture(self) -> Architecture:
         return self.family.types[self.model_type]
+
+    def adapted(self, mask_token_id: int, pad_token_id: int, tokens: int) -> "DreamConfig":
+        """Return the configuration of the diffusion model that a causal model becomes.
+
+        A model that is one already stays as it is.
+
+        Args:
+            mask_token_id: id of the mask token.
+            pad_token_id: id of the pad token.
+            tokens: size of the tokenizer; a vocabulary that lacks rows grows to a multiple of 64.
+        """
+        if self.model_type not in CAUSAL_TYPES and self.mask_token_id is not None:
+            return self
+        # 49,154 tokens and 49,152 rows: 49,216 rows. Meshes still divide them.
+        rows = -(-tokens // VOCABULARY_STEP) * VOCABULARY_STEP
+        return replace(
+            self,
+            model_type="Dream" if self.architecture == QWEN2 else self.model_type,
+            mask_token_id=mask_token_id,
+            pad_token_id=pad_token_id,
+            vocab_size=rows if tokens > self.vocab_size else self.vocab_size,
+        )
+
+    def require_trainable(self) -> "DreamConfig":
+        """Return this configuration. Raises ValueError if no training here has its objective."""
+        if self.family.attention == "block_causal":
+            raise ValueError(
+                f"{self.family.name} is trained on clean and noisy blocks side by side, which is "
+                "not implemented: such a model can be used, but not trained"
+            )
+        return self
 
     @property
     def attention_block(self) -> int | None:

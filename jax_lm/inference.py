@@ -69,6 +69,7 @@ class DiffuCoderInference:
         verbose: say on standard error what was loaded, where and how fast.
         before_weights: called with this object once it has its configuration and tokenizer, before
             its weights are loaded, which takes longest; may raise.
+        allow_nonfinite: load weights that hold NaN or infinity.
 
     Raises:
         CheckpointError, TokenizerError: the files cannot be used, or do not belong together.
@@ -85,6 +86,7 @@ class DiffuCoderInference:
         adapter: str | Path | None = None,
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
+        allow_nonfinite: bool = False,
     ) -> None:
         if dtype is not None and dtype not in (*DTYPES, INT8):
             raise ValueError(
@@ -122,7 +124,12 @@ class DiffuCoderInference:
         ):
             devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
-                folder, dtype=self.dtype, int8=self.is_int8, mesh=devices, on_progress=report
+                folder,
+                dtype=self.dtype,
+                int8=self.is_int8,
+                mesh=devices,
+                on_progress=report,
+                allow_nonfinite=allow_nonfinite,
             )
             if self.found.adapter:
                 lora.load_adapter(model, self.found.adapter)

@@ -149,10 +149,9 @@ def base_folder(name: NamedBase) -> Path:
 
 def folder_fingerprint(folder: Path) -> str:
     """Compute the fingerprint of the weights in a folder."""
-    shapes = parameter_shapes(
-        DreamForCausalLM.read_config(folder), int8=DreamForCausalLM.is_int8(folder)
-    )
-    checkpoint = open_checkpoint(folder)
+    config = DreamForCausalLM.read_config(folder)
+    shapes = parameter_shapes(config, int8=DreamForCausalLM.is_int8(folder))
+    checkpoint = open_checkpoint(folder, config.architecture.tensors)
     # Tensors that the model does not use are not part of the fingerprint.
     if missing := sorted(shapes.keys() - checkpoint.stored.keys()):
         raise CheckpointError(f"{folder} lacks tensor {missing[0]!r}")

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -21,11 +21,15 @@ from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from jax_lm.config import FAMILIES
+
 MASK, END_OF_TEXT, DIFFUSION_PAD = "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"
 EXPAND, BEGIN_OF_TEXT = "<|expand|>", "<|beginoftext|>"
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
+# The end of a turn of Llama 3 and LLaDA.
+END_OF_HEADER_TURN = "<|eot_id|>"
 # Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.
-STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD)
+STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD, END_OF_HEADER_TURN)
 # The pattern with which Qwen2.5 splits text into words before BPE.
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -73,6 +77,25 @@ def require_unicode(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """The texts of the tokens with a function, as the files of a checkpoint name them.
+
+    Attributes:
+        mask: the mask token; None of an autoregressive model.
+        end: ends a document.
+        pad: pads rows, and unused canvas, if the tokenizer has no `<|dlm_pad|>`.
+        begin: begins a text, for chat templates.
+        stops: tokens that end an answer, in addition to `STOP_TOKENS`.
+    """
+
+    mask: str | None = MASK
+    end: str = END_OF_TEXT
+    pad: str | None = None
+    begin: str | None = None
+    stops: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class DiffuCoderTokenizer:
     """Converts between text and token ids, with the special tokens of masked diffusion.
@@ -80,17 +103,17 @@ class DiffuCoderTokenizer:
     Attributes:
         backend: the underlying object of the library `tokenizers`.
         chat_template: Jinja source of the chat template; None for a model without chat.
+        special: the texts of the tokens with a function.
     """
 
     backend: Tokenizer
     chat_template: str | None = None
+    special: SpecialTokens = SpecialTokens()
 
     def __post_init__(self) -> None:
-        for token in (MASK, END_OF_TEXT):
-            if self.backend.token_to_id(token) is None:
-                raise TokenizerError(
-                    f"tokenizer has no {token} token; expected a Dream or DiffuCoder tokenizer"
-                )
+        for kind, token in (("mask", self.special.mask), ("end-of-text", self.special.end)):
+            if token is not None and self.backend.token_to_id(token) is None:
+                raise TokenizerError(f"tokenizer has no {token} token, its {kind} token")
 
     @classmethod
     def from_pretrained(
@@ -104,7 +127,7 @@ class DiffuCoderTokenizer:
                 lacks.
 
         Raises:
-            TokenizerError: the files are absent or damaged, or have no mask token.
+            TokenizerError: the files are absent or damaged, or name tokens that are not there.
         """
         folder = Path(folder).expanduser()
         try:
@@ -123,14 +146,18 @@ class DiffuCoderTokenizer:
             else:
                 message = "no vocab.json with merges.txt, and no tokenizer.json"
                 raise TokenizerError(f"tokenizer {str(folder)!r}: {message}")
-            missing = [
-                token for token in (MASK, DIFFUSION_PAD) if backend.token_to_id(token) is None
-            ]
+            special = read_special_tokens(folder, backend)
             if adds_mask:
+                special = replace(special, mask=special.mask or MASK)
+                missing = [
+                    token
+                    for token in (special.mask, DIFFUSION_PAD)
+                    if token is not None and backend.token_to_id(token) is None
+                ]
                 backend.add_tokens(
                     [AddedToken(token, special=True, normalized=False) for token in missing]
                 )
-            return cls(backend, read_chat_template(folder))
+            return cls(backend, read_chat_template(folder), special)
         except TokenizerError:
             raise
         except Exception as error:  # the Rust library raises bare Exception
@@ -138,16 +165,24 @@ class DiffuCoderTokenizer:
 
     def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
         """Raise TokenizerError unless this tokenizer belongs to a model with this configuration."""
-        if mask_token_id is None:
+        if mask_token_id is None and self.special.mask is not None:
             raise TokenizerError(
-                f"config.json names no mask_token_id, while the tokenizer has {MASK} at "
+                f"config.json names no mask_token_id, while the tokenizer has {self.special.mask} at "
                 f"{self.mask_id}: a masked-diffusion model names it; convert an autoregressive one "
                 "with diffucoder adapt"
             )
-        if self.mask_id != mask_token_id:
+        if mask_token_id is None:
             raise TokenizerError(
-                f"tokenizer has {MASK} at {self.mask_id}, the model's mask_token_id is "
-                f"{mask_token_id}: this tokenizer belongs to another model"
+                "neither config.json nor the tokenizer names a mask token: this is an autoregressive "
+                "model; convert it with diffucoder adapt"
+            )
+        if self.special.mask is None or self.mask_id != mask_token_id:
+            found = "has no mask token"
+            if self.special.mask is not None:
+                found = f"has {self.special.mask} at {self.mask_id}"
+            raise TokenizerError(
+                f"tokenizer {found}, the model's mask_token_id is {mask_token_id}: this tokenizer "
+                "belongs to another model"
             )
         if self.vocab_size > vocab_size:
             raise TokenizerError(
@@ -166,21 +201,39 @@ class DiffuCoderTokenizer:
 
     @property
     def mask_id(self) -> int:
-        return self.token_id(MASK)
+        """The id of the mask token. Raises TokenizerError if there is none."""
+        if self.special.mask is None:
+            raise TokenizerError("tokenizer has no mask token: its model is autoregressive")
+        return self.token_id(self.special.mask)
+
+    @property
+    def end_id(self) -> int:
+        """The id that ends a document."""
+        return self.token_id(self.special.end)
+
+    @property
+    def turn_end(self) -> str:
+        """The text of the token that ends a turn of a conversation, or else a document."""
+        turns = (END_OF_TURN, END_OF_HEADER_TURN)
+        known = (token for token in turns if self.backend.token_to_id(token) is not None)
+        return next(known, self.special.end)
 
     @property
     def pad_id(self) -> int:
-        """The id for left padding and for unused canvas: `<|dlm_pad|>`, or the end of text.
+        """The id for left padding and for unused canvas: `<|dlm_pad|>`, or what the files name.
 
         Instruct models are trained with `<|dlm_pad|>`; other models have no such token.
         """
-        pad = self.backend.token_to_id(DIFFUSION_PAD)
-        return self.token_id(END_OF_TEXT) if pad is None else pad
+        pads = (DIFFUSION_PAD, self.special.pad or self.special.end)
+        ids = (self.backend.token_to_id(token) for token in pads)
+        return next((token_id for token_id in ids if token_id is not None), self.end_id)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer: those of `STOP_TOKENS` that this tokenizer has."""
-        ids = (self.backend.token_to_id(token) for token in STOP_TOKENS)
+        """The ids that end an answer, of the tokens that this tokenizer has."""
+        # A dict keeps the order, and each token once.
+        stops = dict.fromkeys((*STOP_TOKENS, self.special.end, *self.special.stops))
+        ids = (self.backend.token_to_id(token) for token in stops)
         return tuple(token_id for token_id in ids if token_id is not None)
 
     @property
@@ -192,7 +245,7 @@ class DiffuCoderTokenizer:
         """Return a copy that has the expand token, added at the next free id if necessary."""
         backend = Tokenizer.from_str(self.backend.to_str())
         backend.add_tokens([AddedToken(EXPAND, special=True, normalized=False)])
-        return DiffuCoderTokenizer(backend, self.chat_template)
+        return DiffuCoderTokenizer(backend, self.chat_template, self.special)
 
     @property
     def begin_ids(self) -> list[int]:
@@ -314,7 +367,10 @@ class DiffuCoderTokenizer:
         try:
             template = environment.from_string(self.chat_template)
             return template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.special.begin or "",
+                eos_token=self.special.end,
             )
         except Exception as error:  # a template is code of the checkpoint: it may raise anything
             raise TokenizerError(
@@ -345,7 +401,8 @@ class DiffuCoderTokenizer:
             replace: replace tokens that these files name already, instead of keeping them.
         """
         pad = self.backend.id_to_token(self.pad_id)
-        special = {"eos_token": END_OF_TEXT, "pad_token": pad, "mask_token": MASK}
+        special = {"eos_token": self.special.end, "pad_token": pad, "mask_token": self.special.mask}
+        special = {name: token for name, token in special.items() if token is not None}
         attributes = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         added = {
             str(token_id): {name: getattr(token, name) for name in attributes}
@@ -371,6 +428,79 @@ class DiffuCoderTokenizer:
             )
             if fields != stored:
                 write_json(folder / name, fields)
+
+
+def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
+    """Read which tokens have a function from the files of a checkpoint.
+
+    The text that tokenizer_config.json or special_tokens_map.json names comes first, then the id in
+    config.json, then the text that the family of the model implies.
+    """
+    named = named_tokens(folder)
+    settings = [read_optional(folder / name) for name in ("config.json", "generation_config.json")]
+
+    def texts(key: str) -> list[str]:
+        values = [named.get(key.removesuffix("_id"))]
+        for fields in settings:
+            ids = fields.get(key)
+            numbers = ids if isinstance(ids, list) else [ids]
+            values += [backend.id_to_token(n) for n in numbers if type(n) is int and n >= 0]
+        return [text for text in values if text and backend.token_to_id(text) is not None]
+
+    implied = [row.mask_token for row in FAMILIES if settings[0].get("model_type") in row.types]
+    # Without config.json, the files are those of a tokenizer alone.
+    masks = [*texts("mask_token_id"), *filter(None, implied or [MASK])]
+    ends = [END_OF_TEXT, *texts("eos_token_id")]
+    return SpecialTokens(
+        mask=next((text for text in masks if backend.token_to_id(text) is not None), None),
+        end=next((text for text in ends if backend.token_to_id(text) is not None), END_OF_TEXT),
+        pad=next(iter(texts("pad_token_id")), None),
+        begin=next(iter(texts("bos_token_id")), None),
+        stops=tuple(texts("eos_token_id")),
+    )
+
+
+def named_tokens(folder: Path) -> dict[str, str]:
+    """Return the texts of the special tokens that the settings of a tokenizer name."""
+    named: dict[str, str] = {}
+    for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
+        for key, token in read_optional(folder / name).items():
+            # "mask_token": "<M>", or an object with the text under "content"
+            text = token.get("content") if isinstance(token, dict) else token
+            if key.endswith("_token") and isinstance(text, str):
+                named[key] = text
+    return named
+
+
+def named_mask_id(folder: Path, model_type: str | None) -> int | None:
+    """Return the id of the mask token that a tokenizer names, for a config.json that names none.
+
+    Only JSON is read, as `info` should not build a tokenizer.
+    """
+    implied = (row.mask_token for row in FAMILIES if model_type in row.types)
+    texts = [named_tokens(folder).get("mask_token"), *implied]
+    decoder = read_optional(folder / TOKENIZER_CONFIG).get("added_tokens_decoder") or {}
+    ids = {token.get("content"): int(number) for number, token in decoder.items()}
+    ids |= read_optional(folder / ADDED_TOKENS)
+    if any(texts) and not any(text in ids for text in texts):
+        added = read_optional(folder / "tokenizer.json").get("added_tokens") or ()
+        ids = {token["content"]: token["id"] for token in added}
+    return next((ids[text] for text in texts if text in ids), None)
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read a JSON object; returns an empty one if there is no such file.
+
+    Raises:
+        TokenizerError: the file does not hold a JSON object.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise TokenizerError(f"{path} must hold a JSON object, not {type(fields).__name__}")
+    return fields
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_lm.cli.main import main
+from jax_lm.config import VOCABULARY_STEP
 from jax_lm.data.batches import Drawn, Row, SampleStream, collate, fill_rows
 from jax_lm.data.expansion import MOST_DELETED, Expansion, cut, is_worth_learning, merge_masks
 from jax_lm.diffusion.variable_length import VariableLength
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.models.vocabulary import MULTIPLE, add_expand_token
+from jax_lm.models.vocabulary import add_expand_token
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 from jax_lm.training.config import LossConfig, SftConfig
@@ -221,7 +222,7 @@ def test_the_new_token_takes_a_free_row_or_a_new_one(tiny_folder):
     before = np.asarray(model.model.embed_tokens.weight[...], np.float32)
     logits = np.asarray(model(jnp.arange(8)[None]), np.float32)
     grown = add_expand_token(model, 1536)
-    assert grown.config.vocab_size == 1536 + MULTIPLE
+    assert grown.config.vocab_size == 1536 + VOCABULARY_STEP
     assert grown.config.expand_token_id == 1536
     after = np.asarray(grown.model.embed_tokens.weight[...], np.float32)
     np.testing.assert_array_equal(after[:1536], before)

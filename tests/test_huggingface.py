@@ -22,6 +22,8 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import INDEX, WEIGHTS, resolve
 from jax_lm.checkpoints.loading import LoadSpec, load_tensors, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.conversion.convert import Conversion, convert
+from jax_lm.conversion.verify import verify
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameter_shapes, parameters
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -73,7 +75,7 @@ def test_sharded_checkpoint_is_read_bit_for_bit(golden_model):
 def test_round_trip_keeps_every_bit(odd_model, tmp_path, dtype):
     first, second = tmp_path / "new" / "first", tmp_path / "second"
     odd_model.save_pretrained(first, dtype=dtype)
-    loaded = DreamForCausalLM.from_pretrained(first)
+    loaded = DreamForCausalLM.from_pretrained(first, allow_nonfinite=True)
     assert loaded.dtype == jnp.dtype(dtype)
     assert_same_bits(parameters(loaded), stored(first))
     assert_same_bits(
@@ -112,7 +114,9 @@ def test_dtype_argument_rounds_to_nearest():
 
 def test_dtype_argument_widens_exactly(odd_model, tmp_path):
     odd_model.save_pretrained(tmp_path, dtype="bfloat16")
-    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path, dtype="float32"))
+    loaded = parameters(
+        DreamForCausalLM.from_pretrained(tmp_path, dtype="float32", allow_nonfinite=True)
+    )
     assert_same_bits(
         loaded, {name: value.astype(np.float32) for name, value in stored(tmp_path).items()}
     )
@@ -144,20 +148,67 @@ def test_errors_of_the_callback_are_not_taken_for_damage():
         DreamForCausalLM.from_pretrained(GOLDEN / "checkpoint", on_progress=hung_up)
 
 
-def test_tied_model_ignores_a_head_in_the_file(tiny_config, tmp_path):
+def failures(folder):
+    return [check.found for check in verify(folder) if not check.passed]
+
+
+def test_tied_model_takes_a_head_in_the_file_that_equals_the_table_alone(tiny_config, tmp_path):
     model = DreamForCausalLM(
         DreamConfig.from_dict(tiny_config.to_dict() | {"tie_word_embeddings": True})
     )
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)
-    save_file(tensors | {"lm_head.weight": np.ones((96, 32), np.float32)}, tmp_path / WEIGHTS)
+    table = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": table.copy()}, tmp_path / WEIGHTS)
     assert_same_bits(parameters(DreamForCausalLM.from_pretrained(tmp_path)), tensors)
+    assert failures(tmp_path) == []
+    # One number of another head.
+    other = table.copy()
+    other[7, 3] += 1
+    save_file(tensors | {"lm_head.weight": other}, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"ties 'lm_head.weight' to 'model.embed_tokens"):
+        DreamForCausalLM.from_pretrained(tmp_path)
+    assert "tie_word_embeddings to false" in failures(tmp_path)[0]
+
+
+def test_one_file_beside_an_index_holds_the_same_weights(checkpoint):
+    tensors = stored(checkpoint)
+    save_file(tensors, checkpoint / WEIGHTS)
+    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(checkpoint)), tensors)
+    tensors[KEY_BIAS] = tensors[KEY_BIAS] + 1
+    save_file(tensors, checkpoint / WEIGHTS)
+    said = re.escape(f"are two models: {KEY_BIAS!r} differs")
+    with pytest.raises(CheckpointError, match=said):
+        DreamForCausalLM.from_pretrained(checkpoint)
+    assert re.search(said, failures(checkpoint)[0])
+
+
+@pytest.mark.parametrize(("value", "int8"), [(np.nan, False), (-np.inf, True)])
+def test_weights_that_are_not_finite_are_refused_by_name(checkpoint, tmp_path, value, int8):
+    tensors = load_file(checkpoint / SHARDS[1])
+    tensors[UP] = tensors[UP].copy()
+    tensors[UP][3, :2] = value
+    save_file(tensors, checkpoint / SHARDS[1], metadata={"format": "pt"})
+    said = f"{UP!r} in .*holds 2 numbers that are NaN or infinite"
+    with pytest.raises(CheckpointError, match=said):
+        DreamForCausalLM.from_pretrained(checkpoint, int8=int8)
+    assert re.search(said, failures(checkpoint)[0])
+    with pytest.raises(CheckpointError, match=said):
+        convert(checkpoint, tmp_path / "orbax", Conversion())
+    assert not (tmp_path / "orbax").exists()
+    # Whoever must can; also through Orbax, whose check is the same.
+    loaded = DreamForCausalLM.from_pretrained(checkpoint, allow_nonfinite=True)
+    assert np.sum(~np.isfinite(np.asarray(parameters(loaded)[UP]))) == 2
+    convert(checkpoint, tmp_path / "orbax", Conversion(allow_nonfinite=True))
+    with pytest.raises(CheckpointError, match=f"{UP!r} in"):
+        DreamForCausalLM.from_pretrained(tmp_path / "orbax")
 
 
 def test_saving_replaces_what_the_folder_held(odd_model, tiny_model, tmp_path):
     tiny_model.save_pretrained(tmp_path)
     odd_model.save_pretrained(tmp_path)
-    assert_same_bits(parameters(DreamForCausalLM.from_pretrained(tmp_path)), parameters(odd_model))
+    loaded = DreamForCausalLM.from_pretrained(tmp_path, allow_nonfinite=True)
+    assert_same_bits(parameters(loaded), parameters(odd_model))
 
 
 def test_saving_replaces_a_sharded_checkpoint(checkpoint):

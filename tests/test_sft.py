@@ -10,14 +10,17 @@ import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from family_cases import config_fields, random_tensor
 from flax import nnx
 from safetensors.numpy import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jax_lm.cli.main import main, parse
 from jax_lm.data.batches import Row
-from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameter_shapes, parameters
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import (
     AdaptConfig,
@@ -378,6 +381,55 @@ def test_merged_adapters_keep_what_bfloat16_would_round_away(folder, rounded):
         )
     assert shares["float32"] > 0.9
     assert shares["bfloat16"] < 0.5 * shares["float32"]
+
+
+@pytest.mark.parametrize("name", ["autoregressive-llama", "autoregressive-qwen3"])
+def test_a_base_with_a_full_vocabulary_is_adapted_by_the_defaults(folder, name):
+    base, out = folder / name, folder / f"{name}-adapted"
+    # 64 rows, all of them used, and none of our special tokens.
+    write_base(base, name)
+    before = load_file(base / "model.safetensors")
+    (folder / "few.jsonl").write_text(
+        "".join(json.dumps({"text": "abc def" * i}) + "\n" for i in range(1, 9))
+    )
+    command = [
+        "adapt",
+        "--data",
+        str(folder / "few.jsonl"),
+        "--model",
+        str(base),
+        "--out",
+        str(out),
+    ]
+    small = ["--max-length", "32", "--batch-size", "2", "--learning-rate", "0.001"]
+    assert main([*command, *small, "--max-steps", "2"]) == 0
+    config = DreamForCausalLM.read_config(out / "model")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(out / "model")
+    tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
+    assert (config.family.name, config.vocab_size) == ("adapted", 128)
+    assert (tokenizer.mask_id, tokenizer.pad_id, tokenizer.encode("abc")) == (64, 65, [1, 2, 3])
+    after = load_file(out / "model" / "model.safetensors")
+    assert after.keys() == before.keys()
+    # The old rows moved by two small updates, the new ones from the mean of the old.
+    for table in {"model.embed_tokens.weight", "lm_head.weight"} & before.keys():
+        old = before[table].astype(np.float32)
+        assert after[table].shape == (128, 32)
+        assert 0 < np.abs(after[table][:64] - old).max() < 0.01
+        assert np.abs(after[table][64:] - old.mean(axis=0)).max() < 0.01
+
+
+def write_base(folder, name):
+    """Write a causal base whose tokenizer uses every row of its vocabulary."""
+    config = DreamConfig.from_dict(config_fields(name, 0))
+    shapes = parameter_shapes(config).items()
+    tensors = {key: jnp.asarray(random_tensor(key, shape)) for key, shape in shapes}
+    DreamForCausalLM.from_tensors(config, tensors).save_pretrained(folder)
+    words = {"<end>": 0} | {chr(96 + n): n for n in range(1, 27)} | {"Ġ": 27}
+    words |= {f"<extra {n}>": n for n in range(28, 64)}
+    backend = Tokenizer(models.BPE(words, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
 
 
 def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_folder):

@@ -17,7 +17,6 @@ from jax_lm.checkpoints.huggingface import LICENCE_FILES
 from jax_lm.config import DreamConfig
 from jax_lm.host.files import output_folder
 from jax_lm.tokenizer import (
-    END_OF_TEXT,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     DiffuCoderTokenizer,
@@ -97,8 +96,8 @@ def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer) 
     """Write the missing files and fields from which transformers learns the special tokens."""
     tokenizer.save_settings(folder)
     if not (folder / GENERATION_CONFIG).is_file():
-        ids = {"eos_token_id": tokenizer.token_id(END_OF_TEXT), "pad_token_id": tokenizer.pad_id}
-        fields = {"bos_token_id": config.bos_token_id, **ids, "mask_token_id": tokenizer.mask_id}
+        ids = {"eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
+        fields = {"bos_token_id": config.bos_token_id, **ids, "mask_token_id": config.mask_token_id}
         write_json(folder / GENERATION_CONFIG, fields)
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -29,6 +30,8 @@ from jax_lm.checkpoints.stored import (
 from jax_lm.host.files import atomic_write, output_folder
 
 WEIGHTS = "model.safetensors"
+# The link to a GGUF file, in a folder that presents it.
+GGUF_LINK = "model.gguf"
 INDEX = "model.safetensors.index.json"
 # Longest file name that common file systems allow.
 MAX_NAME = 255
@@ -87,8 +90,8 @@ def resolve(
     lookups to the cache; `HF_TOKEN` gives access to private repositories.
 
     Args:
-        path_or_hub_id: a folder or a hub id. A hub id is owner/name, or owner/name@revision for a
-            branch, tag or commit.
+        path_or_hub_id: a folder, a GGUF file or a hub id. A hub id is owner/name, or
+            owner/name@revision for a branch, tag or commit.
         with_weights: whether to download weights, or only configuration and tokenizer.
         kind: what is looked for, for error messages.
         files: patterns of the files to download; if empty, the files of a model.
@@ -105,8 +108,10 @@ def resolve(
         ) from error
     if is_folder and str(path_or_hub_id):
         return path
+    if is_file and path.suffix == ".gguf":
+        return require_gguf().as_folder(path)
     if is_file:
-        raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder")
+        raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder or a .gguf file")
     hub_id = HUB_ID.fullmatch(str(path_or_hub_id))
     if not hub_id:
         raise CheckpointError(
@@ -127,6 +132,28 @@ def resolve(
             f"{kind} {str(path_or_hub_id)!r}: no such folder, and not available from the hub "
             f"({first_line(error)})"
         ) from error
+
+
+def require_gguf() -> ModuleType:
+    """Return the module that reads GGUF files.
+
+    Raises:
+        CheckpointError: the library that it needs is not installed.
+    """
+    try:
+        from jax_lm.checkpoints import gguf_file  # an optional library
+    except ImportError as error:
+        raise CheckpointError(
+            f"GGUF files need the library gguf: pip install 'jax-diffucoder[gguf]' ({error})"
+        ) from error
+    return gguf_file
+
+
+def checkpoint_name(folder: Path) -> str:
+    """Return the name of a checkpoint: that of its folder, or of its repository on the hub."""
+    # In the hub's cache: models--owner--name/snapshots/1a2b3c
+    parts = folder.absolute().parts
+    return next((part for part in parts if part.startswith("models--")), folder.name)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -153,10 +180,11 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     Raises:
         CheckpointError: there are no weights, or the index names a file that is not in the folder.
     """
+    whole = folder / WEIGHTS
     if not (folder / INDEX).is_file():
-        if not (folder / WEIGHTS).is_file():
+        if not whole.is_file():
             raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-        return dict.fromkeys(read_header(folder / WEIGHTS)[0], folder / WEIGHTS)
+        return dict.fromkeys(read_header(whole)[0], whole)
     # {"model.norm.weight": "model-00002-of-00002.safetensors", ...}
     entries = read_json(folder, INDEX).get("weight_map")
     if not isinstance(entries, dict) or not entries:
@@ -180,6 +208,9 @@ def list_tensors(folder: Path) -> dict[str, MappedTensor]:
     """
     files = tensor_files(folder)
     tensors: dict[str, MappedTensor] = {}
+    whole = folder / WEIGHTS
+    if whole.is_file() and whole not in files.values():
+        require_same_tensors(whole, files)
     for path in sorted(set(files.values())):
         # Index and headers must agree in both directions.
         stored = {tensor.name: tensor for tensor in headers(path)}
@@ -192,6 +223,25 @@ def list_tensors(folder: Path) -> dict[str, MappedTensor]:
             raise CheckpointError(f"{path} lacks {absent[0]!r}, which the index places there")
         tensors |= stored
     return tensors
+
+
+def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
+    """Raise CheckpointError if a single file holds other tensors than the shards beside it.
+
+    Some programs would load the file and others the shards.
+    """
+    single = {tensor.name: tensor for tensor in headers(whole)}
+    shards = {tensor.name: tensor for path in set(files.values()) for tensor in headers(path)}
+    for name in sorted(single.keys() | shards.keys()):
+        own, other = single.get(name), shards.get(name)
+        if own is None or other is None or not np.array_equal(raw_bytes(own), raw_bytes(other)):
+            raise CheckpointError(
+                f"{whole} and {whole.parent / INDEX} are two models: {name!r} differs; remove one"
+            )
+
+
+def raw_bytes(tensor: MappedTensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.view()).reshape(-1).view(np.uint8)
 
 
 def headers(path: Path) -> Iterator[MappedTensor]:

@@ -6,7 +6,7 @@ Knows formats and names, but not the model.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from jax_lm.checkpoints.stored import (
     read_views,
     scale_name,
 )
+from jax_lm.config import Names, translate
 
 # Called with the bytes read so far and the total number of bytes.
 Progress = Callable[[int, int], None]
@@ -53,18 +54,21 @@ class LoadSpec:
 
     Attributes:
         shapes: names and shapes of exactly the tensors that the checkpoint must hold.
-        ignored: names of tensors that the checkpoint may also hold; they are not read.
+        tied: tensors that the checkpoint may also hold, with the tensor that each must equal; they
+            are not loaded.
         dtype: dtype of the floating-point tensors; None keeps the stored dtype.
         quantize: quantize floating-point kernels to int8 and scales.
         shardings: shardings by name, including those of scales; other tensors go to the first
             device.
+        allow_nonfinite: accept tensors that hold NaN or infinity.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    ignored: Collection[str] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
     dtype: DTypeLike | None = None
     quantize: bool = False
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
+    allow_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
@@ -120,7 +124,7 @@ class LoadSpec:
         # Names first: a wrong set of names explains more than the first wrong shape.
         stored = checkpoint.stored
         missing = sorted(self.shapes.keys() - stored.keys())
-        unknown = sorted(stored.keys() - self.shapes.keys() - set(self.ignored))
+        unknown = sorted(stored.keys() - self.shapes.keys() - self.tied.keys())
         for kind, names in (("lacks", missing), ("holds the unknown", unknown)):
             if names:
                 others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -132,8 +136,12 @@ class LoadSpec:
         }
 
 
-def open_checkpoint(folder: Path) -> CheckpointTensors:
+def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
     """Open a folder in the Hugging Face or Orbax layout.
+
+    Args:
+        folder: the folder.
+        names: names of tensors that differ from ours.
 
     Raises:
         CheckpointError: the folder has neither layout, or is damaged.
@@ -141,9 +149,8 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
     if (folder / ORBAX_FOLDER).is_dir():
         from jax_lm.checkpoints import orbax  # imports in 0.5 s, and is rarely needed
 
-        return CheckpointTensors(
-            folder, orbax.list_tensors(folder / ORBAX_FOLDER), orbax.read_arrays
-        )
+        stored = orbax.list_tensors(folder / ORBAX_FOLDER)
+        return CheckpointTensors(folder, renamed(stored, names), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     # Only `jax_lm.conversion` reads pickles.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
@@ -151,7 +158,15 @@ def open_checkpoint(folder: Path) -> CheckpointTensors:
             f"{folder / PICKLE} is a pickle of an old port: convert it with `diffucoder convert`, "
             "which executes none of it"
         )
-    return CheckpointTensors(folder, huggingface.list_tensors(folder))
+    link = folder / huggingface.GGUF_LINK
+    if link.exists() and not any((folder / name).is_file() for name in weights):
+        return CheckpointTensors(folder, huggingface.require_gguf().list_tensors(folder))
+    return CheckpointTensors(folder, renamed(huggingface.list_tensors(folder), names))
+
+
+def renamed(stored: Mapping[str, StoredTensor], names: Names) -> dict[str, StoredTensor]:
+    """Return stored tensors under our names."""
+    return {translate(name, names): tensor for name, tensor in stored.items()}
 
 
 def load_tensors(
@@ -168,21 +183,73 @@ def load_tensors(
         The tensors by name; a quantized kernel has its scales as a further entry.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, damaged, or of the wrong shape or dtype.
+        CheckpointError: a tensor is missing, unknown, damaged, of the wrong shape or dtype, holds
+            NaN or infinity, or differs from the one that it should equal.
+    """
+    tensors: dict[str, Array] = {}
+    for name, tensor in checked_tensors(checkpoint, spec, on_progress=on_progress):
+        tensors |= convert_tensor(name, tensor, spec)
+    return tensors
+
+
+def checked_tensors(
+    checkpoint: CheckpointTensors, spec: LoadSpec, *, on_progress: Progress | None = None
+) -> Iterator[tuple[str, Array]]:
+    """Read the tensors of a specification in small groups, and yield them with their names.
+
+    Raises CheckpointError as `load_tensors` does.
     """
     requests = spec.requests(checkpoint)
+    require_ties(checkpoint, spec)
     sizes = {name: request.tensor.nbytes for name, request in requests.items()}
     read = 0
-    tensors: dict[str, Array] = {}
     for names in group_by_size(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
+        if not spec.allow_nonfinite:
+            require_finite(dict(zip(names, arrays, strict=True)), requests)
         for name in names:
             # `pop` drops the last reference, so the memory of a quantized kernel is freed.
-            tensors |= convert_tensor(name, arrays.pop(0), spec)
+            yield name, arrays.pop(0)
             read += sizes[name]
             if on_progress:
                 on_progress(read, sum(sizes.values()))
-    return tensors
+
+
+def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorRequest]) -> None:
+    """Raise CheckpointError for the first tensor that holds NaN or infinity."""
+    # All are counted before the first count is fetched, so that the device never waits.
+    counts = {
+        name: count_nonfinite(array)
+        for name, array in arrays.items()
+        if jnp.issubdtype(array.dtype, jnp.floating)
+    }
+    for name, count in counts.items():
+        if count:
+            raise CheckpointError(
+                f"{name!r} in {requests[name].tensor.path} holds {int(count)} numbers that are NaN "
+                "or infinite: every output would be wrong; --allow-nonfinite loads it anyway"
+            )
+
+
+@jax.jit
+def count_nonfinite(tensor: Array) -> Array:
+    return jnp.sum(~jnp.isfinite(tensor))
+
+
+def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec) -> None:
+    """Raise CheckpointError if a tensor differs from the one that it is tied to."""
+    device = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    for name, twin in spec.tied.items():
+        if name not in checkpoint.stored or twin not in checkpoint.stored:
+            continue
+        pair = [checkpoint.stored[name], checkpoint.stored[twin]]
+        requests = [TensorRequest(tensor, tensor.dtype, device) for tensor in pair]
+        own, other = (np.asarray(array) for array in checkpoint.read(requests))
+        if own.dtype != other.dtype or not np.array_equal(own, other, equal_nan=True):
+            raise CheckpointError(
+                f"config.json ties {name!r} to {twin!r}, but {pair[0].path} holds another: set "
+                "tie_word_embeddings to false to use it, or remove it"
+            )
 
 
 def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:

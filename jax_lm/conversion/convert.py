@@ -25,11 +25,17 @@ from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.host.interruption import remove_on_exit
-from jax_lm.models.dream import DreamForCausalLM, load_spec, parameter_shapes, parameters
+from jax_lm.models.dream import (
+    DreamForCausalLM,
+    load_spec,
+    parameter_shapes,
+    parameters,
+    published_parameters,
+)
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
 
-FORMATS = ("huggingface", "orbax")
-WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json")
+FORMATS = ("huggingface", "orbax", "gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json", ".gguf")
 # Tokens of the forward pass that compares source and copy.
 PROBE_TOKENS = 8
 # Shape, dtype, number of bytes and CRC-32 of a tensor.
@@ -41,16 +47,19 @@ class Conversion:
     """Format and precision of a new checkpoint.
 
     Attributes:
-        format: `huggingface` or `orbax`; None is the other one than the source's.
-        dtype: dtype of the weights; None keeps the dtype of the source.
-        int8: quantize the kernels.
+        format: `huggingface`, `orbax` or `gguf` (a file); None is `gguf` for a destination that
+            ends in .gguf, and else the other one of the first two than the source's.
+        dtype: dtype of the weights; None keeps the dtype of the source, and is float16 in a GGUF.
+        int8: quantize the kernels; to Q8_0 in a GGUF, with the embedding.
         allow_missing_bias: fill in zeros if the source is a pickle without biases.
+        allow_nonfinite: accept weights that hold NaN or infinity.
     """
 
     format: str | None = None
     dtype: str | None = None
     int8: bool = False
     allow_missing_bias: bool = False
+    allow_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in (None, *FORMATS):
@@ -87,9 +96,12 @@ def convert(
     """
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
+    if "gguf" in (conversion.format, destination.suffix.removeprefix(".")):
+        return convert_to_gguf(source, destination, conversion, on_progress)
     config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
-    spec = load_spec(config, int8, dtype=conversion.dtype, quantize=conversion.int8)
+    settings = {"quantize": conversion.int8, "allow_nonfinite": conversion.allow_nonfinite}
+    spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
     read_progress, check_progress = split_progress(on_progress)
     with create_folder_atomically(destination) as folder:
         # Everything but the weights.
@@ -106,8 +118,8 @@ def convert(
         del tensors
         sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
         probe = probe_logits(model)
-        form = conversion.format or ("huggingface" if kind == "orbax" else "orbax")
-        write_weights(form, folder, parameters(model))
+        form = conversion.format or ("orbax" if kind == "huggingface" else "huggingface")
+        write_weights(form, folder, published_parameters(model))
         # Free the model first: the copy that is read back takes as much memory.
         del model
         # Checksums of the files, and a comparison of what they hold.
@@ -116,10 +128,50 @@ def convert(
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
+def convert_to_gguf(
+    source: Path, destination: Path, conversion: Conversion, on_progress: Progress | None
+) -> Converted:
+    """Write a checkpoint as a GGUF file, read it back and compare. Raises as `convert` does."""
+    if conversion.dtype not in (None, "float16"):
+        raise ValueError(f"dtype={conversion.dtype!r}: must be float16, or int8, in a GGUF file")
+    if destination.suffix != ".gguf":
+        raise ValueError(f"destination {str(destination)!r}: must end in .gguf")
+    config, precision = (
+        DreamForCausalLM.read_config(source),
+        "int8" if conversion.int8 else "float16",
+    )
+    if DreamForCausalLM.is_int8(source):
+        raise CheckpointError(f"{source} is int8: convert the checkpoint that it was made from")
+    tokenizer = DiffuCoderTokenizer.from_pretrained(source)
+    checkpoint, _ = source_tensors(source, config, conversion)
+    spec = load_spec(config, False, allow_nonfinite=conversion.allow_nonfinite)
+    library = huggingface.require_gguf()
+    read_progress, check_progress = split_progress(on_progress)
+    sums: dict[str, TensorChecksum] = {}
+
+    def encoded() -> Iterator[tuple[str, Any]]:
+        for name, tensor in loading.checked_tensors(checkpoint, spec, on_progress=read_progress):
+            entry = library.EncodedTensor.of(name, np.asarray(tensor), precision)
+            sums[name] = tensor_checksum(entry.decoded().astype(np.float32))
+            yield name, entry
+
+    # Written and read back beside the destination, which appears last.
+    folder = destination.absolute().parent / f".{destination.name}.converting"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+    with remove_on_exit(folder):
+        (folder / "copy").mkdir(parents=True)
+        file = folder / destination.name
+        library.save(file, config, encoded(), tokenizer)
+        library.present(file, folder / "copy")
+        check_copy(folder / "copy", sums, None, check_progress)
+        file.rename(destination)
+    return Converted("gguf", len(sums), destination.stat().st_size)
+
+
 def source_tensors(
     source: Path, config: DreamConfig, conversion: Conversion
 ) -> tuple[CheckpointTensors, str]:
-    """Return the tensors of the source, and its format: `huggingface`, `orbax` or `pickle`.
+    """Return the tensors of the source, and its format, which may also be `pickle`.
 
     The missing biases of a pickle become zeros if `allow_missing_bias` is set.
 
@@ -127,9 +179,9 @@ def source_tensors(
         CheckpointError: the source is damaged, or a pickle lacks biases.
     """
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
-        return loading.open_checkpoint(source), "orbax" if (
-            source / ORBAX_FOLDER
-        ).is_dir() else "huggingface"
+        kinds = {ORBAX_FOLDER: "orbax", huggingface.GGUF_LINK: "gguf"}
+        kind = next((kinds[name] for name in kinds if (source / name).exists()), "huggingface")
+        return loading.open_checkpoint(source, config.architecture.tensors), kind
     # A pickle of the old port, which may lack the biases.
     path = source / PICKLE
     stored = legacy.list_tensors(path)
@@ -170,9 +222,8 @@ def create_folder_atomically(destination: Path) -> Iterator[Path]:
 def copy_other_files(source: Path, folder: Path) -> None:
     """Copy tokenizer, model card and all other files but weights and config.json, unread."""
     for path in sorted(source.iterdir()):
-        is_ours = path.name in (checksums.SUMS, "config.json") or path.name.endswith(
-            WEIGHT_SUFFIXES
-        )
+        described = (checksums.SUMS, "config.json", "gguf_tensors.json")
+        is_ours = path.name in described or path.name.endswith(WEIGHT_SUFFIXES)
         if path.is_file() and not is_ours:
             shutil.copyfile(path, folder / path.name)
 
@@ -221,15 +272,21 @@ def probe_logits(model: DreamForCausalLM) -> np.ndarray:
 def check_copy(
     folder: Path,
     sums: Mapping[str, TensorChecksum],
-    probe: np.ndarray,
+    probe: np.ndarray | None,
     on_progress: Progress | None,
 ) -> None:
     """Read a converted checkpoint back and compare it.
 
+    Without a probe, only tensors are compared, in float32.
+
     Raises:
         CheckpointError: a tensor or the logits differ from what was to be written.
     """
-    model = DreamForCausalLM.from_pretrained(folder, on_progress=on_progress)
+    # What was not finite was refused, or allowed, when it was read from the source.
+    dtype = "float32" if probe is None else None
+    model = DreamForCausalLM.from_pretrained(
+        folder, dtype=dtype, on_progress=on_progress, allow_nonfinite=True
+    )
     read_sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
     # names on one side only, or with another shape, dtype or content
     different = sorted(
@@ -239,7 +296,7 @@ def check_copy(
         raise CheckpointError(
             f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others"
         )
-    if not np.array_equal(probe_logits(model), probe, equal_nan=True):
+    if probe is not None and not np.array_equal(probe_logits(model), probe, equal_nan=True):
         raise CheckpointError("the converted checkpoint has other logits than the source")
 
 

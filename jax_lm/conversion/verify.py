@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jax_lm.checkpoints import checksums, huggingface
-from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, open_checkpoint
+from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, checked_tensors, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, load_spec
 from jax_lm.tokenizer import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES, DiffuCoderTokenizer
 
@@ -42,12 +43,18 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
             "config.json",
             f"{config.model_type}, {config.num_hidden_layers} layers{', int8' if int8 else ''}",
         )
-        source = open_checkpoint(folder)
+        yield Check("family", family_facts(config))
+        source = open_checkpoint(folder, config.architecture.tensors)
         form = "Orbax" if (folder / ORBAX_FOLDER).is_dir() else "Hugging Face"
         size = sum(tensor.nbytes for tensor in source.stored.values())
         yield Check("layout", f"{form}, {len(source.stored)} tensors, {size / 2**20:,.1f} MiB")
-        load_spec(config, int8).requests(source)
+        spec = load_spec(config, int8)
+        spec.requests(source)
         yield Check("names, shapes, dtypes", "as the config asks for")
+        # Reads every tensor once, some at a time.
+        for _ in checked_tensors(source, spec):
+            pass
+        yield Check("values", "finite" + (", embeddings tied" if spec.tied else ""))
     except ValueError as error:
         yield Check("checkpoint", str(error), passed=False)
         return
@@ -66,6 +73,15 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
     elif not results:
         summary = f"none known: no {checksums.SUMS}, not from the hub's cache"
     yield Check("checksums", summary, passed=not wrong)
+
+
+def family_facts(config: DreamConfig) -> str:
+    """Describe the family of a model: what its logits and its attention are."""
+    family = config.family
+    rows = "shifted by one" if family.shifts else "not shifted"
+    blocks = f" of {config.block_size}" if config.block_size else ""
+    mask = "no mask token" if config.mask_token_id is None else f"mask id {config.mask_token_id}"
+    return f"{family.name}: {mask}, logits {rows}, attention {family.attention}{blocks}"
 
 
 def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:

@@ -24,7 +24,7 @@ from jax_lm.data.batches import Row
 from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import JsonArray, Source, holds_array
 from jax_lm.data.token_shards import Kind
-from jax_lm.tokenizer import END_OF_TEXT, END_OF_TURN, DiffuCoderTokenizer, Message, TokenizerError
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenizerError
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ def text_rows(
         text = fields.get("text")
         if not isinstance(text, str) or not text.strip():
             raise BadRowError("has no text")
-        ids = [*reject_mask(tokenizer.encode(text), tokenizer), tokenizer.token_id(END_OF_TEXT)]
+        ids = [*reject_mask(tokenizer.encode(text), tokenizer), tokenizer.end_id]
         # max_length=3: [1, 2, 3, 4, end] -> [1, 2, 3], [4, end]
         chunks = (
             tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length)
@@ -266,7 +266,7 @@ def prompt_and_response(
             return (
                 tokenizer.apply_chat_template(messages[:-1]),
                 messages[-1]["content"],
-                END_OF_TURN,
+                tokenizer.turn_end,
             )
     # prompt and response
     if "response" in fields and "completion" in fields:
@@ -278,9 +278,9 @@ def prompt_and_response(
             raise BadRowError(f"has {lacking}")
     # A model without a chat template continues the prompt as plain text.
     if tokenizer.chat_template is None:
-        return fields["prompt"], fields[answer], END_OF_TEXT
+        return fields["prompt"], fields[answer], tokenizer.special.end
     user = {"role": "user", "content": fields["prompt"]}
-    return tokenizer.apply_chat_template([user]), fields[answer], END_OF_TURN
+    return tokenizer.apply_chat_template([user]), fields[answer], tokenizer.turn_end
 
 
 def parse_turns(turns: Any, name: str) -> list[Message]:

@@ -27,7 +27,7 @@ from jax_lm.diffusion.likelihood import log_likelihood
 from jax_lm.host import terminal
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.tokenizer import END_OF_TEXT, Message, pad_left
+from jax_lm.tokenizer import Message, pad_left
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class DiffuCoderLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """Token id that ends a text."""
-        return self.engine.tokenizer.token_id(END_OF_TEXT)
+        return self.engine.tokenizer.end_id
 
     @property
     def max_length(self) -> int:

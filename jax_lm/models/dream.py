@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
-from jax_lm.config import DreamConfig, set_dtype
+from jax_lm.config import DreamConfig, inverted, set_dtype, translate
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.layers import (
     Batch,
@@ -43,7 +43,7 @@ from jax_lm.models.layers import (
     Initializer,
     Row,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, named_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
@@ -228,6 +228,11 @@ class DreamForCausalLM(nnx.Module):
             lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype)
         )
 
+    def become(self, config: DreamConfig) -> None:
+        """Take the configuration of another family, with the same sizes."""
+        self.config = config
+        self.model.attention_block = config.attention_block
+
     @property
     def mesh(self) -> Mesh | None:
         """The mesh over which the parameters are sharded; None is one device."""
@@ -250,11 +255,16 @@ class DreamForCausalLM(nnx.Module):
 
     @staticmethod
     def read_config(folder: Path) -> DreamConfig:
-        """Read the configuration of a checkpoint folder."""
+        """Read the configuration of a checkpoint folder.
+
+        A mask token that only the tokenizer names is added to it.
+        """
         fields = huggingface.read_json(folder, "config.json")
         if fields.get("quantization_config") == stored.QUANTIZATION:
             del fields["quantization_config"]
-        return DreamConfig.from_dict(fields)
+        if fields.get("mask_token_id") is None:
+            fields["mask_token_id"] = named_mask_id(folder, fields.get("model_type"))
+        return DreamConfig.from_dict(fields, huggingface.checkpoint_name(folder))
 
     @staticmethod
     def is_int8(folder: Path) -> bool:
@@ -273,6 +283,7 @@ class DreamForCausalLM(nnx.Module):
         int8: bool = False,
         mesh: Mesh | None = None,
         on_progress: loading.Progress | None = None,
+        allow_nonfinite: bool = False,
     ) -> "DreamForCausalLM":
         """Load a checkpoint in the Hugging Face or Orbax layout, tensor by tensor.
 
@@ -287,10 +298,11 @@ class DreamForCausalLM(nnx.Module):
             mesh: mesh over which the parameters are sharded; each device reads only its slices.
                 None is the first device.
             on_progress: called with the bytes read so far and the total number of bytes.
+            allow_nonfinite: accept weights that hold NaN or infinity.
 
         Raises:
-            CheckpointError: a tensor or file is missing, unknown, damaged or of the wrong shape;
-                the message names it.
+            CheckpointError: a tensor or file is missing, unknown, damaged, of the wrong shape or
+                not finite; the message names it.
             ValueError: config.json describes a model that this implementation does not compute, or
                 the mesh does not split the model evenly.
         """
@@ -303,8 +315,9 @@ class DreamForCausalLM(nnx.Module):
             template = parameters(cls.abstract(config, int8=int8 or stored_int8))
             shardings = sharding.tree_shardings(template, config, mesh)
         # weights
-        spec = load_spec(config, stored_int8, dtype=dtype, quantize=int8, shardings=shardings)
-        checkpoint = loading.open_checkpoint(folder)
+        settings = {"shardings": shardings, "allow_nonfinite": allow_nonfinite}
+        spec = load_spec(config, stored_int8, dtype=dtype, quantize=int8, **settings)
+        checkpoint = loading.open_checkpoint(folder, config.architecture.tensors)
         tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)
         return cls.from_tensors(config, tensors, mesh=mesh)
 
@@ -342,7 +355,7 @@ class DreamForCausalLM(nnx.Module):
         Raises:
             ValueError: the model is quantized, or `folder` is its source.
         """
-        folder, tensors = Path(folder), parameters(self)
+        folder, tensors = Path(folder), published_parameters(self)
         if any(value.dtype == jnp.int8 for value in tensors.values()):
             raise ValueError(
                 "the model is int8: save the float model, or use "
@@ -412,12 +425,18 @@ def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tu
     }
 
 
+def published_parameters(model: DreamForCausalLM) -> dict[str, Any]:
+    """Return the parameters under the names that the published code of the family uses."""
+    names = inverted(model.config.architecture.tensors)
+    return {translate(name, names): value for name, value in parameters(model).items()}
+
+
 def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.LoadSpec:
     """Return which tensors the checkpoint of a model must hold.
 
     `settings` are further fields of `LoadSpec`. With tied embeddings, an `lm_head` in the
-    checkpoint is ignored.
+    checkpoint must equal the embedding table, and is not loaded.
     """
     shapes = parameter_shapes(config, int8=stored_int8)
-    ignored = {"lm_head.weight", "lm_head.scale"} if config.tie_word_embeddings else set()
-    return loading.LoadSpec(shapes=shapes, ignored=ignored, **settings)
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
+    return loading.LoadSpec(shapes=shapes, tied=tied, **settings)

@@ -1,14 +1,36 @@
-"""Adding a token to a model, in an unused row of its vocabulary if there is one."""
+"""Growing the vocabulary of a model, and adding a token to it."""
 
 from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import nnx
 
+from jax_lm.config import VOCABULARY_STEP
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import DreamEmbedding, DreamLinear
 
-# A vocabulary grows by a multiple of this number of rows, so that meshes still divide it.
-MULTIPLE = 64
+
+def vocabulary_tables(model: DreamForCausalLM) -> list[DreamEmbedding | DreamLinear]:
+    """Return the tables with a row for each token: the embedding, and the head unless it is tied."""
+    return [model.model.embed_tokens, *([] if model.lm_head is None else [model.lm_head])]
+
+
+def grow_vocabulary(model: DreamForCausalLM, size: int) -> DreamForCausalLM:
+    """Let the tables of a model have at least `size` rows, in place; returns the model.
+
+    New rows begin as the mean of the others, and the old ones stay.
+    """
+    missing = size - model.config.vocab_size
+    if missing <= 0:
+        return model
+    for table in vocabulary_tables(model):
+        rows = table.weight[...]
+        mean = jnp.mean(rows.astype(jnp.float32), axis=0).astype(rows.dtype)
+        table.weight = nnx.Param(
+            jnp.concatenate([rows, jnp.broadcast_to(mean, (missing, rows.shape[1]))])
+        )
+    model.config = replace(model.config, vocab_size=size)
+    return model.on_mesh(model.mesh) if model.mesh else model
 
 
 def add_expand_token(model: DreamForCausalLM, expand_id: int) -> DreamForCausalLM:
@@ -21,15 +43,11 @@ def add_expand_token(model: DreamForCausalLM, expand_id: int) -> DreamForCausalL
         model: the model that gets the token.
         expand_id: id of the token in the tokenizer.
     """
-    config = model.config
-    # expand_id = 100 and a vocabulary of 96: 5 rows are missing, so it grows by 64, to 160.
-    missing = expand_id + 1 - config.vocab_size
-    size = config.vocab_size + (-(-missing // MULTIPLE) * MULTIPLE if missing > 0 else 0)
-    tables = [model.model.embed_tokens, *([] if model.lm_head is None else [model.lm_head])]
-    for table in tables:
+    # expand_id = 100 and a vocabulary of 96: it grows to 128.
+    model = grow_vocabulary(model, -(-(expand_id + 1) // VOCABULARY_STEP) * VOCABULARY_STEP)
+    for table in vocabulary_tables(model):
         rows = table.weight[...]
         mean = jnp.mean(rows[:expand_id].astype(jnp.float32), axis=0).astype(rows.dtype)
-        new_rows = jnp.broadcast_to(mean, (size - len(rows), rows.shape[1]))
-        table.weight = nnx.Param(jnp.concatenate([rows, new_rows]).at[expand_id].set(mean))
-    model.config = replace(config, vocab_size=size, expand_token_id=expand_id)
-    return model.on_mesh(model.mesh) if model.mesh else model
+        table.weight = nnx.Param(rows.at[expand_id].set(mean))
+    model.config = replace(model.config, expand_token_id=expand_id)
+    return model

@@ -26,7 +26,7 @@ from jax_lm.serving.middleware import Guard, RequestLimits
 from jax_lm.serving.page_files import add_page
 from jax_lm.serving.preparation import Preparation
 from jax_lm.serving.responses import AnswerFormat, ChatFormat
-from jax_lm.tokenizer import END_OF_TEXT, TokenizerError
+from jax_lm.tokenizer import TokenizerError
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Server:
             count: number of answers.
             length: tokens of the hole, if the body does not say so.
         """
-        before = before or [self.tokenizer.token_id(END_OF_TEXT)]
+        before = before or [self.tokenizer.end_id]
         # tokens of the context that are left for the hole
         room = self.engine.context - len(before) - len(after or ())
         length = length or body.length or max(1, min(DEFAULT_TOKENS, room))

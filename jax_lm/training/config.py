@@ -342,7 +342,8 @@ class AdaptConfig:
     Attributes:
         max_length: tokens of a row; short texts share one, long texts fill several.
         batch_size: rows of a step, over all devices.
-        annealing_steps: steps over which attention opens from causal to full.
+        annealing_steps: steps over which attention opens from causal to full; None is a tenth of the
+            run.
         cut_share: share of the texts that are cut to a random length.
         prefix_share: share of the texts with a random beginning that is never masked.
         held_out_share: share of the texts that are evaluated instead of learnt.
@@ -352,16 +353,24 @@ class AdaptConfig:
 
     max_length: int = 4096
     batch_size: int = 8
-    annealing_steps: int = 10_000
+    annealing_steps: int | None = None
     cut_share: float = 0.01
     prefix_share: float = 0.01
     held_out_share: float = 0.0
     loss: LossConfig = LossConfig()
     training: TrainerConfig = TrainerConfig(
-        max_steps=100_000, optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=20_000)
+        max_steps=100_000, optimizer=OptimizerConfig(learning_rate=2e-5, warmup_ratio=0.2)
     )
 
     def __post_init__(self) -> None:
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
-        require_not_negative(self, "annealing_steps")
+        if self.annealing_steps is not None:
+            require_not_negative(self, "annealing_steps")
+
+    @property
+    def opening_steps(self) -> int:
+        """Steps over which attention opens."""
+        if self.annealing_steps is not None:
+            return self.annealing_steps
+        return round((self.training.max_steps or 0) / 10)

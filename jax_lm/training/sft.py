@@ -119,7 +119,7 @@ def adapt(
         ValueError: no samples, or another run in `out`.
     """
     stream, held_out = make_streams(samples, config, pad_id, 0)
-    opening = partial(openness, annealing_steps=config.annealing_steps)
+    opening = partial(openness, annealing_steps=config.opening_steps)
     return train(
         model,
         by_step(stream(vary=partial(cut_or_reveal, config=config)), opening),

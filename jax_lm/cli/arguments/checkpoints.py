@@ -27,6 +27,7 @@ class Convert:
         dtype: float32, bfloat16 or float16; the source's by default.
         quantize: quantize the kernels of all linear layers to int8.
         allow_missing_bias: use zeros for biases that a params.pkl lacks.
+        allow_nonfinite: convert weights that hold NaN or infinity.
     """
 
     source: Positional[str]
@@ -35,6 +36,7 @@ class Convert:
     dtype: str | None = None
     quantize: Literal["int8"] | None = None
     allow_missing_bias: bool = False
+    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

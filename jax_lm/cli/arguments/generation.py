@@ -32,6 +32,7 @@ class Generate:
         adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
             `model` is given.
         tokenizer: folder of the tokenizer; the model's own by default.
+        allow_nonfinite: load weights that hold NaN or infinity.
         dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
         mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
         chat: answer the prompt as a user message.
@@ -63,6 +64,7 @@ class Generate:
     model: str | None = None
     adapter: str | None = None
     tokenizer: str | None = None
+    allow_nonfinite: bool = False
     dtype: str | None = None
     mesh: str | None = None
     chat: bool = False

@@ -56,6 +56,7 @@ def answer_file(arguments: Generate) -> int:
         adapter=arguments.adapter,
         # a prompt that exceeds the context
         before_weights=encode_prompts,
+        allow_nonfinite=arguments.allow_nonfinite,
     )
     # prompts of similar length share a batch, so that little is padding
     waiting = sorted(

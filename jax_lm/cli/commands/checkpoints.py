@@ -13,7 +13,7 @@ from jax_lm.cli.arguments.checkpoints import Convert, Info, Push, Verify
 from jax_lm.config import DreamConfig
 from jax_lm.conversion import push as hub
 from jax_lm.conversion.convert import Conversion, convert
-from jax_lm.conversion.verify import verify
+from jax_lm.conversion.verify import family_facts, verify
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
@@ -40,7 +40,7 @@ def run_info(arguments: Info) -> int:
     if arguments.json:
         print(json.dumps(model_facts(arguments, config, shape), indent=1))
         return 0
-    rows = [("model", arguments.model or BUILTIN_NOTICE)]
+    rows = [("model", arguments.model or BUILTIN_NOTICE), ("family", family_facts(config))]
     rows += [
         ("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")
     ]
@@ -140,6 +140,7 @@ def run_convert(arguments: Convert) -> int:
         dtype=arguments.dtype,
         int8=arguments.quantize == "int8",
         allow_missing_bias=arguments.allow_missing_bias,
+        allow_nonfinite=arguments.allow_nonfinite,
     )
     # downloads if it is a hub id
     source = huggingface.resolve(arguments.source)

@@ -41,6 +41,7 @@ def run_generate(arguments: Generate) -> int:
         before_weights=lambda engine: lay_out(
             make_templates(engine, arguments, text), engine.tokenizer, options, engine.config
         ),
+        allow_nonfinite=arguments.allow_nonfinite,
     )
     templates = make_templates(engine, arguments, text)
     if arguments.watch and sys.stdout.isatty():

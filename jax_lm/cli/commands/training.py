@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jax_lm.host.files import require_writable
 from jax_lm.model_source import find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.vocabulary import grow_vocabulary
 from jax_lm.rewards import weighted_sum
 from jax_lm.rewards.cases import row_tests
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -131,11 +132,9 @@ def run_adapt(arguments: Adapt) -> int:
     # model folder and tokenizer
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
-    config = DreamForCausalLM.read_config(folder)
-    # a causal model (Qwen) becomes a diffusion model: same weights, and a mask token
-    if config.model_type != "Dream" or config.mask_token_id is None:
-        ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
-        config = replace(config, model_type="Dream", **ids)
+    # a causal model becomes a diffusion model: same weights, a mask token, and rows for it
+    config = DreamForCausalLM.read_config(folder).require_trainable()
+    config = config.adapted(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     # data
@@ -154,8 +153,8 @@ def run_adapt(arguments: Adapt) -> int:
         model = model.on_mesh(mesh) if mesh else model
     else:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
-        # from now on a Dream model
-        model.config = config
+        model = grow_vocabulary(model, config.vocab_size)
+        model.become(config)
     # train
     identity = {"data": digest, "from_scratch": arguments.from_scratch}
     finished = adapt(

@@ -1,0 +1,324 @@
+"""GGUF, the one-file format of llama.cpp: reading and writing weights, configuration and tokenizer.
+
+A file is presented as a folder of the Hugging Face layout (`as_folder`) without weights of its own:
+they are dequantized from the file tensor by tensor, as they are loaded. So a file works wherever a
+folder does. Needs the library `gguf` (extra `gguf`). Knows formats and names, but not the model.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize, quantize
+
+from jax_lm.checkpoints.gguf_tokenizer import read_tokenizer, write_tokenizer
+from jax_lm.checkpoints.huggingface import GGUF_LINK
+from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, is_kernel
+from jax_lm.config import DreamConfig, Names, inverted, translate
+from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
+
+# `model_type` of config.json by architecture of the file.
+ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "dream": "Dream",
+    "llada": "llada",
+}
+# Architectures whose files hold the rows of q and k in another order (`permuted`).
+PERMUTED = ("llama", "llada")
+TENSORS: Names = (
+    ("token_embd.", "model.embed_tokens."),
+    ("output_norm.", "model.norm."),
+    ("output.", "lm_head."),
+    ("blk.{}.attn_norm.", "model.layers.{}.input_layernorm."),
+    ("blk.{}.ffn_norm.", "model.layers.{}.post_attention_layernorm."),
+    ("blk.{}.attn_q_norm.", "model.layers.{}.self_attn.q_norm."),
+    ("blk.{}.attn_k_norm.", "model.layers.{}.self_attn.k_norm."),
+    ("blk.{}.attn_q.", "model.layers.{}.self_attn.q_proj."),
+    ("blk.{}.attn_k.", "model.layers.{}.self_attn.k_proj."),
+    ("blk.{}.attn_v.", "model.layers.{}.self_attn.v_proj."),
+    ("blk.{}.attn_output.", "model.layers.{}.self_attn.o_proj."),
+    ("blk.{}.ffn_gate.", "model.layers.{}.mlp.gate_proj."),
+    ("blk.{}.ffn_up.", "model.layers.{}.mlp.up_proj."),
+    ("blk.{}.ffn_down.", "model.layers.{}.mlp.down_proj."),
+)
+# Fields of the file, below the name of the architecture, by field of the configuration.
+SIZES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+IDS = {
+    "mask_token_id": "mask_token_id",
+    "eos_token_id": "eos_token_id",
+    "bos_token_id": "bos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+# Where the tensors of the file are, in the folder that presents it.
+INDEX = "gguf_tensors.json"
+# Types of the matrices of a new file, by the name of the precision.
+WRITABLE = {"float16": "F16", "int8": "Q8_0"}
+
+
+@dataclass(frozen=True)
+class QuantizedTensor(ViewedTensor):
+    """A tensor in a GGUF file.
+
+    Attributes:
+        kind: how its numbers are stored.
+        offset: its first byte in the file.
+        heads: heads of q or k whose rows lie permuted; 0 if they do not.
+    """
+
+    kind: gguf.GGMLQuantizationType
+    offset: int
+    heads: int
+
+    def view(self) -> np.ndarray:
+        """Dequantize the tensor to float32."""
+        # Rows of 64 numbers in Q8_0 are rows of 68 bytes: two blocks of 32 numbers and a scale.
+        dtype = {"F32": np.float32, "F16": np.float16}.get(self.kind.name, np.uint8)
+        shape = self.shape
+        if dtype == np.uint8:
+            shape = gguf.quant_shape_to_byte_shape(shape, self.kind)
+        data = np.memmap(self.path, dtype, "r", self.offset, shape)
+        values = dequantize(data, self.kind)
+        return restored(values, self.heads) if self.heads else values
+
+
+def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves."""
+    # One head of 4 rows: [a, b, c, d] -> [a, c, b, d]
+    split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def restored(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Invert `permuted`."""
+    split = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def open_file(path: Path) -> gguf.GGUFReader:
+    """Open a GGUF file. Raises CheckpointError if it is damaged, or of a kind that is not read."""
+    try:
+        reader = gguf.GGUFReader(path)
+    except Exception as error:  # the library raises whatever its parsing meets
+        raise CheckpointError(f"{path} is damaged or not a GGUF file: {error}") from error
+    architecture = value(reader, "general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path} has general.architecture {architecture!r}: must be one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return reader
+
+
+def value(reader: gguf.GGUFReader, key: str) -> Any:
+    """Return the value of a metadata field; None if there is none."""
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def heads_of(reader: gguf.GGUFReader, name: str) -> int:
+    """Return the heads of a q or k whose rows lie permuted; 0 for other tensors."""
+    architecture = value(reader, "general.architecture")
+    part = name.split(".")[2] if name.startswith("blk.") else ""
+    counts = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+    if architecture not in PERMUTED or part not in counts:
+        return 0
+    return value(reader, f"{architecture}.attention.{counts[part]}")
+
+
+def list_tensors(folder: Path) -> dict[str, QuantizedTensor]:
+    """Return the tensors of the file that a folder presents, by our names."""
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    path, dtype = (folder / GGUF_LINK).resolve(), np.dtype(index["dtype"])
+    tensors = {}
+    for name, (shape, kind, offset, heads) in index["tensors"].items():
+        quantization = gguf.GGMLQuantizationType[kind]
+        tensor = QuantizedTensor(path, name, tuple(shape), dtype, quantization, offset, heads)
+        tensors[translate(name, TENSORS)] = tensor
+    return tensors
+
+
+def read_index(path: Path, reader: gguf.GGUFReader) -> dict[str, Any]:
+    """Return where the tensors of a file are: shape, type, offset and permuted heads by name.
+
+    Their dtype is that of the matrices, or bfloat16 if they are quantized, as in the checkpoints
+    that such files are made from.
+
+    Raises:
+        CheckpointError: the file has a type of tensor that is not read.
+    """
+    kinds = {tensor.tensor_type.name for tensor in reader.tensors}
+    if unknown := sorted(kinds - set(READABLE)):
+        raise CheckpointError(
+            f"{path} has tensors of type {unknown[0]}: must be of {', '.join(READABLE)}"
+        )
+    plain = {("F32",): "float32", ("F16",): "float16"}
+    tensors = {
+        # The library lists the fastest axis first.
+        tensor.name: (
+            tensor.shape.tolist()[::-1],
+            tensor.tensor_type.name,
+            int(tensor.data_offset),
+            heads_of(reader, tensor.name),
+        )
+        for tensor in reader.tensors
+    }
+    matrices = tuple(sorted(kinds - {"F32"})) or ("F32",)
+    return {"dtype": plain.get(matrices, "bfloat16"), "tensors": tensors}
+
+
+def read_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
+    """Read the configuration of a model from the metadata of its file.
+
+    Raises:
+        CheckpointError: a field is missing.
+        ValueError: the model has something that is not supported.
+    """
+    architecture = value(reader, "general.architecture")
+    scaling = value(reader, f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none") or any(t.name.startswith("rope") for t in reader.tensors):
+        raise CheckpointError(f"{path} scales its rotary embedding ({scaling}): not supported")
+    found = {name: value(reader, f"{architecture}.{key}") for name, key in SIZES.items()}
+    if missing := [SIZES[name] for name, size in found.items() if size is None]:
+        raise CheckpointError(f"{path} lacks the field {architecture}.{missing[0]}")
+    # 1e-6 is stored in float32, as 9.99999997e-07.
+    found |= {name: float(f"{found[name]:.7g}") for name in ("rope_theta", "rms_norm_eps")}
+    shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
+    ids = {name: value(reader, f"tokenizer.ggml.{key}") for name, key in IDS.items()}
+    width = value(reader, f"{architecture}.attention.key_length")
+    usual = found["hidden_size"] / found["num_attention_heads"]
+    return DreamConfig(
+        model_type=ARCHITECTURES[architecture],
+        vocab_size=shapes["token_embd.weight"][-1],
+        tie_word_embeddings="output.weight" not in shapes,
+        head_size=None if width in (None, usual) else width,
+        **found,
+        **ids,
+    )
+
+
+def as_folder(path: Path) -> Path:
+    """Return a folder that presents a GGUF file as a checkpoint.
+
+    It holds configuration and tokenizer, and a link to the file. It is made once per file, in the
+    user's cache (`XDG_CACHE_HOME`).
+
+    Raises:
+        CheckpointError: the file is damaged, or of a kind that is not read.
+    """
+    path, status = path.absolute(), path.stat()
+    identity = f"{path} {status.st_size} {status.st_mtime_ns} 2"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffucoder" / "gguf"
+    folder = cache / f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=cache))
+    try:
+        present(path, partial)
+        partial.rename(folder)
+    except FileExistsError:
+        shutil.rmtree(partial)  # another process was faster
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    return folder
+
+
+def present(path: Path, folder: Path) -> None:
+    """Write configuration, tokenizer, the places of tensors, and a link to a file into a folder."""
+    # Parsing takes seconds, as the library makes an object of every token.
+    reader = open_file(path)
+    config, index = read_config(path, reader), read_index(path, reader)
+    write_json(folder / "config.json", config.to_dict() | {"torch_dtype": index["dtype"]})
+    write_json(folder / INDEX, index)
+    read_tokenizer(reader, folder)
+    (folder / GGUF_LINK).symlink_to(path.absolute())
+
+
+@dataclass(frozen=True)
+class EncodedTensor:
+    """A tensor as it is stored: its bytes, row by row, and their type."""
+
+    data: np.ndarray
+    kind: gguf.GGMLQuantizationType
+
+    @classmethod
+    def of(cls, name: str, values: np.ndarray, precision: str) -> "EncodedTensor":
+        """Encode a tensor; `precision` is `float16`, or `int8` for Q8_0.
+
+        Vectors are float32, as llama.cpp demands.
+        """
+        kind = "F32"
+        if is_kernel(name) or name == "model.embed_tokens.weight":
+            # A block of Q8_0 is 32 numbers of a row.
+            kind = "F16" if values.shape[-1] % 32 else WRITABLE[precision]
+        kind = gguf.GGMLQuantizationType[kind]
+        return cls(quantize(values.astype(np.float32), kind), kind)
+
+    def decoded(self) -> np.ndarray:
+        return dequantize(self.data, self.kind)
+
+
+def save(
+    path: Path,
+    config: DreamConfig,
+    tensors: Iterator[tuple[str, EncodedTensor]],
+    tokenizer: DiffuCoderTokenizer | None,
+) -> None:
+    """Write a model as a GGUF file.
+
+    Raises:
+        CheckpointError: the family or the tokenizer has no counterpart in llama.cpp.
+    """
+    architecture = {kind: name for name, kind in ARCHITECTURES.items()}.get(config.model_type)
+    if architecture is None or config.block_size is not None:
+        raise CheckpointError(
+            f"llama.cpp has no architecture for {config.family.name}: it has those of "
+            f"{', '.join(ARCHITECTURES.values())}, without blocks"
+        )
+    if tokenizer is None:
+        raise CheckpointError("a GGUF file holds its tokenizer, and this model has none")
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, key in SIZES.items():
+        number = getattr(config, name)
+        if isinstance(number, float):
+            writer.add_float32(f"{architecture}.{key}", number)
+        else:
+            writer.add_uint32(f"{architecture}.{key}", number)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    if config.family.is_diffusion:
+        writer.add_causal_attention(False)
+        writer.add_diffusion_shift_logits(config.family.shifts)
+    write_tokenizer(writer, tokenizer, config)
+    counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in tensors:
+        data, own = tensor.data, name.split(".")[-2]
+        if architecture in PERMUTED and own in counts:
+            data = permuted(data, counts[own])
+        writer.add_tensor(translate(name, inverted(TENSORS)), data, raw_dtype=tensor.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

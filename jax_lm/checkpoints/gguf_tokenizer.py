@@ -1,0 +1,144 @@
+"""The tokenizer in a GGUF file: byte-level BPE, its special tokens and the chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.config import DreamConfig
+from jax_lm.tokenizer import QWEN_WORDS, TOKENIZER_CONFIG, DiffuCoderTokenizer, write_json
+
+LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+# The expression that splits words, by `tokenizer.ggml.pre`; None is that of GPT-2. `smollm` splits
+# digits first.
+WORDS = {"qwen2": QWEN_WORDS, "llama-bpe": LLAMA3_WORDS, "smollm": None, "gpt-2": None}
+# The pretokenizers that normalize the text first, to NFC.
+NORMALIZED = ("qwen2",)
+SPECIAL_IDS = {
+    "mask_token": "mask_token_id",
+    "eos_token": "eos_token_id",
+    "bos_token": "bos_token_id",
+    "pad_token": "padding_token_id",
+}
+NORMAL, CONTROL, USER_DEFINED, UNUSED = (
+    gguf.TokenType.NORMAL,
+    gguf.TokenType.CONTROL,
+    gguf.TokenType.USER_DEFINED,
+    gguf.TokenType.UNUSED,
+)
+
+
+def word_pipeline(kind: str) -> tuple[Any, Any]:
+    """Return normalizer and pretokenizer of a kind of `WORDS`."""
+    words = WORDS[kind]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words is None)
+    steps = [byte_level]
+    if words is not None:
+        steps = [pre_tokenizers.Split(Regex(words), behavior="isolated"), byte_level]
+    elif kind == "smollm":
+        steps = [pre_tokenizers.Digits(individual_digits=True), byte_level]
+    normalizer = normalizers.NFC() if kind in NORMALIZED else None
+    return normalizer, pre_tokenizers.Sequence(steps)
+
+
+def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
+    """Write the tokenizer of a file as tokenizer.json, settings and chat template.
+
+    Raises:
+        CheckpointError: it is not a byte-level BPE with a known way to split words.
+    """
+    fields = {name: field.contents() for name, field in reader.fields.items() if "token" in name}
+    model, kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if model != "gpt2" or kind not in WORDS:
+        raise CheckpointError(
+            f"tokenizer.ggml.model={model!r} with tokenizer.ggml.pre={kind!r}: only gpt2 with "
+            f"{', '.join(WORDS)} is read"
+        )
+    texts, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    # Rows of the table without a token have texts such as [PAD151665].
+    vocabulary = {
+        text: number
+        for number, (text, kind_) in enumerate(zip(texts, types, strict=True))
+        if kind_ != UNUSED
+    }
+    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.normalizer, backend.pre_tokenizer = word_pipeline(kind)
+    backend.decoder = decoders.ByteLevel()
+    added = [
+        AddedToken(texts[number], special=types[number] == CONTROL, normalized=False)
+        for number in range(len(texts))
+        if types[number] in (CONTROL, USER_DEFINED)
+    ]
+    backend.add_tokens(added)
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, key in SPECIAL_IDS.items():
+        number = fields.get(f"tokenizer.ggml.{key}")
+        if number is not None and number < len(texts):
+            settings[name] = texts[number]
+    write_json(folder / TOKENIZER_CONFIG, settings)
+    template = fields.get("tokenizer.chat_template")
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def write_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: DiffuCoderTokenizer, config: DreamConfig
+) -> None:
+    """Write a tokenizer into the metadata of a file.
+
+    Raises:
+        CheckpointError: llama.cpp has no counterpart of its way to split words.
+    """
+    backend = tokenizer.backend
+    pipeline = json.loads(backend.to_str())
+    kind = next((kind for kind in WORDS if split_rule(kind) == splits(pipeline)), None)
+    if kind is None or pipeline["model"]["type"] != "BPE":
+        raise CheckpointError(
+            "this tokenizer splits words in a way that no tokenizer.ggml.pre of "
+            f"{', '.join(WORDS)} names"
+        )
+    texts = [f"[PAD{number}]" for number in range(config.vocab_size)]
+    types = [UNUSED] * config.vocab_size
+    for text, number in backend.get_vocab(with_added_tokens=True).items():
+        texts[number], types[number] = text, NORMAL
+    for number, token in backend.get_added_tokens_decoder().items():
+        types[number] = CONTROL if token.special else USER_DEFINED
+    merges = [
+        pair if isinstance(pair, str) else " ".join(pair) for pair in pipeline["model"]["merges"]
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(kind)
+    writer.add_token_list(texts)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_add_bos_token(False)
+    writer.add_eos_token_id(tokenizer.end_id)
+    writer.add_pad_token_id(tokenizer.pad_id)
+    if config.bos_token_id is not None:
+        writer.add_bos_token_id(config.bos_token_id)
+    if config.mask_token_id is not None:
+        writer.add_mask_token_id(config.mask_token_id)
+    if tokenizer.chat_template is not None:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def splits(pipeline: dict[str, Any]) -> list[Any]:
+    """Return what decides how a tokenizer.json splits a text into words."""
+    steps = pipeline["pre_tokenizer"] or {}
+    facts: list[Any] = [(pipeline["normalizer"] or {}).get("type")]
+    for step in steps.get("pretokenizers", [steps]):
+        pattern = (step.get("pattern") or {}).get("Regex")
+        facts.append((step.get("type"), pattern, step.get("use_regex", False)))
+    return facts
+
+
+def split_rule(kind: str) -> list[Any]:
+    """Return the same of a kind of `WORDS`."""
+    backend = Tokenizer(models.BPE())
+    backend.normalizer, backend.pre_tokenizer = word_pipeline(kind)
+    return splits(json.loads(backend.to_str()))

@@ -1,0 +1,198 @@
+"""GGUF files: read as folders, written, and equal to what the library `gguf` makes of them."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from family_cases import random_tensor
+from flax import nnx
+
+gguf = pytest.importorskip("gguf")
+
+from gguf.quants import dequantize, quantize
+
+from jax_lm.checkpoints import gguf_file
+from jax_lm.checkpoints.huggingface import resolve
+from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.cli.main import main
+from jax_lm.config import DreamConfig
+from jax_lm.conversion.convert import Conversion, convert
+from jax_lm.conversion.verify import verify
+from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
+from jax_lm.options import GenerationOptions
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+KINDS = {
+    "Dream": {"model_type": "Dream"},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_size": 32},
+    "llama": {"model_type": "llama", "tie_word_embeddings": True},
+    "llada": {"model_type": "llada"},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def publish(folder, **kind):
+    """A small random model with the tokenizer of the built-in one."""
+    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    shape = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 1600, "max_position_embeddings": 256, "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6, "mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id,
+        "eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.end_id,
+    }  # fmt: skip
+    config = DreamConfig(**(shape | kind))
+    tensors = {
+        name: jnp.asarray(random_tensor(name, size))
+        for name, size in parameter_shapes(config).items()
+    }
+    model = DreamForCausalLM.from_tensors(config, tensors)
+    model.save_pretrained(folder, tokenizer=tokenizer)
+    return model
+
+
+def logits(model):
+    tokens = jnp.arange(3, 19)[None]
+    return np.asarray(nnx.jit(lambda model: model(tokens))(model))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_survives_the_way_there_and_back(tmp_path, kind):
+    model = publish(tmp_path / "model", **KINDS[kind])
+    assert convert(tmp_path / "model", tmp_path / "m.gguf", Conversion()).format == "gguf"
+    # The numbers are exact in float16, so every bit comes back, and the logits with them.
+    again = DreamForCausalLM.from_pretrained(tmp_path / "m.gguf", dtype="float32")
+    assert again.config == model.config
+    ours, theirs = parameters(model), parameters(again)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+    assert np.array_equal(logits(model), logits(again))
+    # The tokenizer gives the same ids, and its special tokens are known.
+    before, after = (
+        DiffuCoderTokenizer.from_pretrained(folder)
+        for folder in (tmp_path / "model", resolve(tmp_path / "m.gguf"))
+    )
+    for text in ("def add(a, b):\n    return a + b\n", "é 漢字 123 don't\r\n\t<|mask|>x"):
+        assert after.encode(text) == before.encode(text)
+    assert (after.mask_id, after.pad_id, after.stop_ids) == (
+        before.mask_id,
+        before.pad_id,
+        before.stop_ids,
+    )
+    assert after.chat_template == before.chat_template
+    # And from the file to a folder, with every check.
+    convert(resolve(tmp_path / "m.gguf"), tmp_path / "back", Conversion(dtype="float32"))
+    assert [check for check in verify(tmp_path / "back") if not check.passed] == []
+    assert DreamForCausalLM.read_config(tmp_path / "back") == model.config
+
+
+def test_every_type_is_what_the_library_makes_of_it(tmp_path):
+    """A file with one tensor of each type, as its writer quantizes it."""
+    publish(tmp_path / "model", **KINDS["llama"])
+    convert(tmp_path / "model", tmp_path / "plain.gguf", Conversion())
+    types = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    reader = gguf.GGUFReader(tmp_path / "plain.gguf")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kinds = field.types
+            sub = kinds[1] if len(kinds) > 1 else None
+            writer.add_key_value(name, field.contents(), kinds[0], sub)
+    expected = {}
+    for number, tensor in enumerate(reader.tensors):
+        values = dequantize(tensor.data, tensor.tensor_type)
+        kind = gguf.GGMLQuantizationType["F32"]
+        if values.ndim == 2:
+            kind = gguf.GGMLQuantizationType[types[number % len(types)]]
+        stored = quantize(values, kind)
+        expected[tensor.name] = dequantize(stored, kind)
+        writer.add_tensor(tensor.name, stored, raw_dtype=kind)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+    ):
+        write()
+    writer.close()
+    tensors = gguf_file.list_tensors(resolve(tmp_path / "m.gguf"))
+    assert {tensor.kind.name for tensor in tensors.values()} == {"F32", *types}
+    for tensor in tensors.values():
+        values = tensor.view()
+        if tensor.heads:
+            values = gguf_file.permuted(values, tensor.heads)
+        assert np.array_equal(values, expected[tensor.name]), tensor.name
+    # A quantized file is a bfloat16 checkpoint.
+    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "m.gguf"))
+    assert {str(value.dtype) for value in loaded.values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_are_read_in_the_shape_of_the_tensor(tmp_path, kind):
+    # The library does not quantize to these types: any bytes are valid blocks of them.
+    quantization = gguf.GGMLQuantizationType[kind]
+    width = gguf.quant_shape_to_byte_shape((4, 512), quantization)
+    data = np.random.default_rng(0).integers(0, 60, width, np.uint8)
+    (tmp_path / "data").write_bytes(b"head" + data.tobytes())
+    tensor = gguf_file.QuantizedTensor(
+        tmp_path / "data", "t", (4, 512), np.dtype("float32"), quantization, 4, 0
+    )
+    assert np.array_equal(tensor.view(), dequantize(data, quantization), equal_nan=True)
+    assert tensor.view().shape == (4, 512)
+
+
+def test_int8_is_q8_0_of_the_matrices(tmp_path):
+    model = publish(tmp_path / "model", **KINDS["Dream"])
+    assert (
+        main(["convert", str(tmp_path / "model"), str(tmp_path / "m.gguf"), "--quantize", "int8"])
+        == 0
+    )
+    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "m.gguf", dtype="float32"))
+    for name, value in parameters(model).items():
+        kind = gguf.GGMLQuantizationType["Q8_0" if value.ndim == 2 else "F32"]
+        expected = dequantize(quantize(np.asarray(value), kind), kind)
+        assert np.array_equal(loaded[name], expected), name
+
+
+def test_a_file_stands_where_a_folder_does(tmp_path, capsys):
+    publish(tmp_path / "model", **KINDS["Dream"])
+    convert(tmp_path / "model", tmp_path / "m.gguf", Conversion())
+    options = GenerationOptions(max_new_tokens=6, temperature=0.0)
+    texts = [
+        DiffuCoderInference(folder, dtype="float32", verbose=False).complete(["x = "], options)[0]
+        for folder in (tmp_path / "model", tmp_path / "m.gguf")
+    ]
+    assert texts[0].full == texts[1].full
+    assert main(["info", "--model", str(tmp_path / "m.gguf"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] > 0
+    assert main(["verify", str(tmp_path / "m.gguf")]) == 0
+
+
+def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
+    publish(tmp_path / "model", model_type="a2d-qwen3")
+    with pytest.raises(CheckpointError, match=r"no architecture for Tiny-A2D mdlm"):
+        convert(tmp_path / "model", tmp_path / "m.gguf", Conversion())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    with pytest.raises(ValueError, match=r"dtype='bfloat16': must be float16"):
+        convert(tmp_path / "model", tmp_path / "m.gguf", Conversion(dtype="bfloat16"))
+    with pytest.raises(ValueError, match=r"must end in \.gguf"):
+        convert(tmp_path / "model", tmp_path / "m", Conversion(format="gguf"))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(CheckpointError, match="damaged or not a GGUF file"):
+        resolve(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "g.gguf", "gemma3")
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+    ):
+        write()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"'gemma3': must be one of llama, qwen2"):
+        resolve(tmp_path / "g.gguf")
+    assert list((tmp_path / "cache" / "diffucoder" / "gguf").iterdir()) == []
