@@ -5,6 +5,7 @@ row describes a checkpoint follows from its own files (`find_family`), and no ot
 family. docs/families.md describes each, with its sources.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
@@ -30,7 +31,7 @@ class Architecture:
     has_qk_norm: bool = False
     fields: Names = ()
     tensors: Names = ()
-    fixed: Mapping[str, tuple] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,50 +71,45 @@ class Family:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+def pairs(table: str) -> Names:
+    """Read pairs of names, one to a line."""
+    words = table.split()
+    return tuple(zip(words[::2], words[1::2], strict=True))
+
+
 LLADA = Architecture(
-    fields=(
-        ("d_model", "hidden_size"),
-        ("mlp_hidden_size", "intermediate_size"),
-        ("n_layers", "num_hidden_layers"),
-        ("n_heads", "num_attention_heads"),
-        ("n_kv_heads", "num_key_value_heads"),
-        ("max_sequence_length", "max_position_embeddings"),
-        ("weight_tying", "tie_word_embeddings"),
-        ("activation_type", "hidden_act"),
-        ("init_std", "initializer_range"),
-    ),
-    tensors=(
-        ("model.transformer.blocks.{}.attn_norm.", "model.layers.{}.input_layernorm."),
-        ("model.transformer.blocks.{}.ff_norm.", "model.layers.{}.post_attention_layernorm."),
-        ("model.transformer.blocks.{}.q_proj.", "model.layers.{}.self_attn.q_proj."),
-        ("model.transformer.blocks.{}.k_proj.", "model.layers.{}.self_attn.k_proj."),
-        ("model.transformer.blocks.{}.v_proj.", "model.layers.{}.self_attn.v_proj."),
-        ("model.transformer.blocks.{}.attn_out.", "model.layers.{}.self_attn.o_proj."),
-        ("model.transformer.blocks.{}.ff_proj.", "model.layers.{}.mlp.gate_proj."),
-        ("model.transformer.blocks.{}.up_proj.", "model.layers.{}.mlp.up_proj."),
-        ("model.transformer.blocks.{}.ff_out.", "model.layers.{}.mlp.down_proj."),
-        ("model.transformer.wte.", "model.embed_tokens."),
-        ("model.transformer.ln_f.", "model.norm."),
-        ("model.transformer.ff_out.", "lm_head."),
-    ),
-    fixed={
-        "alibi": (False,),
-        "attention_layer_norm": (False,),
-        "bias_for_layer_norm": (False,),
-        "block_group_size": (1,),
-        "block_type": ("llama",),
-        "include_bias": (False,),
-        "include_qkv_bias": (False,),
-        "input_emb_norm": (False,),
-        "layer_norm_type": ("rms",),
-        "layer_norm_with_affine": (True,),
-        "multi_query_attention": (None, False),
-        "residual_dropout": (0, 0.0),
-        "embedding_dropout": (0, 0.0),
-        "rope": (True,),
-        "rope_full_precision": (True,),
-        "scale_logits": (False,),
-    },
+    fields=pairs("""
+        d_model              hidden_size
+        mlp_hidden_size      intermediate_size
+        n_layers             num_hidden_layers
+        n_heads              num_attention_heads
+        n_kv_heads           num_key_value_heads
+        max_sequence_length  max_position_embeddings
+        weight_tying         tie_word_embeddings
+        activation_type      hidden_act
+        init_std             initializer_range
+    """),
+    tensors=pairs("""
+        model.transformer.blocks.{}.attn_norm.  model.layers.{}.input_layernorm.
+        model.transformer.blocks.{}.ff_norm.    model.layers.{}.post_attention_layernorm.
+        model.transformer.blocks.{}.q_proj.     model.layers.{}.self_attn.q_proj.
+        model.transformer.blocks.{}.k_proj.     model.layers.{}.self_attn.k_proj.
+        model.transformer.blocks.{}.v_proj.     model.layers.{}.self_attn.v_proj.
+        model.transformer.blocks.{}.attn_out.   model.layers.{}.self_attn.o_proj.
+        model.transformer.blocks.{}.ff_proj.    model.layers.{}.mlp.gate_proj.
+        model.transformer.blocks.{}.up_proj.    model.layers.{}.mlp.up_proj.
+        model.transformer.blocks.{}.ff_out.     model.layers.{}.mlp.down_proj.
+        model.transformer.wte.                  model.embed_tokens.
+        model.transformer.ln_f.                 model.norm.
+        model.transformer.ff_out.               lm_head.
+    """),
+    fixed=json.loads("""{
+        "alibi": false, "attention_layer_norm": false, "bias_for_layer_norm": false,
+        "block_group_size": 1, "block_type": "llama", "include_bias": false,
+        "include_qkv_bias": false, "input_emb_norm": false, "layer_norm_type": "rms",
+        "layer_norm_with_affine": true, "multi_query_attention": null, "residual_dropout": 0,
+        "embedding_dropout": 0, "rope": true, "rope_full_precision": true, "scale_logits": false
+    }"""),
 )
 QWEN2, QWEN3, LLAMA = Architecture(has_bias=True), Architecture(has_qk_norm=True), Architecture()
 CAUSAL_TYPES = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
@@ -445,9 +441,9 @@ class DreamConfig:
         if set(fields.pop("layer_types", None) or ()) - {"full_attention"}:
             raise ValueError("config layer_types: only full_attention is supported")
         # LLaDA names the size of its vocabulary twice.
-        fixed = FIXED_FIELDS | dict(architecture.fixed)
-        fixed["attention_bias"] = (architecture.has_bias,)
-        fixed["embedding_size"] = (None, fields.get("vocab_size"))
+        own = {"attention_bias": architecture.has_bias, "embedding_size": fields.get("vocab_size")}
+        own |= architecture.fixed
+        fixed = FIXED_FIELDS | {name: (value,) for name, value in own.items()}
         for name, allowed in fixed.items():
             if name in fields and (value := fields.pop(name)) not in allowed:
                 raise ValueError(
@@ -475,9 +471,9 @@ class DreamConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
         names = dict(inverted(self.architecture.fields))
-        allowed = FIXED_FIELDS | dict(self.architecture.fixed)
-        fixed = ("hidden_act", "rope_scaling", "use_sliding_window", *self.architecture.fixed)
-        values = {names.get(name, name): allowed[name][0] for name in fixed}
+        usual = ("hidden_act", "rope_scaling", "use_sliding_window")
+        fixed = {name: FIXED_FIELDS[name][0] for name in usual} | dict(self.architecture.fixed)
+        values = {names.get(name, name): value for name, value in fixed.items()}
         classes = [self.family.classes[self.model_type]]
         return {"architectures": classes} | values | self.published_fields()
 

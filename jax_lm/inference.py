@@ -377,6 +377,7 @@ class DiffuCoderInference:
             OutOfMemoryError: the batch does not fit; the message has the memory that it takes.
         """
         start = time.perf_counter()
+        options = self.fit(options)
         canvas = lay_out(templates, self.tokenizer, options, self.config)
         # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
@@ -480,6 +481,14 @@ class DiffuCoderInference:
         Raises ValueError if there is none, or one exceeds the context.
         """
         return lay_out(templates, self.tokenizer, options, self.config)
+
+    def fit(self, options: GenerationOptions) -> GenerationOptions:
+        """Return the options with the blocks of the model's family, if it has any.
+
+        Raises ValueError for options that contradict them.
+        """
+        size, family = self.config.attention_block, self.config.family.name
+        return options.with_settings(decoding=options.decoding.within_blocks(size, family))
 
     def require_context(self, tokens: int) -> None:
         """Raise ValueError if a row of `tokens` exceeds the context."""

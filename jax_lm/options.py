@@ -207,6 +207,26 @@ class Decoding:
         block_length = WHOLE_CANVAS if is_plain else BLOCK_LENGTH
         return SimpleNamespace(**{"block_length": block_length} | settings)
 
+    def within_blocks(self, size: int | None, family: str) -> "Decoding":
+        """Return these settings for a model that attends to its own and to earlier blocks alone.
+
+        Args:
+            size: length of its blocks; None is a model that attends to all.
+            family: its name, for messages.
+
+        Raises:
+            ValueError: a longer block is asked for, whose end the model cannot see from its start.
+        """
+        if size is None or self.settings.cache == "causal":
+            return self
+        if self.block_length is None:
+            return replace(self, block_length=size)
+        if not 0 < self.block_length <= size:
+            raise ValueError(
+                f"block_length={self.block_length}: must lie in [1, {size}], the blocks of {family}"
+            )
+        return self
+
     def block_columns(self, region: int) -> int:
         """Return the block length in a region of `region` columns."""
         length = self.settings.block_length

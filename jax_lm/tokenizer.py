@@ -214,9 +214,10 @@ class DiffuCoderTokenizer:
     @property
     def turn_end(self) -> str:
         """The text of the token that ends a turn of a conversation, or else a document."""
-        turns = (END_OF_TURN, END_OF_HEADER_TURN)
-        known = (token for token in turns if self.backend.token_to_id(token) is not None)
-        return next(known, self.special.end)
+        for token in (END_OF_TURN, END_OF_HEADER_TURN):
+            if self.backend.token_to_id(token) is not None:
+                return token
+        return self.special.end
 
     @property
     def pad_id(self) -> int:
@@ -433,59 +434,57 @@ class DiffuCoderTokenizer:
 def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     """Read which tokens have a function from the files of a checkpoint.
 
-    The text that tokenizer_config.json or special_tokens_map.json names comes first, then the id in
-    config.json, then the text that the family of the model implies.
+    The text that the settings of the tokenizer name comes first, then the id in config.json or
+    generation_config.json, then the text that the family of the model implies.
     """
     named = named_tokens(folder)
     settings = [read_optional(folder / name) for name in ("config.json", "generation_config.json")]
-
-    def texts(key: str) -> list[str]:
-        values = [named.get(key.removesuffix("_id"))]
-        for fields in settings:
-            ids = fields.get(key)
-            numbers = ids if isinstance(ids, list) else [ids]
-            values += [backend.id_to_token(n) for n in numbers if type(n) is int and n >= 0]
-        return [text for text in values if text and backend.token_to_id(text) is not None]
-
-    implied = [row.mask_token for row in FAMILIES if settings[0].get("model_type") in row.types]
+    kind = settings[0].get("model_type")
     # Without config.json, the files are those of a tokenizer alone.
-    masks = [*texts("mask_token_id"), *filter(None, implied or [MASK])]
-    ends = [END_OF_TEXT, *texts("eos_token_id")]
+    implied = [row.mask_token for row in FAMILIES if kind in row.types] if kind else [MASK]
+
+    def known(name: str, *texts: str | None) -> list[str]:
+        ids = [fields.get(f"{name}_token_id") for fields in settings]
+        numbers = [n for given in ids for n in (given if isinstance(given, list) else [given])]
+        by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
+        found = (named.get(f"{name}_token"), *by_id, *texts)
+        return [text for text in found if text and backend.token_to_id(text) is not None]
+
+    has_end = backend.token_to_id(END_OF_TEXT) is not None
+    masks, ends, pads, begins = (
+        known("mask", *implied), known("eos"), known("pad"), known("bos"),
+    )  # fmt: skip
     return SpecialTokens(
-        mask=next((text for text in masks if backend.token_to_id(text) is not None), None),
-        end=next((text for text in ends if backend.token_to_id(text) is not None), END_OF_TEXT),
-        pad=next(iter(texts("pad_token_id")), None),
-        begin=next(iter(texts("bos_token_id")), None),
-        stops=tuple(texts("eos_token_id")),
+        mask=masks[0] if masks else None,
+        end=END_OF_TEXT if has_end or not ends else ends[0],
+        pad=pads[0] if pads else None,
+        begin=begins[0] if begins else None,
+        stops=tuple(ends),
     )
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
     """Return the texts of the special tokens that the settings of a tokenizer name."""
-    named: dict[str, str] = {}
-    for name in (SPECIAL_TOKENS, TOKENIZER_CONFIG):
-        for key, token in read_optional(folder / name).items():
-            # "mask_token": "<M>", or an object with the text under "content"
-            text = token.get("content") if isinstance(token, dict) else token
-            if key.endswith("_token") and isinstance(text, str):
-                named[key] = text
-    return named
+    fields = read_optional(folder / SPECIAL_TOKENS) | read_optional(folder / TOKENIZER_CONFIG)
+    # "mask_token": "<M>", or an object with the text under "content"
+    texts = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in fields.items()
+        if name.endswith("_token")
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def named_mask_id(folder: Path, model_type: str | None) -> int | None:
-    """Return the id of the mask token that a tokenizer names, for a config.json that names none.
-
-    Only JSON is read, as `info` should not build a tokenizer.
-    """
-    implied = (row.mask_token for row in FAMILIES if model_type in row.types)
-    texts = [named_tokens(folder).get("mask_token"), *implied]
-    decoder = read_optional(folder / TOKENIZER_CONFIG).get("added_tokens_decoder") or {}
-    ids = {token.get("content"): int(number) for number, token in decoder.items()}
-    ids |= read_optional(folder / ADDED_TOKENS)
-    if any(texts) and not any(text in ids for text in texts):
-        added = read_optional(folder / "tokenizer.json").get("added_tokens") or ()
-        ids = {token["content"]: token["id"] for token in added}
-    return next((ids[text] for text in texts if text in ids), None)
+    """Return the id of the mask token that a tokenizer names, for a config.json that names none."""
+    implied = any(row.mask_token for row in FAMILIES if model_type in row.types)
+    if not implied and "mask_token" not in named_tokens(folder):
+        return None
+    try:
+        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    except TokenizerError:  # whoever needs the tokenizer reports it
+        return None
+    return None if tokenizer.special.mask is None else tokenizer.mask_id
 
 
 def read_optional(path: Path) -> dict[str, Any]:

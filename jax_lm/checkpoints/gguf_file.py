@@ -22,52 +22,51 @@ from gguf.quants import dequantize, quantize
 from jax_lm.checkpoints.gguf_tokenizer import read_tokenizer, write_tokenizer
 from jax_lm.checkpoints.huggingface import GGUF_LINK
 from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, is_kernel
-from jax_lm.config import DreamConfig, Names, inverted, translate
+from jax_lm.config import DreamConfig, inverted, pairs, translate
 from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
 
 # `model_type` of config.json by architecture of the file.
-ARCHITECTURES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "dream": "Dream",
-    "llada": "llada",
-}
+ARCHITECTURES = dict(pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada"))
 # Architectures whose files hold the rows of q and k in another order (`permuted`).
 PERMUTED = ("llama", "llada")
-TENSORS: Names = (
-    ("token_embd.", "model.embed_tokens."),
-    ("output_norm.", "model.norm."),
-    ("output.", "lm_head."),
-    ("blk.{}.attn_norm.", "model.layers.{}.input_layernorm."),
-    ("blk.{}.ffn_norm.", "model.layers.{}.post_attention_layernorm."),
-    ("blk.{}.attn_q_norm.", "model.layers.{}.self_attn.q_norm."),
-    ("blk.{}.attn_k_norm.", "model.layers.{}.self_attn.k_norm."),
-    ("blk.{}.attn_q.", "model.layers.{}.self_attn.q_proj."),
-    ("blk.{}.attn_k.", "model.layers.{}.self_attn.k_proj."),
-    ("blk.{}.attn_v.", "model.layers.{}.self_attn.v_proj."),
-    ("blk.{}.attn_output.", "model.layers.{}.self_attn.o_proj."),
-    ("blk.{}.ffn_gate.", "model.layers.{}.mlp.gate_proj."),
-    ("blk.{}.ffn_up.", "model.layers.{}.mlp.up_proj."),
-    ("blk.{}.ffn_down.", "model.layers.{}.mlp.down_proj."),
+TENSORS = pairs("""
+    token_embd.          model.embed_tokens.
+    output_norm.         model.norm.
+    output.              lm_head.
+    blk.{}.attn_norm.    model.layers.{}.input_layernorm.
+    blk.{}.ffn_norm.     model.layers.{}.post_attention_layernorm.
+    blk.{}.attn_q_norm.  model.layers.{}.self_attn.q_norm.
+    blk.{}.attn_k_norm.  model.layers.{}.self_attn.k_norm.
+    blk.{}.attn_q.       model.layers.{}.self_attn.q_proj.
+    blk.{}.attn_k.       model.layers.{}.self_attn.k_proj.
+    blk.{}.attn_v.       model.layers.{}.self_attn.v_proj.
+    blk.{}.attn_output.  model.layers.{}.self_attn.o_proj.
+    blk.{}.ffn_gate.     model.layers.{}.mlp.gate_proj.
+    blk.{}.ffn_up.       model.layers.{}.mlp.up_proj.
+    blk.{}.ffn_down.     model.layers.{}.mlp.down_proj.
+""")
+# Fields of the configuration, and of the file below the name of its architecture.
+SIZES = dict(
+    pairs("""
+    hidden_size              embedding_length
+    intermediate_size        feed_forward_length
+    num_hidden_layers        block_count
+    num_attention_heads      attention.head_count
+    num_key_value_heads      attention.head_count_kv
+    max_position_embeddings  context_length
+    rope_theta               rope.freq_base
+    rms_norm_eps             attention.layer_norm_rms_epsilon
+""")
 )
-# Fields of the file, below the name of the architecture, by field of the configuration.
-SIZES = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "max_position_embeddings": "context_length",
-    "rope_theta": "rope.freq_base",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-}
-IDS = {
-    "mask_token_id": "mask_token_id",
-    "eos_token_id": "eos_token_id",
-    "bos_token_id": "bos_token_id",
-    "pad_token_id": "padding_token_id",
-}
+# Special tokens, and the fields of the file below `tokenizer.ggml`.
+IDS = dict(
+    pairs("""
+    mask_token_id  mask_token_id
+    eos_token_id   eos_token_id
+    bos_token_id   bos_token_id
+    pad_token_id   padding_token_id
+""")
+)
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 # Where the tensors of the file are, in the folder that presents it.
 INDEX = "gguf_tensors.json"

@@ -5,13 +5,14 @@ Knows neither model nor order. Given text never changes.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jax_lm.config import DreamConfig
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
@@ -86,12 +87,15 @@ class Canvas:
         attention_mask: True where there is a token or a hole, False on padding.
         room: columns that each row may take where holes grow, with padding on the right; None where
             holes keep their length.
+        phase: columns by which blocks begin before the first hole, so that they lie as those of the
+            model's attention.
     """
 
     tokens: Int[np.ndarray, "b t"]
     holes: Bool[np.ndarray, "b t"]
     attention_mask: Bool[np.ndarray, "b t"]
     room: Int[np.ndarray, "b"] | None = None
+    phase: int = 0
 
     @classmethod
     def after(
@@ -164,9 +168,38 @@ class Canvas:
 
         The last block may be shorter.
         """
-        for block in block_bounds(self.region, length):
-            if self.holes[:, block.start : block.end].any():
-                yield block
+        # region [5, 12), length 4 and phase 1: [5, 8) and [8, 12)
+        start = self.region.start
+        for block in block_bounds(Block(start - self.phase % length, self.region.end), length):
+            if self.holes[:, max(block.start, 0) : block.end].any():
+                yield Block(max(block.start, start), block.end)
+
+    def with_blocks_of(self, config: DreamConfig) -> "Canvas":
+        """Return a canvas whose blocks lie as those that the model attends by.
+
+        They are counted from the start of each row. Where rows disagree, they begin with the hole.
+
+        Raises:
+            ValueError: text follows a hole, which the model cannot see from there.
+        """
+        size, name = config.attention_block, config.family.name
+        if size is None:
+            return self
+        if not self.holes[:, self.region.start :].all():
+            raise ValueError(
+                f"{name} attends to earlier text alone: it completes prompts, and fills no holes "
+                "before given text"
+            )
+        phases = set((self.position_ids[:, self.region.start] % size).tolist())
+        if len(phases) == 1 and config.family.prompt == "start":
+            return replace(self, phase=phases.pop())
+        if config.family.prompt == "start":
+            logger.warning(
+                "prompts of different lengths: blocks of %s begin with the answers, not as trained; "
+                "decode such prompts one at a time",
+                name,
+            )
+        return self
 
     @property
     def position_ids(self) -> Int[np.ndarray, "b t"]:

@@ -304,7 +304,7 @@ def lay_out(
     # Before anything is encoded: a stated length may be more than memory holds.
     check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
-        return Canvas.padded(templates, tokenizer)
+        return Canvas.padded(templates, tokenizer).with_blocks_of(config)
     # with room: the row, the token that deletes as its end, and padding on the right
     begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:

@@ -30,7 +30,11 @@ def sequence_of(
             the field.
     """
     # limits of the server
-    options, hole = request.options, request.options.max_new_tokens
+    options, hole = inference.fit(request.options), request.options.max_new_tokens
+    if inference.config.attention_block is not None and len(request.after):
+        raise ValueError(
+            f"{inference.config.family.name} attends to earlier text alone: it fills no holes"
+        )
     if hole > max_tokens:
         raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
     given = request.prompt_tokens

@@ -19,13 +19,16 @@ class Convert:
         diffucoder convert diffucoder-7b-orbax diffucoder-7b-hf                (and back, bit for bit)
         diffucoder convert apple/DiffuCoder-7B-Instruct diffucoder-7b-int8 --quantize int8
         diffucoder convert old-port diffucoder-7b --allow-missing-bias         (a folder with params.pkl)
+        diffucoder convert diffucoder-7b diffucoder-7b.gguf                    (for llama.cpp)
 
     Attributes:
-        source: folder or hub id in the Hugging Face or Orbax layout, or a folder with params.pkl.
-        destination: output folder; must not exist.
-        format: huggingface or orbax; by default the format that the source does not have.
+        source: folder or hub id in the Hugging Face or Orbax layout, a folder with params.pkl, or a
+            GGUF file.
+        destination: output folder, or a file that ends in .gguf; must not exist.
+        format: huggingface, orbax or gguf; by default gguf for a file, and else the one of the first
+            two that the source does not have.
         dtype: float32, bfloat16 or float16; the source's by default.
-        quantize: quantize the kernels of all linear layers to int8.
+        quantize: quantize the kernels of all linear layers to int8; in a GGUF file to Q8_0.
         allow_missing_bias: use zeros for biases that a params.pkl lacks.
         allow_nonfinite: convert weights that hold NaN or infinity.
     """
