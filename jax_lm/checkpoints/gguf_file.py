@@ -20,8 +20,7 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 
 from jax_lm.checkpoints.gguf_tokenizer import read_tokenizer, write_tokenizer
-from jax_lm.checkpoints.huggingface import GGUF_LINK
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor, is_kernel
+from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
 from jax_lm.config import DreamConfig, inverted, pairs, translate
 from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
 
@@ -97,7 +96,7 @@ class QuantizedTensor(ViewedTensor):
             shape = gguf.quant_shape_to_byte_shape(shape, self.kind)
         data = np.memmap(self.path, dtype, "r", self.offset, shape)
         values = dequantize(data, self.kind)
-        return restored(values, self.heads) if self.heads else values
+        return unpermuted(values, self.heads) if self.heads else values
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -107,7 +106,7 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def restored(rows: np.ndarray, heads: int) -> np.ndarray:
+def unpermuted(rows: np.ndarray, heads: int) -> np.ndarray:
     """Invert `permuted`."""
     split = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
@@ -185,7 +184,7 @@ def read_index(path: Path, reader: gguf.GGUFReader) -> dict[str, Any]:
     return {"dtype": plain.get(matrices, "bfloat16"), "tensors": tensors}
 
 
-def read_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
+def model_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
     """Read the configuration of a model from the metadata of its file.
 
     Raises:
@@ -237,7 +236,7 @@ def as_folder(path: Path) -> Path:
         partial.rename(folder)
     except FileExistsError:
         shutil.rmtree(partial)  # another process was faster
-    except BaseException:
+    except BaseException:  # nothing half-written stays
         shutil.rmtree(partial)
         raise
     return folder
@@ -247,7 +246,7 @@ def present(path: Path, folder: Path) -> None:
     """Write configuration, tokenizer, the places of tensors, and a link to a file into a folder."""
     # Parsing takes seconds, as the library makes an object of every token.
     reader = open_file(path)
-    config, index = read_config(path, reader), read_index(path, reader)
+    config, index = model_config(path, reader), read_index(path, reader)
     write_json(folder / "config.json", config.to_dict() | {"torch_dtype": index["dtype"]})
     write_json(folder / INDEX, index)
     read_tokenizer(reader, folder)

@@ -30,8 +30,6 @@ from jax_lm.checkpoints.stored import (
 from jax_lm.host.files import atomic_write, output_folder
 
 WEIGHTS = "model.safetensors"
-# The link to a GGUF file, in a folder that presents it.
-GGUF_LINK = "model.gguf"
 INDEX = "model.safetensors.index.json"
 # Longest file name that common file systems allow.
 MAX_NAME = 255
@@ -149,7 +147,7 @@ def require_gguf() -> ModuleType:
     return gguf_file
 
 
-def checkpoint_name(folder: Path) -> str:
+def published_name(folder: Path) -> str:
     """Return the name of a checkpoint: that of its folder, or of its repository on the hub."""
     # In the hub's cache: models--owner--name/snapshots/1a2b3c
     parts = folder.absolute().parts

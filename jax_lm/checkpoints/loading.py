@@ -19,6 +19,7 @@ from jaxtyping import Array
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import (
+    GGUF_LINK,
     CheckpointError,
     StoredTensor,
     TensorRequest,
@@ -158,7 +159,7 @@ def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
             f"{folder / PICKLE} is a pickle of an old port: convert it with `diffucoder convert`, "
             "which executes none of it"
         )
-    link = folder / huggingface.GGUF_LINK
+    link = folder / GGUF_LINK
     if link.exists() and not any((folder / name).is_file() for name in weights):
         return CheckpointTensors(folder, huggingface.require_gguf().list_tensors(folder))
     return CheckpointTensors(folder, renamed(huggingface.list_tensors(folder), names))

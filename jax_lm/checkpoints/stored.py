@@ -13,6 +13,9 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8
 from safetensors.numpy import save_file
 
+# The link to a GGUF file, in a folder that presents it.
+GGUF_LINK = "model.gguf"
+
 
 class CheckpointError(ValueError):
     """Raised when a checkpoint cannot be loaded; the message names the file or tensor."""

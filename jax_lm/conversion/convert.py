@@ -21,7 +21,7 @@ from jaxtyping import Array
 from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
-from jax_lm.checkpoints.stored import QUANTIZATION, CheckpointError
+from jax_lm.checkpoints.stored import GGUF_LINK, QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.host.interruption import remove_on_exit
@@ -179,7 +179,7 @@ def source_tensors(
         CheckpointError: the source is damaged, or a pickle lacks biases.
     """
     if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
-        kinds = {ORBAX_FOLDER: "orbax", huggingface.GGUF_LINK: "gguf"}
+        kinds = {ORBAX_FOLDER: "orbax", GGUF_LINK: "gguf"}
         kind = next((kinds[name] for name in kinds if (source / name).exists()), "huggingface")
         return loading.open_checkpoint(source, config.architecture.tensors), kind
     # A pickle of the old port, which may lack the biases.

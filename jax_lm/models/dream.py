@@ -264,7 +264,7 @@ class DreamForCausalLM(nnx.Module):
             del fields["quantization_config"]
         if fields.get("mask_token_id") is None:
             fields["mask_token_id"] = named_mask_id(folder, fields.get("model_type"))
-        return DreamConfig.from_dict(fields, huggingface.checkpoint_name(folder))
+        return DreamConfig.from_dict(fields, huggingface.published_name(folder))
 
     @staticmethod
     def is_int8(folder: Path) -> bool:
