@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -160,29 +160,38 @@ def read_tasks(path: Path, seconds: float) -> list[Task]:
     return tasks
 
 
-def judge(tier: Any, packages: tuple[str, ...], task: Task) -> tuple[str, str, str]:
+def judge(session: Session, task: Task) -> tuple[str, str, str]:
     """Return the verdicts of one process and of the border, and the border's reason."""
-    try:
-        return judge_once(tier, packages, task)
-    except SandboxFailureError as error:
-        return "sandbox_error", "sandbox_error", str(error)
-
-
-def judge_once(tier: Any, packages: tuple[str, ...], task: Task) -> tuple[str, str, str]:
-    with Session(tier, packages=packages) as session:
-        session.begin(task.program.limits)
-        code, test = task.program.code, task.program.tests[0]
-        job = {"code": code, "test": test, "sentinel": "the end"}
-        together = run_together(session, job, task.program.limits.seconds)
-        result = run_program(session, task.program)
+    session.begin(task.program.limits)
+    code, test = task.program.code, task.program.tests[0]
+    job = {"code": code, "test": test, "sentinel": "the end"}
+    together = run_together(session, job, task.program.limits.seconds)
+    result = run_program(session, task.program)
     return together.outcome, result.outcome, result.detail or together.detail
+
+
+def judge_some(start: Callable[[], Session], tasks: list[Task]) -> list[tuple[str, str, str]]:
+    """Judge tasks in one sandbox after the other; a new one is started when it fails."""
+    verdicts: list[tuple[str, str, str]] = []
+    while len(verdicts) < len(tasks):
+        with start() as session:
+            try:
+                for task in tasks[len(verdicts) :]:
+                    verdicts.append(judge(session, task))
+            except SandboxFailureError as error:
+                verdicts.append(("sandbox_error", "sandbox_error", str(error)))
+    return verdicts
 
 
 def compare_canonical(options: argparse.Namespace) -> int:
     tasks = read_tasks(options.data, options.seconds)
     tier, packages = choose_tier(options.executor), tuple(options.packages)
+    start = partial(Session, tier, packages=packages)
+    parts = [tasks[index :: options.workers] for index in range(options.workers)]
     with ThreadPoolExecutor(options.workers) as threads:
-        verdicts = list(threads.map(partial(judge, tier, packages), tasks))
+        judged = list(threads.map(partial(judge_some, start), parts))
+    # The parts take turns: task 0 is the first of part 0, task 1 the first of part 1, ...
+    verdicts = [judged[n % options.workers][n // options.workers] for n in range(len(tasks))]
     counts = Counter((together, border) for together, border, _ in verdicts)
     print(f"{options.data.name}: {len(tasks)} canonical solutions in {tier}")
     for (together, border), count in sorted(counts.items()):

@@ -419,3 +419,42 @@ def test_where_nobody_answers_calls_programs_are_refused(monkeypatch):
         pytest.raises(SandboxFailureError, match="no memory to read"),
     ):
         run_program(session, Program("x = 1", (), PATIENT))
+
+
+LARGEST = """
+def fits(mebibytes):
+    try:
+        return bool(bytearray(mebibytes * 2**20))
+    except MemoryError:
+        return False
+print(next(number for number in range(600, 0, -1) if fits(number)))
+"""
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_memory_and_threads_do_not_depend_on_what_a_neighbour_has_mentioned(tier):
+    """The modules that it mentions stay in the zygote, and in the address space of all that follow."""
+
+    def largest(session):
+        run_program(session, Program(LARGEST, (), PATIENT))
+        return int(session.text("stdout"))
+
+    with Session(tier) as session:
+        before = largest(session)
+        run_program(
+            session, Program("import asyncio, numpy, sqlite3, uuid, unittest.mock", (), PATIENT)
+        )
+        assert before > 400
+        assert abs(largest(session) - before) <= 8
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_threads_take_two_mebibytes_each(tier):
+    code = (
+        "import threading\ndef f():\n    end = threading.Event()\n"
+        "    threads = [threading.Thread(target=end.wait) for _ in range(120)]\n"
+        "    for thread in threads: thread.start()\n    end.set()\n    return len(threads)"
+    )
+    with Session(tier) as session:
+        result = run_program(session, Program(code, ("assert f() == 120",), PATIENT))
+    assert result.passed, result.detail

@@ -193,6 +193,32 @@ def save_address_space() -> None:
         libc.pthread_setattr_default_np(attributes)
 
 
+def address_space() -> int:
+    """Return the address space of this process in bytes, within 1 MiB, without /proc.
+
+    A limit below what is used is allowed, and nothing can be mapped then.
+    """
+    if sys.platform != "linux":
+        return 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    low, high = 0, 2**40
+    libc.mmap.restype = ctypes.c_void_p
+    try:
+        while high - low > 2**20:
+            middle = (low + high) // 2
+            resource.setrlimit(resource.RLIMIT_AS, (middle, hard))
+            # Private (2) and anonymous (0x20), without any access.
+            page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
+            if page == ctypes.c_void_p(-1).value:
+                low = middle
+            else:
+                libc.munmap(ctypes.c_void_p(page), ctypes.c_size_t(4096))
+                high = middle
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return high
+
+
 def drop_capabilities() -> None:
     """Drop all capabilities: root then has no privilege but the ownership of root's files."""
     # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.

@@ -24,6 +24,7 @@ from untrusted.inside.broker import Broker
 from untrusted.inside.channel import Channel
 from untrusted.inside.confinement import (
     ACCEPTED,
+    address_space,
     confine,
     prepare_children,
     save_address_space,
@@ -70,6 +71,8 @@ class Zygote:
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
         self.rules = -1
+        # Bytes of address space: without, and with what has been loaded since.
+        self.bare, self.loaded = address_space(), 0
         if tier != "unsafe":
             prepare_children()
         if tier == "landlock":
@@ -121,7 +124,10 @@ class Zygote:
             self.control.sendall(json.dumps(self.collect()).encode() + b"\n")
         else:
             settings = json.loads(request)
-            load(settings["load"], packages)
+            if load(settings["load"], packages):
+                self.loaded = address_space() - self.bare
+            # What a neighbour has mentioned counts for nobody.
+            settings["memory_bytes"] += self.loaded
             self.spawn(descriptors, settings)
         return True
 
@@ -308,13 +314,18 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def load(names: list[str], packages: dict[str, str]) -> None:
-    """Import the modules that a job mentions, once for all children: a child has no time for it."""
+def load(names: list[str], packages: dict[str, str]) -> bool:
+    """Import the modules that a job mentions, once for all children: a child has no time for it.
+
+    Returns whether any was new.
+    """
+    before = len(sys.modules)
     for name in names:
         if (name in packages or name in ON_MENTION) and name not in sys.modules:
             # A package that cannot be imported here fails in the program that imports it.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+    return len(sys.modules) > before
 
 
 def main(
