@@ -19,7 +19,7 @@ from jax_lm.benchmark.comparison import (
     numbers_verdict,
 )
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.worker import comparison_ids, last_error
+from jax_lm.benchmark.worker import comparison_ids
 from jax_lm.cli import main as cli
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
@@ -188,20 +188,6 @@ def test_the_published_loop_is_greedy_where_probabilities_do_not_add_up_to_1():
     valid = logits[sums == 1]
     drawn = draw_tokens(valid, options)[1]
     assert 0.1 < (drawn != valid.argmax(-1)).float().mean() < 0.9
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        ("", "it wrote nothing"),
-        ("killed\nby the system\n", "by the system"),
-        ('Traceback\n  File "a", line 1, in f\n    f()\nValueError: found:\ntensor([[0.,\n        1.]])\n',
-         "ValueError: found: tensor([[0.,"),
-        ('Traceback\n  File "a", line 1, in f\n    f()\nValueError: one line\n', "ValueError: one line"),
-    ],
-)  # fmt: skip
-def test_the_error_of_a_worker_is_told_whole(said, error):
-    assert last_error(said) == error
 
 
 @needs_torch

@@ -15,7 +15,7 @@ import itertools
 from cases.server import OPTIONS as ONE_SLOT
 from cases.server import RecordingListener, started
 
-from jax_lm.benchmark.timer import compilations
+from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.jobs import Job, Request, without_stop_beginning
@@ -114,7 +114,7 @@ def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
 
 def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
     assert not engine.compilations.pending
-    before = compilations().count
+    before = compile_clock().count
     kinds = [
         GREEDY,
         FAST,
@@ -132,7 +132,7 @@ def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
         time.sleep(0.02)
     for listener in listeners:
         listener.finished()
-    assert compilations().count == before
+    assert compile_clock().count == before
     assert engine.metrics.registry.get_sample_value("diffucoder_compilations_total") > 0
 
 

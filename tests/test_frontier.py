@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import jax
 import pytest
 
-from jax_lm.benchmark.frontier import frontier_point, frontier_report, slug, undominated
+from jax_lm.benchmark.frontier import frontier_point, frontier_report, undominated
 from jax_lm.benchmark.settings import FRONTIER, QualitySettings
 from jax_lm.cli import main as cli
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
@@ -24,7 +24,7 @@ def record(outcome="passed", tokens=10, forwards=5, seconds=0.5):
 
 def test_a_point_counts_what_the_sandbox_could_run():
     records = [record(), record("failed", 30, 11), record(SANDBOX_ERROR, 99, 99)]
-    point = frontier_point("fast, draft 2", FRONTIER["fast, draft 2"], records, timed=True)
+    point = frontier_point("fast, draft 2", records, timed=True)
     expected = {
         "problems": 2,
         "passed": 1,
@@ -39,13 +39,11 @@ def test_a_point_counts_what_the_sandbox_could_run():
     assert section.columns[-1] == "tokens/s"
     assert section.rows == [["fast, draft 2", "50.0%", "9.5% to 90.5%", "2.50", "8.0", "3", "40"]]
     with pytest.raises(ValueError, match="exact: the sandbox could run no program"):
-        frontier_point("exact", FRONTIER["exact"], [record(SANDBOX_ERROR)], timed=False)
+        frontier_point("exact", [record(SANDBOX_ERROR)], timed=False)
 
 
 def test_a_task_that_is_too_long_is_missed_and_has_no_answer():
-    found = frontier_point(
-        "exact", FRONTIER["exact"], [record(), record(TOO_LONG, 0, 0)], timed=False
-    )
+    found = frontier_point("exact", [record(), record(TOO_LONG, 0, 0)], timed=False)
     assert (found["problems"], found["answers"], found["forwards_per_answer"]) == (2, 1, 5.0)
 
 
@@ -71,10 +69,10 @@ def test_settings_that_no_other_beats():
 
 
 def test_every_setting_is_one_that_decoding_takes():
-    quality = QualitySettings(max_new_tokens=16)
-    options = {name: setting.options(quality) for name, setting in FRONTIER.items()}
+    options = QualitySettings(max_new_tokens=16).options()
+    assert list(options) == list(FRONTIER)
+    assert {each.max_new_tokens for each in options.values()} == {16}
     assert len(set(options.values())) == len(options) >= 8
-    assert len({slug(name) for name in FRONTIER}) == len(FRONTIER)
     assert {each.decoding.settings.commit for each in options.values()} == {
         "steps", "threshold", "factor", "dynamic", "entropy",
     }  # fmt: skip

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 from cases.published_model import publish_growing
 from cases.server import OPTIONS, RecordingListener, call, listening, started
 
-from jax_lm.benchmark.timer import compilations
+from jax_lm.host.compile_clock import compile_clock
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.growing import GrowingSequence
@@ -108,7 +108,7 @@ def test_progress_tells_every_position_once_and_text_that_stays(engine):
 
 
 def test_nothing_is_compiled_for_another_length(engine):
-    before = compilations().count
+    before = compile_clock().count
     ends(
         engine,
         [
@@ -117,7 +117,7 @@ def test_nothing_is_compiled_for_another_length(engine):
             for n in (3, 17, 40)
         ],
     )
-    assert compilations().count == before
+    assert compile_clock().count == before
 
 
 def test_what_does_not_go_with_it_is_refused(address, engine):

@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_lm.evaluation.order_analysis import (
-    OrderAnalysis,
-    Trace,
     decides_several,
     decode_traces,
-    decoding_order,
     first_confidence,
     global_ar_ness,
     heat_map,
     local_ar_ness,
+    measures_section,
     order_measures,
-    restrict_order,
+    trace_order,
+    write_analysis,
 )
 from jax_lm.evaluation.problems import Problem
 from jax_lm.options import Decoding, GenerationOptions
@@ -39,19 +38,19 @@ def test_left_to_right_decoding_is_fully_autoregressive(engine):
     )
     traces = decode_traces(engine, PROBLEMS, options, samples=1)
     assert not decides_several(options)
-    assert [trace.commit_step for trace in traces] == [tuple(range(16))] * 2
+    assert [trace["commit_step"] for trace in traces] == [list(range(16))] * 2
     found = order_measures(traces, by_confidence=False)
     assert found["local"] == [1.0] * 9
     assert found["global"] == [1.0] * 4
     for trace in traces:
-        assert trace.text == "".join(trace.pieces[: trace.end])
-        assert all(0 < value <= 1 for value in trace.confidence)
+        assert trace["text"] == "".join(trace["pieces"][: trace["end"]])
+        assert all(0 < value <= 1 for value in trace["confidence"])
 
 
 def test_several_positions_per_step_need_a_word(engine):
     options = GenerationOptions(max_new_tokens=16, num_steps=4, alg="maskgit_plus", temperature=0.0)
     traces = decode_traces(engine, PROBLEMS[:1], options, samples=1)
-    assert len(set(traces[0].commit_step)) <= 4
+    assert len(set(traces[0]["commit_step"])) <= 4
     with pytest.raises(ValueError, match="several positions at one step"):
         order_measures(traces, by_confidence=False)
     assert decides_several(options)
@@ -74,7 +73,17 @@ def test_confidence_before_the_first_step_is_that_of_the_model(engine):
 
 
 def trace(commit_step, end=4):
-    return Trace("a", 0, 0.0, "x =", " 1", tuple("abcd"), commit_step, (0.5, 1.0, 0.9, 0.8), end)
+    return {
+        "name": "a",
+        "sample": 0,
+        "temperature": 0.0,
+        "prompt": "x =",
+        "text": " 1",
+        "pieces": list("abcd"),
+        "commit_step": list(commit_step),
+        "confidence": [0.5, 1.0, 0.9, 0.8],
+        "end": end,
+    }
 
 
 def test_measures_of_the_text_leave_out_what_comes_after():
@@ -98,15 +107,19 @@ def test_an_analysis_without_programs_that_pass_is_written(tmp_path):
         **order_measures(traces, by_confidence=False),
         "pass": {"pass@1": [0, 0, 1]},
     }
-    analysis = OrderAnalysis(
-        by_confidence=False, traces=[traces], rows=[row], first_confidence=[0.9, 0.4, 0.3, 0.2]
-    )
-    analysis.write(tmp_path / "out", {"model": "<m>"}, {"settings": {"n": 1}})
+    analysis = {
+        "ordered_by_confidence": False,
+        "temperatures": [row],
+        "first_step_confidence": [0.9, 0.4, 0.3, 0.2],
+        "traces": traces,
+    }
+    write_analysis(analysis, tmp_path / "out", {"model": "<m>"}, {"settings": {"n": 1}})
     found = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert found["settings"] == {"n": 1}
     assert found["traces"][0]["commit_step"] == [1, 0, 2, 3]
     assert "&lt;m&gt;" in (tmp_path / "out" / "analysis.html").read_text()
-    assert analysis.cells() == [["0", "0.33", "0.75", "0.33", "0.75", "0.80", "pass@1 0%"]]
+    [cells] = measures_section(analysis).rows
+    assert cells == ["0", "0.33", "0.75", "0.33", "0.75", "0.80", "pass@1 0%"]
 
 
 LENGTHS = st.integers(1, 24)
@@ -188,16 +201,11 @@ def test_random_orders_are_within_their_expectation():
 
 
 def test_order_of_commit_steps():
-    assert decoding_order(np.array([2, 0, 1])).tolist() == [1, 2, 0]
+    assert trace_order(trace((2, 0, 3, 1)), by_confidence=False).tolist() == [1, 3, 0, 2]
     with pytest.raises(ValueError, match="several positions at one step"):
-        decoding_order(np.array([0, 0, 1]))
-    together = np.array([1, 0, 0, 0])
-    assert decoding_order(together, np.array([0.9, 0.5, 0.8, 0.5])).tolist() == [2, 1, 3, 0]
-
-
-def test_the_order_of_the_text_alone():
-    assert restrict_order(np.array([3, 0, 2, 1]), 2).tolist() == [0, 1]
-    assert local_ar_ness(restrict_order(np.array([3, 0, 2, 1]), 2), 1) == 1.0
+        trace_order(trace((0, 0, 1, 2)), by_confidence=False)
+    together = trace((1, 0, 0, 0)) | {"confidence": [0.9, 0.5, 0.8, 0.5]}
+    assert trace_order(together, by_confidence=True).tolist() == [2, 1, 3, 0]
 
 
 def test_short_orders_and_wrong_arguments():

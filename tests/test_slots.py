@@ -21,8 +21,8 @@ from cases.sequences import (
     make_sequence,
 )
 
-from jax_lm.benchmark.timer import compilations
 from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import ALGS, Decoding
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
@@ -143,7 +143,7 @@ def test_settings_do_not_compile_anew(batches):
     # As many sequences at once as below: their number is a shape.
     finish(batches[False], make_sequence(1), make_sequence(2))
     finish(batches[False], make_sequence(1))
-    before = compilations().count
+    before = compile_clock().count
     finish(
         batches[False],
         make_sequence(3, greedy(11, alg="random", temperature=1.3)),
@@ -151,7 +151,7 @@ def test_settings_do_not_compile_anew(batches):
     )
     decoding = Decoding(commit="threshold", threshold=0.4, block_length=5)
     finish(batches[False], make_sequence(5, greedy(decoding=decoding), hole=33))
-    assert compilations().count == before
+    assert compile_clock().count == before
 
 
 def test_sequences_find_what_was_compiled_ahead(golden_sampler):
@@ -159,11 +159,11 @@ def test_sequences_find_what_was_compiled_ahead(golden_sampler):
     slots = Slots(golden_sampler, COLUMNS, is_cached=True, count=2, sizes=(), stop_ids=(STOP,))
     slots.compile(1, make_sequence(1, CASES["fast"]))
     sequences = make_sequence(6, CASES["fast"]), make_sequence(7, CASES["fast"])
-    before = compilations().count
+    before = compile_clock().count
     for sequence in sequences:
         finish(slots, sequence)
         assert len(sequence.blocks) > 1
-    assert compilations().count == before
+    assert compile_clock().count == before
 
 
 def test_a_sequence_that_nothing_ends_fills_its_hole(golden_sampler):

@@ -1,5 +1,7 @@
 """A backend's process answers, or says in one line why not."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cases.reference import GOLDEN
@@ -12,7 +14,7 @@ def test_a_process_measures():
     asked = Cell(batch=2, prompt_tokens=8, new_tokens=8)
     request = WorkerRequest(
         backend="jax",
-        folder=str(GOLDEN / "checkpoint"),
+        folder=GOLDEN / "checkpoint",
         dtype="float32",
         cells=(asked,),
         repeats=1,
@@ -30,7 +32,7 @@ def test_a_process_measures():
 
 
 def test_a_process_that_fails_says_why():
-    request = WorkerRequest(backend="jax", folder="/nowhere", dtype="float32")
+    request = WorkerRequest(backend="jax", folder=Path("/nowhere"), dtype="float32")
     with pytest.raises(ValueError, match=r"the jax backend ended: .*nowhere"):
         run_worker(request)
     with pytest.raises(ValueError, match=r"the jax backend took more than 0\.01 s"):

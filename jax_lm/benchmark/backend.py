@@ -53,22 +53,20 @@ def random_model(
     Tensors are made one by one, so that a 7B model fits wherever its weights do.
     """
 
-    @partial(jax.jit, static_argnames="shape")
-    def matrix(key: Array, shape: tuple[int, ...]) -> Array:
+    @partial(jax.jit, static_argnums=1)
+    def draw_matrix(key: Array, shape: tuple[int, ...]) -> Array:
         return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
 
-    def tensor(index: int, name: str, shape: tuple[int, ...]) -> Array:
-        # Biases are 0, norm weights 1; every other tensor is a matrix.
-        if len(shape) == 1:
-            return jnp.full(shape, 0 if name.endswith("bias") else 1, dtype)
-        return matrix(jax.random.fold_in(root, index), shape)
-
     # The rbg generator draws large tensors faster than the default one on accelerators.
-    # Each tensor has a key of its own, folded from its index.
     root = jax.random.key(seed, impl="rbg")
     tensors: dict[str, Array] = {}
-    for i, (name, shape) in enumerate(parameter_shapes(config).items()):
-        tensors |= on_mesh({name: tensor(i, name, shape)}, config, mesh)
+    for index, (name, shape) in enumerate(parameter_shapes(config).items()):
+        # Biases are 0, norm weights 1; every other tensor is a matrix, drawn from a key of its own.
+        if len(shape) == 1:
+            tensor = jnp.full(shape, 0 if name.endswith("bias") else 1, dtype)
+        else:
+            tensor = draw_matrix(jax.random.fold_in(root, index), shape)
+        tensors |= on_mesh({name: tensor}, config, mesh)
     # Merge the tensors into a model that was never allocated.
     graph, state = nnx.split(DreamForCausalLM.abstract(config, dtype))
     model = nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
@@ -85,11 +83,9 @@ def random_prompts(
     )
     # Skip MASK: drawn from one id less, ids from MASK on move up by one.
     #   mask = 2: [0, 1, 2, 3] -> [0, 1, 3, 4]
-    return (
-        ids
-        if config.mask_token_id is None
-        else ids + (ids >= config.mask_token_id).astype(np.int32)
-    )
+    if config.mask_token_id is not None:
+        ids[ids >= config.mask_token_id] += 1
+    return ids
 
 
 def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
@@ -208,16 +204,12 @@ class JaxBackend:
                 for part in path:
                     owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
                 vars(owner)[last] = Tap(getattr(owner, last), name, outputs)
-            logits = model(ids)
-            return {
-                name: value.astype(jnp.float32)
-                for name, value in (outputs | {"logits": logits}).items()
-            }
+            outputs["logits"] = model(ids)
+            return jax.tree.map(lambda output: output.astype(jnp.float32), outputs)
 
-        return {
-            name: np.asarray(value)
-            for name, value in compute(self.sampler.params, jnp.asarray(ids)).items()
-        }
+        computed = compute(self.sampler.params, jnp.asarray(ids))
+        # In the order of the model: jit sorts by name.
+        return {name: np.asarray(computed[name]) for name in (*names, "logits")}
 
     def device_peak(self) -> int | None:
         """Return the peak memory of the device in bytes; None on a CPU."""

@@ -25,9 +25,6 @@ from jax_lm.reports.tables import Row, row_chart, table_section
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05}
 
 EXTRA = "pip install 'jax-diffucoder[parity]'"
-# Environment of PyTorch's process: JAX must not reserve the accelerator's memory there.
-ON_CPU = {"JAX_PLATFORMS": "cpu"}
-
 # Rows and tokens for which outputs are compared.
 COMPARED_SHAPE = (2, 24)
 
@@ -75,7 +72,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
     """Compare every output.
 
     Returns:
-        A row for each module in the order of the model: `largest` is the largest difference of one
+        A row for each module in the order of `ours`: `largest` is the largest difference of one
         number, `relative` the norm of the difference over the norm of PyTorch's output.
 
     Raises:
@@ -92,25 +89,16 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
         if a.shape != b.shape:
             raise ValueError(f"{name} has shape {a.shape} here and {b.shape} in PyTorch")
         layer = re.search(r"layers\.(\d+)\.", name)
-        rows.append(
-            {
-                "name": name,
-                "kind": KINDS[name.split(".")[-1]],
-                "layer": int(layer[1]) if layer else None,
-                "largest": float(np.abs(a - b).max()),
-                # An output of zeros has no norm to relate to.
-                "relative": float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0),
-            }
-        )
-    return sorted(rows, key=model_order)
-
-
-def model_order(difference: Row) -> tuple[float | int, int]:
-    """Return a sort key: layer, then kind."""
-    kind = list(KINDS.values()).index(difference["kind"])
-    # The embedding comes before all layers, final norm and logits after them.
-    outside = -1.0 if kind == 0 else math.inf
-    return outside if difference["layer"] is None else difference["layer"], kind
+        row = {
+            "name": name,
+            "kind": KINDS[name.split(".")[-1]],
+            "layer": int(layer[1]) if layer else None,
+            "largest": float(np.abs(a - b).max()),
+            # An output of zeros has no norm to relate to.
+            "relative": float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0),
+        }
+        rows.append(row)
+    return rows
 
 
 def equal_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
@@ -137,7 +125,7 @@ def compare(
         cell.require_room(config.max_position_embeddings)
     request = WorkerRequest(
         backend="jax",
-        folder=str(folder),
+        folder=folder,
         dtype=dtype,
         cells=cells,
         repeats=repeats,
@@ -148,10 +136,9 @@ def compare(
     report(0, 2, "JAX")
     ours, our_outputs = run_worker(request)
     report(1, 2, "PyTorch")
-    # PyTorch runs on the same kind of device; its process must not take JAX to the accelerator.
     device = "cuda" if ours["about"]["platform"] == "gpu" else "cpu"
     theirs, their_outputs = run_worker(
-        replace(request, backend="pytorch", device=device), environment=ON_CPU
+        replace(request, backend="pytorch", device=device, platform="cpu")
     )
     report(2, 2, "")
     return {

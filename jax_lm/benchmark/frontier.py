@@ -5,10 +5,11 @@ of a batch. Tokens after a stop token do not count. Entry command: `diffucoder b
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jax_lm.benchmark.settings import FrontierSetting, QualitySettings
+from jax_lm.benchmark.settings import FRONTIER, QualitySettings
 from jax_lm.evaluation.attempts import (
     TOO_LONG,
     UNJUDGED,
@@ -38,9 +39,7 @@ ALL_COLUMNS = COLUMNS | {
 TIMED_COLUMNS = ALL_COLUMNS | {"tokens/s": "{tokens_per_second:.0f}"}
 
 
-def frontier_point(
-    name: str, setting: FrontierSetting, records: Collection[Record], *, timed: bool
-) -> Row:
+def frontier_point(name: str, records: Collection[Record], *, timed: bool) -> Row:
     """Summarize the attempts of a setting in a row.
 
     Attempts that the sandbox could not run do not count. Problems that are too long for the model
@@ -59,32 +58,31 @@ def frontier_point(
     counted = [record for record in records if record["outcome"] not in UNJUDGED]
     if not counted:
         raise ValueError(f"{name}: the sandbox could run no program")
-    passed = sum(record["outcome"] == "passed" for record in counted)
-    answers = sum(record["outcome"] != TOO_LONG for record in counted)
+    outcomes = [record["outcome"] for record in counted]
+    total, passed = len(outcomes), outcomes.count("passed")
+    answers = total - outcomes.count(TOO_LONG)
     tokens, forwards, seconds = (
         sum(record[key] for record in counted) for key in ("tokens", "forwards", "seconds")
     )
-    low, high = wilson(passed / len(counted), len(counted))
+    low, high = wilson(passed / total, total)
     row = {
         "setting": name,
-        "family": setting.family,
-        "problems": len(counted),
+        "family": FRONTIER[name].family,
+        "problems": total,
         "answers": answers,
         "passed": passed,
-        "pass_rate": passed / len(counted),
+        "pass_rate": passed / total,
         "low": low,
         "high": high,
         "tokens": tokens,
         "forwards": forwards,
         "tokens_per_forward": tokens / max(forwards, 1),
         "forwards_per_answer": forwards / max(answers, 1),
-        "canvases": 1 + setting.draft + setting.lookahead,
+        "canvases": 1 + FRONTIER[name].options.extra_canvases,
     }
-    return (
-        row | {"seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
-        if timed
-        else row
-    )
+    if timed:
+        row |= {"seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
+    return row
 
 
 def measure_frontier(
@@ -100,14 +98,14 @@ def measure_frontier(
 
     Attempts that are already in the folder are not repeated.
     """
-    executor, settings = problem_executor(quality.executor), quality.settings
+    executor, settings = problem_executor(quality.executor), quality.options()
     prompting = choose_prompting(engine, problems, None, chat=False, base=False)
-    points = []
-    for place, (name, setting) in enumerate(settings.items()):
+    report, points = on_progress or (lambda done, total: None), []
+    for name, options in settings.items():
         evaluator = Evaluator(
             engine=engine,
             executor=executor,
-            options=setting.options(quality),
+            options=options,
             prompting=prompting,
             batch_size=1,
             seed=quality.seed,
@@ -115,26 +113,17 @@ def measure_frontier(
         )
         others = {"suite": quality.suite, "timed": quality.timed}
         recorded = journal_settings(evaluator, problems, data=quality.data, model=model, **others)
-
-        # `place` is bound per setting: progress runs over all settings together.
-        def report(done: int, total: int, place: int = place) -> None:
-            if on_progress:
-                on_progress(place * total + done, len(settings) * total)
-
         # The journal holds the attempts of earlier runs; only the missing ones are made.
-        with Journal(out / "attempts" / slug(name), recorded) as journal:
-            for attempt in evaluator.attempts(problems, done=journal.done, on_progress=report):
+        folder = out / "attempts" / "-".join(re.findall(r"[\w.]+", name))
+        with Journal(folder, recorded) as journal:
+            for attempt in evaluator.attempts(problems, done=journal.done):
                 journal.append(attempt.record())
+                # Over all settings together
+                done = len(points) * len(problems) + len(journal.records)
+                report(done, len(settings) * len(problems))
             records: list[Record] = list(journal.records.values())
-        points.append(frontier_point(name, setting, records, timed=quality.timed))
+        points.append(frontier_point(name, records, timed=quality.timed))
     return points
-
-
-def slug(name: str) -> str:
-    """Return a folder name for a setting, as `exact-draft-4` for "exact, draft 4"."""
-    return "-".join(
-        "".join(letter if letter.isalnum() or letter == "." else " " for letter in name).split()
-    )
 
 
 def undominated(points: Iterable[Row]) -> list[Row]:

@@ -135,7 +135,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     """
 
     def fastest(call: Callable[[], Array]) -> float:
-        return min(time_call(call, LIMIT_REPEATS).all_seconds)
+        return min(time_call(call, LIMIT_REPEATS).row["all_seconds"])
 
     # A square product that is large enough for full speed, and small enough for a CPU.
     size = 2048 if jax.default_backend() == "cpu" else 8192

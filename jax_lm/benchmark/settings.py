@@ -4,10 +4,10 @@ Imports no JAX, because the arguments of commands nest these settings.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from jax_lm.options import Decoding, GenerationOptions
 
@@ -19,10 +19,10 @@ def require_at_least_one(settings: object, *names: str) -> None:
     """
     for name in names:
         value = getattr(settings, name)
-        if isinstance(value, tuple) and not (value and min(value) >= 1):
-            raise ValueError(f"{name}={value}: must name at least one number, each at least 1")
-        if not isinstance(value, tuple) and not value >= 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
+        is_tuple = isinstance(value, tuple)
+        if not (min(value, default=0) if is_tuple else value) >= 1:
+            rule = "name at least one number, each at least 1" if is_tuple else "be at least 1"
+            raise ValueError(f"{name}={value}: must {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,79 +172,58 @@ class RecordingShape:
         require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
 
 
-@dataclass(frozen=True)
-class FrontierSetting:
-    """A way of decoding whose speed and quality are measured together."""
+class FrontierSetting(NamedTuple):
+    """A way of decoding whose speed and quality are measured together.
+
+    Attributes:
+        family: the line of the chart that it belongs to.
+        options: options of an answer, whose length and temperature `QualitySettings` set.
+    """
 
     family: str
-    decoding: Decoding
-    tokens_per_step: int = 1
-    draft: int = 0
-    lookahead: int = 0
-
-    def options(self, quality: "QualitySettings") -> GenerationOptions:
-        """Return the options of an answer."""
-        return GenerationOptions(
-            max_new_tokens=quality.max_new_tokens,
-            temperature=quality.temperature,
-            tokens_per_step=self.tokens_per_step,
-            draft=self.draft,
-            lookahead=self.lookahead,
-            decoding=self.decoding,
-        )
+    options: GenerationOptions
 
 
 def frontier_settings() -> dict[str, FrontierSetting]:
     """Return all settings of the frontier by name, each rule from careful to hasty."""
+    settings: dict[str, FrontierSetting] = {}
 
-    # Decoding in a window of the canvas, from the cache.
-    def in_window(**options: Any) -> Decoding:
-        return Decoding(preset="fast", **options)
+    def add(name: str, family: str, decoding: Decoding, **others: int) -> None:
+        settings[name] = FrontierSetting(family, GenerationOptions(decoding=decoding, **others))
 
+    def add_in_window(name: str, family: str, commit: str, **rule: float) -> None:
+        """Add a commit rule that decodes in a window of the canvas, from the cache."""
+        add(name, f"{family}, window", Decoding(preset="fast", commit=commit, **rule))
+
+    regions = {"whole canvas": Decoding(), "window": Decoding(preset="fast")}
     # Fixed numbers of tokens per step
-    settings = {"exact": FrontierSetting("steps, whole canvas", Decoding())}
-    for count in (2, 3, 4):
-        settings[f"exact, {count} per step"] = FrontierSetting(
-            "steps, whole canvas", Decoding(), tokens_per_step=count
-        )
-    for count in (1, 2, 3, 4):
-        name = "fast" if count == 1 else f"fast, {count} per step"
-        settings[name] = FrontierSetting("steps, window", in_window(), tokens_per_step=count)
+    for region, decoding in regions.items():
+        add(decoding.preset, f"steps, {region}", decoding)
+        for count in (2, 3, 4):
+            name = f"{decoding.preset}, {count} per step"
+            add(name, f"steps, {region}", decoding, tokens_per_step=count)
     # Drafts
-    for draft in (2, 4, 8):
-        settings[f"exact, draft {draft}"] = FrontierSetting(
-            "draft, whole canvas", Decoding(), draft=draft
-        )
-    for draft in (2, 4, 8):
-        settings[f"fast, draft {draft}"] = FrontierSetting(
-            "draft, window", in_window(), draft=draft
-        )
-    # Commits by confidence
+    for region, decoding in regions.items():
+        for draft in (2, 4, 8):
+            add(f"{decoding.preset}, draft {draft}", f"draft, {region}", decoding, draft=draft)
+    # Commits by confidence, with drafts, with branches
     for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
-        decoding = in_window(commit="threshold", threshold=threshold)
-        settings[f"threshold {threshold}"] = FrontierSetting("threshold, window", decoding)
-    settings["threshold 0.9, draft 4"] = FrontierSetting(
-        "threshold, draft", Decoding(preset="turbo"), draft=4
-    )
-    # Branches
-    for branches in (2, 4, 8):
-        decoding = in_window(commit="threshold", threshold=0.95)
-        settings[f"threshold 0.95, lookahead {branches}"] = FrontierSetting(
-            "lookahead", decoding, lookahead=branches
-        )
+        add_in_window(f"threshold {threshold}", "threshold", "threshold", threshold=threshold)
+    add("threshold 0.9, draft 4", "threshold, draft", Decoding(preset="turbo"), draft=4)
+    careful = Decoding(preset="fast", commit="threshold", threshold=0.95)
+    for count in (2, 4, 8):
+        add(f"threshold 0.95, lookahead {count}", "lookahead", careful, lookahead=count)
     # Commits by a confidence that depends on the number of tokens, or falls with the steps
     for factor in (0.1, 0.3, 1.0):
-        decoding = in_window(commit="factor", factor=factor)
-        settings[f"factor {factor}"] = FrontierSetting("factor, window", decoding)
+        add_in_window(f"factor {factor}", "factor", "factor", factor=factor)
     for decay in (0.2, 0.5):
-        decoding = in_window(commit="dynamic", threshold=0.9, decay=decay)
-        settings[f"dynamic 0.9, decay {decay}"] = FrontierSetting("dynamic, window", decoding)
+        name = f"dynamic 0.9, decay {decay}"
+        add_in_window(name, "dynamic", "dynamic", threshold=0.9, decay=decay)
     # Commits by entropy
     for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
-        decoding = in_window(commit="entropy", entropy_bound=bound)
-        settings[f"entropy {bound}"] = FrontierSetting("entropy, window", decoding)
-    decoding = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
-    settings["entropy 0.1, whole canvas"] = FrontierSetting("entropy, whole canvas", decoding)
+        add_in_window(f"entropy {bound}", "entropy", "entropy", entropy_bound=bound)
+    whole = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
+    add("entropy 0.1, whole canvas", "entropy, whole canvas", whole)
     return settings
 
 
@@ -285,7 +264,13 @@ class QualitySettings:
                 f"only={unknown[0]!r}: must be one of {', '.join(map(repr, FRONTIER))}"
             )
 
-    @property
-    def settings(self) -> dict[str, FrontierSetting]:
-        """The settings to measure, by name."""
-        return {name: FRONTIER[name] for name in self.only or FRONTIER}
+    def options(self) -> dict[str, GenerationOptions]:
+        """Return the options of every setting that is measured, by its name."""
+        return {
+            name: replace(
+                FRONTIER[name].options,
+                max_new_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+            )
+            for name in self.only or FRONTIER
+        }

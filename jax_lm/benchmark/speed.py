@@ -16,7 +16,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_lm.benchmark.backend import (
-    Answers,
     Backend,
     JaxBackend,
     model_card_options,
@@ -172,7 +171,7 @@ def time_generation(
     return row
 
 
-def generation_row(cell: Cell, timing: Timing[Answers]) -> Row:
+def generation_row(cell: Cell, timing: Timing) -> Row:
     """Combine a cell with its times (see `time_generation`)."""
     forwards = timing.result.forwards
     return {
@@ -181,7 +180,7 @@ def generation_row(cell: Cell, timing: Timing[Answers]) -> Row:
         "tokens_per_second": cell.batch * cell.new_tokens / timing.seconds,
         "forwards": forwards,
         "tokens_per_forward": cell.new_tokens / forwards,
-        "compile_seconds": max(timing.first_seconds - timing.seconds, 0.0),
+        "compile_seconds": max(timing.row["first_seconds"] - timing.seconds, 0.0),
     }
 
 

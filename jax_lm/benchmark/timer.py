@@ -3,43 +3,18 @@
 Knows no model.
 """
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from jax_lm.host.compile_clock import COMPILE_EVENT
+from jax_lm.host.compile_clock import compile_clock
 
 CACHE_SWITCH = "jax_enable_compilation_cache"
-
-Result = TypeVar("Result")
-
-
-class Compilations:
-    """Counts the compilations of XLA in this process.
-
-    The listener is registered once and stays: JAX has no stable way to remove it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
-
-    def count_compilation(self, event: str, duration_secs: float, **_: str | int) -> None:
-        # JAX reports many events by this listener.
-        self.count += event == COMPILE_EVENT
-
-
-@functools.cache
-def compilations() -> Compilations:
-    """Return the counter of this process."""
-    return Compilations()
 
 
 @contextmanager
@@ -59,47 +34,31 @@ def without_stored_compilations() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing(Generic[Result]):
+class Timing(NamedTuple):
     """Wall times and compilations of a call.
 
     Attributes:
-        first_seconds: time of the first call, which compiles.
-        all_seconds: times of the later calls.
-        compilations: compilations of the first call.
-        recompilations: compilations of all later calls.
+        row: `first_seconds` of the first call, which compiles; `all_seconds` of the later calls,
+            and their median `seconds`; `compilations` of the first call, `recompilations` of all
+            later ones.
         result: result of the last call.
     """
 
-    first_seconds: float
-    all_seconds: tuple[float, ...]
-    compilations: int
-    recompilations: int
-    result: Result
+    row: dict[str, Any]
+    result: Any
 
     @property
     def seconds(self) -> float:
         """The median of the later calls."""
-        return statistics.median(self.all_seconds)
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Times and compilations as plain data."""
-        return {
-            "first_seconds": self.first_seconds,
-            "seconds": self.seconds,
-            "all_seconds": list(self.all_seconds),
-            "compilations": self.compilations,
-            "recompilations": self.recompilations,
-        }
+        return self.row["seconds"]
 
 
 def time_in_turns(
-    calls: Sequence[Callable[[], Result]],
+    calls: Sequence[Callable[[], Any]],
     repeats: int,
     *,
     warm_ups: Sequence[Callable[[], Any]] | None = None,
-) -> list[Timing[Result]]:
+) -> list[Timing]:
     """Time functions in turns: one round to warm up, then `repeats` timed rounds.
 
     In turns, so that a moment in which the machine is busy slows down all of them.
@@ -115,27 +74,26 @@ def time_in_turns(
         for index, call in enumerate(turn):
             # Free the previous result first, as logits may be large.
             results[index] = None
-            before, start = compilations().count, time.perf_counter()
+            before, start = compile_clock().count, time.perf_counter()
             # JAX returns before it has computed, so wait for the result.
             results[index] = jax.block_until_ready(call())
             seconds[index].append(time.perf_counter() - start)
-            compiled[index].append(compilations().count - before)
-    return [
-        Timing(
-            first_seconds=first,
-            all_seconds=tuple(later),
-            compilations=compiled_first,
-            recompilations=sum(compiled_later),
-            result=result,
-        )
-        for (first, *later), (compiled_first, *compiled_later), result in zip(
-            seconds, compiled, results, strict=True
-        )
-    ]
+            compiled[index].append(compile_clock().count - before)
+    timings = []
+    for all_seconds, counts, result in zip(seconds, compiled, results, strict=True):
+        row = {
+            "first_seconds": all_seconds[0],
+            "seconds": statistics.median(all_seconds[1:]),
+            "all_seconds": all_seconds[1:],
+            "compilations": counts[0],
+            "recompilations": sum(counts[1:]),
+        }
+        timings.append(Timing(row, result))
+    return timings
 
 
 def time_call(
-    call: Callable[[], Result], repeats: int, *, warm_up: Callable[[], Any] | None = None
-) -> Timing[Result]:
+    call: Callable[[], Any], repeats: int, *, warm_up: Callable[[], Any] | None = None
+) -> Timing:
     """Time a function after a first call, which `warm_up` may replace."""
     return time_in_turns([call], repeats, warm_ups=[warm_up or call])[0]

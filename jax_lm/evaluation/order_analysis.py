@@ -3,12 +3,20 @@
 The measures are those of the DiffuCoder paper (arXiv 2506.20639, appendix A.2). As there, decoding
 does not end at stop tokens: all positions of the canvas are decided, and those after the text are
 removed afterwards. An order lists positions in the sequence of their decisions, one per step.
+
+A decoded canvas is a trace, a row with these values:
+
+- `name`, `sample`: the problem, and the index among its samples;
+- `temperature`, `prompt`: of decoding, and the text before the canvas;
+- `text`: up to the first stop token; `end` is the number of positions before it;
+- `pieces`, `commit_step`, `confidence`: of each position, the text of its token, the step at which
+  it was decided, and the probability that the token had then.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +30,9 @@ from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import EXACT, Decoding, GenerationOptions
-from jax_lm.reports.charts import Series, heat_chart, line_chart, render, write_picture
-from jax_lm.reports.run_folder import Record
+from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
+from jax_lm.reports.document import Section
+from jax_lm.reports.tables import Row, table_section
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
@@ -36,147 +45,6 @@ ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
 # Traces of each temperature that analysis.html replays.
 REPLAYED = 4
 
-ORDER_COLUMNS = (
-    "temperature",
-    "local@1",
-    "global@1",
-    "text: local@1",
-    "text: global@1",
-    "confidence",
-    "pass@k",
-)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One decoded canvas.
-
-    Attributes:
-        name: name of the problem.
-        sample: index among the samples of the same problem.
-        temperature: temperature of decoding.
-        prompt: text before the canvas.
-        text: decoded text, up to the first stop token.
-        pieces: text of each token.
-        commit_step: step at which each position was decided.
-        confidence: probability of each token when it was decided.
-        end: number of positions before the first stop token.
-    """
-
-    name: str
-    sample: int
-    temperature: float
-    prompt: str
-    text: str
-    pieces: tuple[str, ...]
-    commit_step: tuple[int, ...]
-    confidence: tuple[float, ...]
-    end: int
-
-    def order(self, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
-        """Return the positions in the order of their decisions.
-
-        Raises:
-            ValueError: several positions were decided at one step, and `by_confidence` is False.
-        """
-        confidence = np.array(self.confidence) if by_confidence else None
-        return decoding_order(np.array(self.commit_step), confidence)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderAnalysis:
-    """Measures of decoding at several temperatures.
-
-    Attributes:
-        by_confidence: whether positions of one step are ordered by confidence; the paper leaves
-            their order open.
-        traces: all decoded canvases of each temperature.
-        rows: measures of each temperature.
-        first_confidence: largest probability at each position while the whole canvas is masked,
-            averaged over problems.
-    """
-
-    by_confidence: bool
-    traces: Sequence[Sequence[Trace]]
-    rows: Sequence[Record]
-    first_confidence: Sequence[float]
-
-    def cells(self) -> list[list[str]]:
-        """Return the cells of a table with the columns `ORDER_COLUMNS`."""
-        rows = []
-        for row in self.rows:
-            passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
-            values = [row[kind][0] for kind in ("local", "global", "local_text", "global_text")]
-            shown = [
-                "-" if value is None else f"{value:.2f}"
-                for value in [*values, row["confidence_text"]]
-            ]
-            rows.append([f"{row['temperature']:g}", *shown, passes])
-        return rows
-
-    def pictures(self) -> dict[str, str]:
-        """Return the charts as SVG, by name. analysis.html explains them."""
-        first = self.traces[0]
-        # charts of the first temperature
-        orders = [trace.order(by_confidence=self.by_confidence) for trace in first]
-        decided = np.mean([trace.confidence for trace in first], axis=0).tolist()
-        title = f"Decoding order at temperature {first[0].temperature:g}"
-        confidence = {
-            "at the first step": list(enumerate(self.first_confidence)),
-            "when decided": list(enumerate(decided)),
-        }
-        return {
-            "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
-            "local": line_chart(
-                "Local AR-ness@k, text only", "k", "share of steps", self.curves("local_text")
-            ),
-            "global": line_chart(
-                "Global AR-ness@k, text only", "k", "share of steps", self.curves("global_text")
-            ),
-            "confidence": line_chart(
-                "Confidence by position", "position", "probability", confidence
-            ),
-            "temperature": line_chart(
-                "Effect of temperature", "temperature", "share", self.temperature_curves()
-            ),
-        }
-
-    def curves(self, kind: str) -> Series:
-        """Return the curve of a measure over k for each temperature."""
-        # AR-ness starts at k = 1
-        return {
-            f"temperature {row['temperature']:g}": list(enumerate(row[kind], 1))
-            for row in self.rows
-        }
-
-    def temperature_curves(self) -> Series:
-        """Return the curves of the text's measures and of pass@k over temperature."""
-        curves = {name: [] for name in ("local@1", "global@1", "confidence", "pass@1", "pass@n")}
-        for row in self.rows:
-            passes = [row["pass"].get(f"pass@{k}", [None])[0] for k in (1, row["samples"])]
-            values = (row["local_text"][0], row["global_text"][0], row["confidence_text"], *passes)
-            for curve, value in zip(curves.values(), values, strict=True):
-                curve.append((row["temperature"], value))
-        return curves
-
-    def write(self, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-        """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
-        output_folder(folder)
-        result = {
-            **facts,
-            "ordered_by_confidence": self.by_confidence,
-            "temperatures": self.rows,
-            "first_step_confidence": self.first_confidence,
-            "traces": [asdict(trace) for traces in self.traces for trace in traces],
-        }
-        write_whole(folder / "analysis.json", json.dumps(result, indent=1) + "\n")
-        pictures = self.pictures()
-        for name, picture in pictures.items():
-            write_picture(folder / f"{name}.svg", picture)
-        replayed = [asdict(trace) for traces in self.traces for trace in traces[:REPLAYED]]
-        page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
-        write_whole(folder / "analysis.html", page)
-
 
 def analyze_order(
     engine: DiffuCoderInference,
@@ -186,7 +54,7 @@ def analyze_order(
     *,
     samples: int,
     seed: int = 0,
-) -> OrderAnalysis:
+) -> Row:
     """Decode problems at several temperatures, and execute the programs.
 
     Args:
@@ -196,24 +64,101 @@ def analyze_order(
         options: options of decoding, which differ only in temperature.
         samples: samples of each problem; greedy decoding takes a single one.
         seed: seed of sampling.
+
+    Returns:
+        The content of analysis.json. `ordered_by_confidence` says whether positions of one step are
+        ordered by confidence; the paper leaves their order open. `temperatures` are the measures of
+        each temperature, `traces` the decoded canvases of all. `first_step_confidence` is the
+        largest probability at each position while the whole canvas is masked, averaged over
+        problems.
     """
-    # All greedy samples are equal.
-    counts = [samples if setting.temperature > 0 else 1 for setting in options]
-    traces = [
-        decode_traces(engine, problems, setting, samples=count, seed=seed)
-        for setting, count in zip(options, counts, strict=True)
-    ]
-    first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
     by_confidence = decides_several(options[0])
-    return OrderAnalysis(
-        by_confidence=by_confidence,
-        traces=traces,
-        rows=[
-            measure_temperature(decoded, problems, executor, by_confidence=by_confidence)
-            for decoded in traces
-        ],
-        first_confidence=[round(float(value), 4) for value in first],
-    )
+    traces, rows = [], []
+    for setting in options:
+        # All greedy samples are equal.
+        count = samples if setting.temperature > 0 else 1
+        decoded = decode_traces(engine, problems, setting, samples=count, seed=seed)
+        traces += decoded
+        rows.append(measure_temperature(decoded, problems, executor, by_confidence=by_confidence))
+    first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
+    return {
+        "ordered_by_confidence": by_confidence,
+        "temperatures": rows,
+        "first_step_confidence": [round(float(value), 4) for value in first],
+        "traces": traces,
+    }
+
+
+def measures_section(analysis: Row) -> Section:
+    """Return the table of measures, a line for each temperature."""
+    rows = []
+    for row in analysis["temperatures"]:
+        values = {
+            "local@1": row["local"][0],
+            "global@1": row["global"][0],
+            "text: local@1": row["local_text"][0],
+            "text: global@1": row["global_text"][0],
+            "confidence": row["confidence_text"],
+        }
+        shown = {name: "-" if v is None else f"{v:.2f}" for name, v in values.items()}
+        passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
+        rows.append({"temperature": f"{row['temperature']:g}"} | shown | {"pass@k": passes})
+    return table_section("Measures", rows)
+
+
+def draw_pictures(analysis: Row) -> dict[str, str]:
+    """Return the charts as SVG, by name. analysis.html explains them."""
+    rows = analysis["temperatures"]
+
+    def curves(kind: str) -> dict[str, list]:
+        # AR-ness starts at k = 1
+        return {f"temperature {row['temperature']:g}": [*enumerate(row[kind], 1)] for row in rows}
+
+    # order and confidence of the first temperature
+    temperature = rows[0]["temperature"]
+    first = [trace for trace in analysis["traces"] if trace["temperature"] == temperature]
+    orders = [
+        trace_order(trace, by_confidence=analysis["ordered_by_confidence"]) for trace in first
+    ]
+    decided = np.mean([trace["confidence"] for trace in first], axis=0).tolist()
+    confidence = {
+        "at the first step": [*enumerate(analysis["first_step_confidence"])],
+        "when decided": [*enumerate(decided)],
+    }
+    # measures of the text by temperature
+    effects: dict[str, list] = {}
+    for row in rows:
+        passes = [row["pass"].get(f"pass@{k}", [None])[0] for k in (1, row["samples"])]
+        values = (row["local_text"][0], row["global_text"][0], row["confidence_text"], *passes)
+        names = ("local@1", "global@1", "confidence", "pass@1", "pass@n")
+        for name, value in zip(names, values, strict=True):
+            effects.setdefault(name, []).append((row["temperature"], value))
+    title = f"Decoding order at temperature {temperature:g}"
+    share = "share of steps"
+    return {
+        "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
+        "local": line_chart("Local AR-ness@k, text only", "k", share, curves("local_text")),
+        "global": line_chart("Global AR-ness@k, text only", "k", share, curves("global_text")),
+        "confidence": line_chart("Confidence by position", "position", "probability", confidence),
+        "temperature": line_chart("Effect of temperature", "temperature", "share", effects),
+    }
+
+
+def write_analysis(
+    analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]
+) -> None:
+    """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
+    output_folder(folder)
+    write_whole(folder / "analysis.json", json.dumps({**facts, **analysis}, indent=1) + "\n")
+    pictures = draw_pictures(analysis)
+    for name, picture in pictures.items():
+        write_picture(folder / f"{name}.svg", picture)
+    by_temperature: dict[float, list[Row]] = {}
+    for trace in analysis["traces"]:
+        by_temperature.setdefault(trace["temperature"], []).append(trace)
+    replayed = [trace for traces in by_temperature.values() for trace in traces[:REPLAYED]]
+    page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
+    write_whole(folder / "analysis.html", page)
 
 
 def decides_several(options: GenerationOptions) -> bool:
@@ -228,8 +173,8 @@ def decode_traces(
     *,
     samples: int,
     seed: int = 0,
-) -> list[Trace]:
-    """Decode each problem `samples` times, all in one batch."""
+) -> list[Row]:
+    """Decode each problem `samples` times, all in one batch; returns the traces."""
     # problems [p, q] with 2 samples -> rows p0, p1, q0, q1
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
     canvas = engine.canvas(
@@ -257,17 +202,17 @@ def decode_traces(
     ]
     decided = zip(*(array.reshape(len(rows), -1).tolist() for array in arrays), strict=True)
     return [
-        Trace(
-            name=problem.name,
-            sample=sample,
-            temperature=options.temperature,
-            prompt=problem.prefix,
-            text=generation.text,
-            pieces=tuple(engine.tokenizer.decode([token]) for token in ids),
-            commit_step=tuple(steps),
-            confidence=tuple(round(value, 4) for value in confidence),
-            end=len(generation.token_ids),
-        )
+        {
+            "name": problem.name,
+            "sample": sample,
+            "temperature": options.temperature,
+            "prompt": problem.prefix,
+            "text": generation.text,
+            "pieces": [engine.tokenizer.decode([token]) for token in ids],
+            "commit_step": steps,
+            "confidence": [round(value, 4) for value in confidence],
+            "end": len(generation.token_ids),
+        }
         for (problem, sample), generation, (ids, steps, confidence) in zip(
             rows, engine.generations(canvas, state), decided, strict=True
         )
@@ -295,28 +240,23 @@ def first_confidence(
 
 
 def measure_temperature(
-    traces: Sequence[Trace], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
-) -> Record:
+    traces: Sequence[Row], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
+) -> Row:
     """Measure AR-ness, confidence, pass@1 and, with n samples, pass@n at one temperature."""
     by_name = {problem.name: problem for problem in problems}
-    # programs
-    written = [
-        Attempt(
-            problem := by_name[trace.name],
-            problem.program(problem.filling(trace.text)),
-            sample=trace.sample,
-        )
-        for trace in traces
-    ]
+    attempts = []
+    for trace in traces:
+        problem = by_name[trace["name"]]
+        program = problem.program(problem.filling(trace["text"]))
+        attempts.append(Attempt(problem, program, sample=trace["sample"]))
     with terminal.progress("executing") as report:
-        attempts = execute_attempts(executor, written, on_progress=report)
-    # rates
+        attempts = execute_attempts(executor, attempts, on_progress=report)
     samples = len(traces) // len(problems)
     estimates = rates([attempt.record() for attempt in attempts], sorted({1, samples}))
     # There is no group ALL if all problems are of one group.
     overall = [rate for rate in estimates if rate.group == ALL] or estimates
     return {
-        "temperature": traces[0].temperature,
+        "temperature": traces[0]["temperature"],
         "samples": samples,
         **order_measures(traces, by_confidence=by_confidence),
         "pass": {
@@ -326,16 +266,14 @@ def measure_temperature(
     }
 
 
-def order_measures(traces: Sequence[Trace], *, by_confidence: bool) -> Record:
+def order_measures(traces: Sequence[Row], *, by_confidence: bool) -> Row:
     """Compute the mean AR-ness of canvas and text, and the mean confidence of the text."""
-    orders = [trace.order(by_confidence=by_confidence) for trace in traces]
-    # A text of less than two positions has no order.
-    texts = [
-        restrict_order(order, trace.end)
-        for order, trace in zip(orders, traces, strict=True)
-        if trace.end > 1
-    ]
-    decided = [value for trace in traces for value in trace.confidence[: trace.end]]
+    orders = [trace_order(trace, by_confidence=by_confidence) for trace in traces]
+    ends = [trace["end"] for trace in traces]
+    # Order of the text alone: order [0, 3, 1, 2], end=3 -> [0, 1, 2]. A text of less than two
+    # positions has none.
+    texts = [order[order < end] for order, end in zip(orders, ends, strict=True) if end > 1]
+    decided = [value for trace in traces for value in trace["confidence"][: trace["end"]]]
     return {
         "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
         "global": [mean(global_ar_ness(order, k) for order in orders) for k in GLOBAL_K],
@@ -351,33 +289,24 @@ def mean(values: Iterable[float]) -> float | None:
     return round(float(np.mean(counted)), 4) if counted else None
 
 
-def decoding_order(
-    commit_step: Int[np.ndarray, "t"], confidence: Float[np.ndarray, "t"] | None = None
-) -> Int[np.ndarray, "t"]:
+def trace_order(trace: Row, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
     """Return the positions, sorted by the step at which each was decided.
 
     Positions of one step are sorted by confidence, highest first, then from left to right.
 
     Raises:
-        ValueError: several positions were decided at one step, and there is no confidence. The
+        ValueError: several positions were decided at one step, and `by_confidence` is False. The
             paper leaves their order open.
     """
     # commit_step [0, 2, 1, 1], confidence [.9, .8, .5, .7] -> order [0, 3, 2, 1]
-    if confidence is None:
-        if len(np.unique(commit_step)) < len(commit_step):
-            raise ValueError(
-                "commit_step: several positions at one step; "
-                "their order is undefined without confidence"
-            )
-        return np.argsort(commit_step)
+    steps, confidence = np.array(trace["commit_step"]), np.array(trace["confidence"])
+    if not by_confidence and len(np.unique(steps)) < len(steps):
+        raise ValueError(
+            "commit_step: several positions at one step; "
+            "their order is undefined without confidence"
+        )
     # lexsort: the last key is the primary one
-    return np.lexsort((np.arange(len(commit_step)), -confidence, commit_step))
-
-
-def restrict_order(order: Int[np.ndarray, "t"], end: int) -> Int[np.ndarray, "e"]:
-    """Restrict an order to the first `end` positions."""
-    # order [0, 3, 1, 2], end=3 -> [0, 1, 2]
-    return order[order < end]
+    return np.lexsort((np.arange(len(steps)), -confidence, steps))
 
 
 def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:

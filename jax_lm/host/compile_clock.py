@@ -16,13 +16,18 @@ COMPILE_EVENT = f"{EVENTS}backend_compile_duration"
 
 
 class CompileClock:
-    """Records start and end of every compilation event in this process.
+    """Records the compilations of this process.
 
     There is one permanent listener, because removing a listener is not reliable in JAX.
+
+    Attributes:
+        pieces: start and end of tracing, lowering and compiling.
+        count: number of programs compiled.
     """
 
     def __init__(self) -> None:
         self.pieces: list[tuple[float, float]] = []
+        self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self.hear)
 
     def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
@@ -30,6 +35,7 @@ class CompileClock:
             # Events are reported when they end.
             now = time.perf_counter()
             self.pieces.append((now - duration_secs, now))
+            self.count += event == COMPILE_EVENT
 
 
 @functools.cache

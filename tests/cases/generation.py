@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_lm.benchmark.timer import compilations
+from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import GenerationOptions
 
 
@@ -44,6 +44,6 @@ def tokens_of(state):
 
 def count_compilations(call):
     """Return the number of programs that a call compiles."""
-    before = compilations().count
+    before = compile_clock().count
     call()
-    return compilations().count - before
+    return compile_clock().count - before

@@ -17,14 +17,14 @@ from jax_lm.evaluation.attempts import (
     journal_settings,
     problem_executor,
 )
-from jax_lm.evaluation.order_analysis import ORDER_COLUMNS, analyze_order
+from jax_lm.evaluation.order_analysis import analyze_order, measures_section, write_analysis
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.host import terminal
 from jax_lm.host.files import require_writable
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.reports.document import Document, Section, print_report
+from jax_lm.reports.document import Document, print_report
 from untrusted import Local
 
 
@@ -152,14 +152,14 @@ def run_analyze(arguments: Analyze) -> int:
         "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
-        + (together if analysis.by_confidence else ""),
+        + (together if analysis["ordered_by_confidence"] else ""),
     }
     # paths and other objects become text
     settings = json.loads(json.dumps(asdict(arguments), default=str))
-    analysis.write(arguments.out, metadata, {"about": about(), "settings": settings})
-    measures = Section(title="Measures", columns=ORDER_COLUMNS, rows=analysis.cells())
+    write_analysis(analysis, arguments.out, metadata, {"about": about(), "settings": settings})
     print_report(
-        Document(title="Analysis", metadata=metadata, sections=[measures]), with_sections=True
+        Document(title="Analysis", metadata=metadata, sections=[measures_section(analysis)]),
+        with_sections=True,
     )
     Console(highlight=False).print(
         f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True
