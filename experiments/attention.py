@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from experiments.compiled.explanation import StepShape, explain
 from jax_lm.compilation import compiler
-from jax_lm.compilation.explanation import StepShape, explain
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.models.attention import (
     Attention,

@@ -3,10 +3,10 @@ docs/results/compiled.
 
     pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/compiled_steps.py
 
-Compiles every step with `diffucoder plan --explain`, in a process of its own, one after the other
-(some minutes each where the processor is shared), and writes what it says as JSON and as a table. A
-file that is there is kept; --again compiles anew. Nothing is measured: times are none of a
-compiler's business.
+Compiles every step with `explain_plan.py`, in a process of its own, one after the other (some
+minutes each where the processor is shared), and writes what it says as JSON and as a table. A file
+that is there is kept; --again compiles anew. Nothing is measured: times are none of a compiler's
+business.
 """
 
 import argparse
@@ -64,16 +64,8 @@ def path_of(target: str, preset: str) -> Path:
 def compile_target(target: str, preset: str) -> None:
     """Compile the steps of a preset for a machine, and write what `plan` finds."""
     place = ("--model-config", "7b", "--topology", target, "--preset", preset)
-    command = [
-        sys.executable,
-        "-m",
-        "jax_lm",
-        "plan",
-        *place,
-        "--explain",
-        "--out",
-        str(path_of(target, preset)),
-    ]
+    script, out = Path(__file__).with_name("explain_plan.py"), path_of(target, preset)
+    command = [sys.executable, str(script), *place, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", flush=True)
     if not path_of(target, preset).is_file():

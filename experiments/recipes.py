@@ -33,11 +33,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from experiments.compiled.explanation import Explanation, StepShape, explain
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.training import ModelArguments
 from jax_lm.cli.commands.training import lora_config
 from jax_lm.compilation import compiler
-from jax_lm.compilation.explanation import Explanation, StepShape, explain
 from jax_lm.compilation.programs import place_on
 from jax_lm.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.data.batches import Batch

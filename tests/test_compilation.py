@@ -30,11 +30,14 @@ CLEAN = {
 }
 
 
-def diffucoder(*words, status=0, **environment):
+EXPLAIN = (sys.executable, str(ROOT / "experiments" / "explain_plan.py"))
+
+
+def diffucoder(*words, status=0, program=(sys.executable, "-m", "jax_lm"), **environment):
     """Standard output of a command, of which standard error must be empty."""
-    command = [sys.executable, "-m", "jax_lm", *words]
+    command, variables = [*program, *words], CLEAN | environment
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=550, check=False, env=CLEAN | environment
+        command, capture_output=True, text=True, timeout=550, check=False, env=variables
     )
     assert (done.returncode, done.stderr) == (status, ""), done.stdout
     return done.stdout
@@ -91,9 +94,8 @@ def test_what_does_not_fit_a_card_is_refused_with_what_to_change():
 )
 def test_a_step_is_explained(topology, tmp_path):
     out = tmp_path / "step.json"
-    printed = diffucoder(
-        "plan", *SMALL, "--topology", topology, "--preset", "fast", "--explain", "--out", str(out)
-    )
+    words = (*SMALL, "--topology", topology, "--preset", "fast", "--out", str(out))
+    printed = diffucoder(*words, program=EXPLAIN)
     assert "refresh, as compiled" in printed
     assert "weights read again" in printed
     found = json.loads(out.read_text())
@@ -130,21 +132,8 @@ def test_the_published_figures_of_a_7b_step_are_within_its_budget(target, preset
 @pytest.mark.parametrize(("target", "preset"), TARGETS_7B)
 def test_a_7b_step_is_within_its_budget(for_release, tmp_path, target, preset):
     out = tmp_path / "step.json"
-    words = (
-        "plan",
-        "--model-config",
-        "7b",
-        "--topology",
-        target,
-        "--preset",
-        preset,
-        "--explain",
-        "--out",
-        str(out),
-    )
-    subprocess.run(
-        [sys.executable, "-m", "jax_lm", *words], capture_output=True, check=False, env=CLEAN
-    )
+    words = ("--model-config", "7b", "--topology", target, "--preset", preset, "--out", str(out))
+    subprocess.run([*EXPLAIN, *words], capture_output=True, check=False, env=CLEAN)
     assert over_budget(json.loads(out.read_text()), target, preset) == []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases.budgets import Budget, excess
 
-from jax_lm.compilation.explanation import StepShape, explain
+from experiments.compiled.explanation import StepShape, explain
 from jax_lm.compilation.programs import step_programs
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_lm.compilation.hlo import ArrayShape, arrays, parse_hlo, parse_shape
+from experiments.compiled.hlo import ArrayShape, arrays, parse_hlo, parse_shape
 
 TEXT = """\
 HloModule jit_run, is_scheduled=true, input_output_alias={ {0}: (1, {}, may-alias) }, num_partitions=4

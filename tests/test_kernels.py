@@ -2,8 +2,8 @@
 from, how often.
 """
 
-from jax_lm.compilation.hlo import parse_hlo
-from jax_lm.compilation.kernels import Tracer
+from experiments.compiled.hlo import parse_hlo
+from experiments.compiled.kernels import Tracer
 
 PREFETCH = """\
 HloModule prefetch, is_scheduled=true

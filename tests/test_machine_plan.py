@@ -5,16 +5,16 @@ import json
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
-from jax_lm.compilation.machine_plan import CompiledPass, MachinePlan, planned_mesh
+from jax_lm.compilation.machine_plan import MachinePlan, planned_mesh
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
 
 
-def plan(topology, *compiled):
-    passes = tuple(CompiledPass(f"pass {n}", 512, 1, each, None) for n, each in enumerate(compiled))
-    return MachinePlan(DIFFUCODER_7B, PlannedStep(), Topology.parse(topology), MeshShape(), passes)
+def plan(topology, compiled=None):
+    shape = Topology.parse(topology)
+    return MachinePlan(DIFFUCODER_7B, PlannedStep(), shape, MeshShape(), compiled)
 
 
 @pytest.mark.parametrize(("topology", "fits"), [("v5e:1x1", False), ("h200:1", True)])
@@ -36,24 +36,20 @@ def test_table_and_record_of_an_estimate_agree(topology, fits):
     assert rows["basis"] == "arithmetic, an estimate"
     assert bool(record["try"]) is not fits
     assert record["plan"] == {name: rows[name] for name in ("plan", "devices")}
-    assert "passes" not in record
+    assert "compiled" not in record
 
 
-def test_the_pass_with_most_memory_counts():
-    small, large = Compiled(arguments=GIB, working=GIB), Compiled(arguments=GIB, working=200 * GIB)
-    assert plan("h200:1", large, small).compiled is plan("h200:1", small, large).compiled is large
-    assert plan("h200:1", small).fits
-    assert not plan("h200:1", small, large).fits
-    assert ("working memory", "200.00 GiB") in plan("h200:1", small, large).memory_rows()
+def test_what_the_compiler_says_counts():
+    large = Compiled(arguments=GIB, working=200 * GIB)
+    assert plan("h200:1", Compiled(arguments=GIB, working=GIB)).fits
+    assert not plan("h200:1", large).fits
+    assert ("working memory", "200.00 GiB") in plan("h200:1", large).memory_rows()
+    assert plan("h200:1", large).record["total_bytes"] == 201 * GIB
 
 
-def test_a_refused_pass_counts_before_all_others():
-    refused, large = (
-        Compiled(refusal="needs 20G of 15G"),
-        Compiled(arguments=GIB, working=200 * GIB),
-    )
-    found = plan("h200:1", large, refused)
-    assert (found.compiled, found.total, found.fits) == (refused, None, False)
+def test_a_refused_program_does_not_fit():
+    found = plan("h200:1", Compiled(refusal="needs 20G of 15G"))
+    assert (found.total, found.fits) == (None, False)
     assert found.memory_rows()[-1] == ("in all", "refused by the compiler: needs 20G of 15G")
 
 

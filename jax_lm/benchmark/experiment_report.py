@@ -186,7 +186,7 @@ CRITERIA: tuple[Criterion, ...] = (
               "`diffucoder eval` measures it on whole benchmarks."),
 )  # fmt: skip
 
-AT_THE_BOUND = "`diffucoder plan --explain` says what the compiled step reads beyond the weights; profile the rest."
+AT_THE_BOUND = "`experiments/explain_plan.py` says what the compiled step reads beyond the weights; profile the rest."
 NEAR_THE_BOUND = f"{NEAR:.0%} of the roofline"
 SCALE_CRITERIA: tuple[Criterion, ...] = (
     ON_ACCELERATOR,

@@ -1,1 +1,1 @@
-"""Compile programs for devices that are not present, and explain the compiled text."""
+"""Compile programs for devices that are not present."""

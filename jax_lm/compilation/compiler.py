@@ -4,9 +4,9 @@
     pip install 'jax-diffucoder[plan-gpu]'  # XLA's compiler for NVIDIA GPUs; needs no GPU, driver
                                             # or CUDA
 
-Uses `jax.experimental.topologies`; nothing runs. Knows no model: `programs` builds the programs,
-and `explanation` reads the compiled text. Entry: `diffucoder plan`, which compares these figures
-with the arithmetic of `jax_lm.planning.memory`.
+Uses `jax.experimental.topologies`; nothing runs. Knows no model: `programs` builds the programs.
+Entry: `diffucoder plan`, which compares these figures with the arithmetic of
+`jax_lm.planning.memory`.
 """
 
 import importlib.util
@@ -99,7 +99,7 @@ class Compiled:
             does not count them.
         bytes: bytes read and written by one step, counted in the same way.
         refusal: reason why the program could not be compiled; all other fields are then unset.
-        text: text of the compiled program, read by `jax_lm.compilation.explanation`.
+        text: the compiled program, as `experiments/explain_plan.py` reads it.
     """
 
     arguments: int = 0

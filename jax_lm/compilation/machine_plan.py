@@ -4,7 +4,6 @@ Combines arithmetic with the compiled program, if XLA's compiler for that machin
 Nothing runs. Entry: `diffucoder plan`.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,102 +12,16 @@ from typing import Any
 
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import Compiled, CompilerPackage
-from jax_lm.compilation.explanation import Explanation, Group, StepShape, explain
 from jax_lm.compilation.programs import step_programs
 from jax_lm.config import DreamConfig
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import memory
 from jax_lm.planning.memory import Memory, PlannedStep
 from jax_lm.planning.rollouts import rollout_rows
-from jax_lm.planning.roofline import GIB, Topology, gib
+from jax_lm.planning.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
 
 Rows = list[tuple[str, str]]
-# Maximum number of groups of a kind in the printed plan; JSON has all of them.
-SHOWN = 12
-
-
-@dataclass(frozen=True)
-class CompiledPass:
-    """One of the programs that a step consists of, as compiled.
-
-    Attributes:
-        name: step, refresh (the first forward pass of a block with a cache) or update.
-        rows: rows of each sequence that it computes.
-        least: bytes that it must read: weights, keys and values once.
-        compiled: the compiler's figures of one device.
-        explanation: kernels and memory traffic of the compiled program, if requested.
-    """
-
-    name: str
-    rows: int
-    least: int
-    compiled: Compiled
-    explanation: Explanation | None
-
-    @property
-    def record(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "least_bytes": self.least,
-            "arguments_bytes": self.compiled.arguments,
-            "working_bytes": self.compiled.working,
-            "refusal": self.compiled.refusal,
-            "explanation": self.explanation and asdict(self.explanation),
-        }
-
-    def explanation_rows(self) -> Rows:
-        """List the explanation of the pass; empty if it was not explained."""
-        if (explanation := self.explanation) is None:
-            return []
-        # "12 copy, 200 other, 85 product"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in explanation.kernels.items())
-        rows = [
-            ("kernels", f"{explanation.launches}: {kinds}"),
-            (
-                "read",
-                f"{gib(explanation.read)}, at least {gib(self.least)} for weights, keys and values",
-            ),
-            ("written", gib(explanation.written)),
-        ]
-        for name, traffic in (
-            ("weights", explanation.weights),
-            ("head", explanation.head),
-            ("cache", explanation.cache),
-        ):
-            # e.g. no traffic of the cache in a step without one
-            if traffic.once:
-                times = f"{traffic.read / traffic.once:.3f} times {gib(traffic.once)}"
-                rows.append((f"{name} read", f"{gib(traffic.read)}, {times}"))
-        # "196 of 33 rows, 1 of 32 rows": products by their number of rows
-        products = ", ".join(f"{count} of {rows} rows" for rows, count in explanation.rows.items())
-        return [
-            *rows,
-            ("products with weights", products),
-            ("weights read again", list_groups(explanation.read_again)),
-            ("weights or cache copied or converted", list_groups(explanation.moves)),
-            ("the same, once per call", list_groups(explanation.moves_before)),
-            ("sorts", list_groups(explanation.sorts)),
-            ("communication", list_groups(explanation.collectives)),
-            ("transfers to or from the host", list_groups(explanation.host)),
-            ("float32 over the vocabulary", list_groups(explanation.logits)),
-            ("above 1 % of memory", list_groups(explanation.buffers)),
-            (
-                "loops of unknown length, counted once",
-                "\n".join(explanation.unknown_loops) or "none",
-            ),
-        ]
-
-
-def list_groups(groups: tuple[Group, ...]) -> str:
-    """Format groups as lines with their sizes; of many groups, only the largest."""
-    lines = [
-        f"{each.count:g} x {each.what} {each.shape}, {each.bytes / GIB:.3f} GiB {each.source}".rstrip()
-        for each in groups[:SHOWN]
-    ]
-    # the rest is only counted
-    lines += [f"and {len(groups) - SHOWN} other kinds"] if len(groups) > SHOWN else []
-    return "\n".join(lines) or "none"
 
 
 @dataclass(frozen=True)
@@ -116,25 +29,18 @@ class MachinePlan:
     """A step on the devices of a topology.
 
     Attributes:
-        passes: the compiled passes; empty if the plan is arithmetic alone.
+        compiled: the compiler's figures of one device; None if the plan is arithmetic alone.
     """
 
     config: DreamConfig
     planned: PlannedStep
     topology: Topology
     mesh: MeshShape
-    passes: tuple[CompiledPass, ...] = ()
+    compiled: Compiled | None = None
 
     @cached_property
     def estimate(self) -> Memory:
         return memory.estimated_memory(self.config, self.planned, self.mesh)
-
-    @property
-    def compiled(self) -> Compiled | None:
-        """The refused pass, else the one that takes the most memory; None without compilation."""
-        # a refused pass has no total, and decides alone
-        passes = (each.compiled for each in self.passes)
-        return max(passes, key=lambda c: (c.refusal is not None, c.total or 0), default=None)
 
     @property
     def total(self) -> int | None:
@@ -229,7 +135,7 @@ class MachinePlan:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The plan as JSON: its numbers, and every pass that was compiled."""
+        """The plan as JSON: its numbers, and those of the compiled program."""
         record = {
             "plan": {"plan": f"{self.planned}", "devices": self.devices},
             "memory_limit": self.topology.chip.memory,
@@ -238,12 +144,14 @@ class MachinePlan:
             "estimated_bytes": asdict(self.estimate),
             "try": self.changes(),
         }
-        if self.passes:
-            record |= {
+        if self.compiled:
+            record["compiled"] = {
                 "date": f"{datetime.now(UTC):%Y-%m-%d}",
                 "compiler": f"{CompilerPackage.of(self.topology)}",
                 "jax": version("jax"),
-                "passes": {each.name: each.record for each in self.passes},
+                "arguments_bytes": self.compiled.arguments,
+                "working_bytes": self.compiled.working,
+                "refusal": self.compiled.refusal,
             }
         return record
 
@@ -266,35 +174,8 @@ def planned_mesh(
     return mesh
 
 
-def compile_passes(
-    plan: MachinePlan, options: GenerationOptions, *, explains: bool
-) -> Iterator[CompiledPass]:
-    """Compile the passes of a step.
-
-    Args:
-        explains: compile and explain all passes; otherwise only the one that takes the most memory
-            is compiled.
-    """
-    config, planned, mesh = plan.config, plan.planned, plan.mesh
-    devices = compiler.topology_mesh(plan.topology, mesh)
-    programs = step_programs(config, planned, devices, options)
-    shape = StepShape(
-        vocabulary=config.vocab_size // mesh.tensor,
-        hidden=config.hidden_size,
-        memory=plan.topology.chip.memory,
-        in_loop=not planned.is_training,
-    )
-    # programs are sorted by memory: without an explanation, the first decides whether it fits
-    for name, program in list(programs.items())[: None if explains else 1]:
-        compiled = compiler.compile_program(program)
-        # lower bound of the bytes that the pass must read
-        least = memory.forward_cost(
-            config,
-            planned.precision,
-            batch=memory.rows_per_device(planned, mesh),
-            rows=program.rows,
-            canvas=planned.canvas,
-            head_rows=program.head_rows,
-        )
-        explanation = explain(compiled.text, shape) if explains and compiled.text else None
-        yield CompiledPass(name, program.rows, least.bytes // mesh.tensor, compiled, explanation)
+def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
+    """Compile the program of a step that takes the most memory: it decides whether the step fits."""
+    devices = compiler.topology_mesh(plan.topology, plan.mesh)
+    programs = step_programs(plan.config, plan.planned, devices, options)
+    return compiler.compile_program(next(iter(programs.values())))

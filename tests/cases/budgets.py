@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.compilation.explanation import Explanation, Group, Traffic
+from experiments.compiled.explanation import Explanation, Group, Traffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def excess(found: Explanation, budget: Budget, least: int) -> list[str]:
 
 
 def read_explanation(data: dict[str, Any]) -> Explanation:
-    """Read what `diffucoder plan --explain --out` wrote of a pass."""
+    """Read what `experiments/explain_plan.py --out` wrote of a pass."""
     values: dict[str, Any] = dict(data) | {
         "rows": {int(rows): count for rows, count in data["rows"].items()}
     }

@@ -20,7 +20,7 @@ class Plan:
     Examples:
         diffucoder plan --model-config 7b --topology v5e:2x2
         diffucoder plan --model-config 7b --topology v5e:1x1 --dtype int8
-        diffucoder plan --model-config 7b --topology h200:1 --preset fast --explain --out step.json
+        diffucoder plan --model-config 7b --topology h200:1 --preset fast --out step.json
         diffucoder plan --model apple/DiffuCoder-7B-Instruct --topology h100:1 --batch-size 16 --max-length 1024
         diffucoder plan --model-config 7b --topology v5p:2x2x2 --step sft --batch-size 8 --max-length 2048
         diffucoder plan --model-config 7b --topology rtx4090:1 --step sft --lora-rank 16 --dtype int8 --max-length 1024
@@ -37,8 +37,6 @@ class Plan:
         max_length: tokens per row, prompt and answer together.
         mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
         estimate: only estimate, compile nothing.
-        explain: list what the compiler made of a step: kernels, bytes, copies, sorts, communication
-            and large buffers.
         out: JSON file for the whole plan.
         json: print JSON instead of a table.
         generation: how to decode; max_new_tokens is half of max_length by default.
@@ -67,17 +65,11 @@ class Plan:
     max_length: int = 512
     mesh: str | None = None
     estimate: bool = False
-    explain: bool = False
     out: Path | None = None
     json: bool = False
     generation: GenerationOptions = DEFAULTS
 
     def __post_init__(self) -> None:
-        # an explanation reads the text of a compiled program
-        if self.explain and self.estimate:
-            raise ValueError(
-                "explain=True: reads a compiled program, estimate=True compiles none; give one of them"
-            )
         require_at_least_one(self, "batch_size", "max_length")
 
     # Text of the help for the default that depends on max_length.

@@ -12,7 +12,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
-from jax_lm.compilation.machine_plan import MachinePlan, Rows, compile_passes, planned_mesh
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step, planned_mesh
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.host import platforms
 from jax_lm.host.files import write_whole
@@ -24,7 +24,30 @@ from jax_lm.planning.roofline import Topology
 
 def run_plan(arguments: Plan) -> int:
     """Plan a step and print it; exit status 1 if it does not fit."""
-    # must come first: the compiler is chosen before JAX has a backend
+    plan, options = make_plan(arguments), arguments.generation
+    if compiles(arguments, CompilerPackage.of(plan.topology)):
+        with platforms.without_driver_notes():
+            plan = replace(plan, compiled=compile_step(plan, options))
+    elif options.extra_canvases:
+        option = options.extra_canvases_option
+        raise ValueError(
+            f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
+        )
+    record = json.dumps(plan.record, indent=1)
+    if arguments.out:
+        write_whole(arguments.out, f"{record}\n")
+    if arguments.json:
+        print(record)
+    else:
+        print_plan(plan)
+    return 0 if plan.fits else 1
+
+
+def make_plan(arguments: Plan) -> MachinePlan:
+    """Return the plan by arithmetic, and prepare this process for compiling.
+
+    This must be called first: the compiler is chosen before JAX has a backend.
+    """
     topology, options = Topology.parse(arguments.topology), arguments.generation
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
@@ -38,46 +61,18 @@ def run_plan(arguments: Plan) -> int:
         lora_rank=arguments.lora_rank,
         extra_canvases=options.extra_canvases,
     )
-    # arithmetic
-    plan = MachinePlan(
+    return MachinePlan(
         config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh)
     )
-    # compile
-    if compiles(arguments, CompilerPackage.of(topology)):
-        with platforms.without_driver_notes():
-            passes = tuple(compile_passes(plan, options, explains=arguments.explain))
-            plan = replace(plan, passes=passes)
-    elif options.extra_canvases:
-        option = options.extra_canvases_option
-        raise ValueError(
-            f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
-        )
-    # print
-    record = json.dumps(plan.record, indent=1)
-    if arguments.out:
-        write_whole(arguments.out, f"{record}\n")
-    if arguments.json:
-        print(record)
-    else:
-        print_plan(plan)
-    return 0 if plan.fits else 1
 
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
-    """Return whether to compile the step: not with `estimate`, nor without the compiler.
-
-    Raises:
-        ValueError: `explain` is set, but the compiler is not installed.
-    """
-    # nothing is missing: the user decides
-    if arguments.estimate or package.is_installed:
-        return not arguments.estimate
-    missing = f"{package.distribution} is not installed, so nothing is compiled"
-    install = f"pip install 'jax-diffucoder[{package.extra}]'"
-    if arguments.explain:
-        raise ValueError(f"explain=True: {missing}: {install}")
-    print(f"{missing}: {install}", file=sys.stderr)
-    return False
+    """Return whether to compile the step: not with `estimate`, nor without the compiler."""
+    if not arguments.estimate and not package.is_installed:
+        install = f"pip install 'jax-diffucoder[{package.extra}]'"
+        missing = f"{package.distribution} is not installed, so nothing is compiled"
+        print(f"{missing}: {install}", file=sys.stderr)
+    return package.is_installed and not arguments.estimate
 
 
 def plan_config(arguments: Plan) -> DreamConfig:
@@ -94,20 +89,12 @@ def plan_config(arguments: Plan) -> DreamConfig:
 
 
 def print_plan(plan: MachinePlan) -> None:
-    """Print the plan, changes with which it would fit, and the explanation of each pass."""
+    """Print the plan, and changes with which it would fit."""
     console = Console(highlight=False)
-    console.print(table_of(plan.rows()))
-    for change in plan.changes():
-        console.print(f"try {change}", markup=False)
-    for each in plan.passes:
-        if rows := each.explanation_rows():
-            console.print(f"\n{each.name}, as compiled, per device:")
-            console.print(table_of(rows))
-
-
-def table_of(rows: Rows) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     colours = {"fits": "green", "does not fit": "red"}
-    for name, value in rows:
+    for name, value in plan.rows():
         table.add_row(name, escape(value), style=colours.get(value))
-    return table
+    console.print(table)
+    for change in plan.changes():
+        console.print(f"try {change}", markup=False)

@@ -12,7 +12,7 @@ on-chip memory are free.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jax_lm.compilation.hlo import ArrayShape, Computation, Instruction, Module, Shape, arrays
+from experiments.compiled.hlo import ArrayShape, Computation, Instruction, Module, Shape, arrays
 
 # Opcodes that run nothing.
 FREE = {

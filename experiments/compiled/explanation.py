@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jax_lm.compilation.hlo import ArrayShape, Instruction, arrays, parse_hlo
-from jax_lm.compilation.kernels import Kernel, LoopRun, Tracer
+from experiments.compiled.hlo import ArrayShape, Instruction, arrays, parse_hlo
+from experiments.compiled.kernels import Kernel, LoopRun, Tracer
 
 # Share of a device's memory from which a buffer is listed.
 LARGE = 0.01
