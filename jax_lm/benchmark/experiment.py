@@ -4,6 +4,7 @@ Entry command: `diffucoder experiment`. `experiment_report` makes the report. `r
 resumes a run that was killed, and continues after a failed step.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -131,9 +132,9 @@ class ExperimentSteps:
     ) -> tuple[Row, dict[str, np.ndarray]]:
         """Measure a backend in a process without an accelerator."""
         request = WorkerRequest(
-            backend=backend, folder=str(self.folder), dtype=self.dtype, repeats=1, **what
+            backend=backend, folder=self.folder, dtype=self.dtype, platform="cpu", repeats=1, **what
         )
-        return run_worker(request, environment=comparison.ON_CPU, limit=self.settings.timeout)
+        return run_worker(request, limit=self.settings.timeout)
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
         """Decode answers of full length, so that every batch is the same work."""
@@ -242,14 +243,12 @@ class ExperimentSteps:
         together = time_call(lambda: self.decode(PROMPTS, tokens), 1)
         alone = [time_call(partial(self.decode, [prompt], tokens), 1) for prompt in PROMPTS]
         texts = [row.text for row in together.result.rows]
+        alone_texts = [timing.result.rows[0].text for timing in alone]
         return {
             "seconds": together.seconds,
             "tokens_per_second": len(PROMPTS) * tokens / together.seconds,
             "alone_seconds": sum(timing.seconds for timing in alone),
-            "equal": sum(
-                timing.result.rows[0].text == text
-                for timing, text in zip(alone, texts, strict=True)
-            ),
+            "equal": sum(map(operator.eq, texts, alone_texts)),
             "texts": dict(zip(PROMPTS, texts, strict=True)),
         }
 

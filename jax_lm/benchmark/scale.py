@@ -8,9 +8,10 @@ except with commits by probability.
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,7 +60,7 @@ class ScaleSteps:
 
     def __init__(self, settings: ExperimentSettings, scale: ScaleSettings) -> None:
         self.settings, self.scale, self.config = settings, scale, SHAPES[scale.random_shape]
-        self.dtype = settings.dtype or "bfloat16"
+        self.dtype, self.new_tokens = settings.dtype or "bfloat16", settings.new_tokens
         self.mesh_shape = self.planned().default_mesh(self.config, len(jax.devices()))
 
     def steps(self) -> list[Step]:
@@ -81,21 +82,15 @@ class ScaleSteps:
         ]  # fmt: skip
 
     def planned(self, **others: Any) -> PlannedStep:
-        """Return a planned step of this size."""
-        sizes: dict[str, Any] = {
-            "canvas": self.scale.canvas,
-            "new_tokens": self.settings.new_tokens,
-        }
-        return PlannedStep(**{"precision": self.dtype, "batch": 1} | sizes | others)
+        """Return a planned step of this size, of one row unless `others` has a batch."""
+        size = {"precision": self.dtype, "canvas": self.scale.canvas, "new_tokens": self.new_tokens}
+        return PlannedStep(**size | others)
 
     def cell(self, preset: str, batch: int) -> Cell:
         """Return a generation of this size."""
-        new_tokens = self.settings.new_tokens
+        prompt_tokens = self.scale.canvas - self.new_tokens
         return Cell(
-            preset=preset,
-            batch=batch,
-            prompt_tokens=self.scale.canvas - new_tokens,
-            new_tokens=new_tokens,
+            preset=preset, batch=batch, prompt_tokens=prompt_tokens, new_tokens=self.new_tokens
         )
 
     @cached_property
@@ -159,43 +154,26 @@ class ScaleSteps:
         """
         row: Row = {"clients": clients}
         # The slots are one block wider than the canvas.
-        width, numbers = self.scale.canvas + BLOCK_LENGTH, itertools.count()
+        width, count = self.scale.canvas + BLOCK_LENGTH, EACH_CLIENT * clients
         with self.note_out_of_memory(row, clients):
             slots = Slots(
                 self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=()
             )
             # One request first, which compiles.
-            self.answer(slots, numbers, 1)
+            answer(slots, [self.request(0)])
             start = time.perf_counter()
-            seconds = self.answer(slots, numbers, EACH_CLIENT * clients)
-            rate = len(seconds) * self.settings.new_tokens / (time.perf_counter() - start)
-            row |= {"requests": len(seconds), "tokens_per_second": rate}
-            row |= {"median_seconds": float(np.median(seconds)), "longest_seconds": max(seconds)}
+            seconds = answer(slots, [self.request(number + 1) for number in range(count)])
+            row |= {
+                "requests": count,
+                "tokens_per_second": count * self.new_tokens / (time.perf_counter() - start),
+                "median_seconds": float(np.median(seconds)),
+                "longest_seconds": max(seconds),
+            }
         return row
-
-    def answer(self, slots: Slots, numbers: Iterator[int], count: int) -> list[float]:
-        """Answer `count` requests; returns the seconds that each took.
-
-        As many run at a time as there are slots.
-        """
-        # `begun`: starting time of each sequence in a slot.
-        waiting, begun, seconds = count, {}, []
-        while waiting or begun:
-            # Fill free slots, advance all by some steps, remove what is done.
-            while waiting and slots.has_room:
-                sequence = self.request(next(numbers))
-                begun[sequence] = time.perf_counter()
-                slots.join(sequence)
-                waiting -= 1
-            slots.advance(STEPS_PER_CALL)
-            for sequence in [each for each in begun if each.is_done]:
-                slots.leave(sequence)
-                seconds.append(time.perf_counter() - begun.pop(sequence))
-        return seconds
 
     def request(self, number: int) -> Sequence:
         """Return a request with a random prompt of its own."""
-        canvas, new_tokens = self.scale.canvas, self.settings.new_tokens
+        canvas, new_tokens = self.scale.canvas, self.new_tokens
         prompt = random_prompts(self.config, 1, canvas - new_tokens, seed=number)[0]
         return Sequence(
             # The prompt, then a hole of new tokens.
@@ -224,9 +202,10 @@ class ScaleSteps:
             random_model(self.config, self.dtype).save_pretrained(folder)
             request = WorkerRequest(
                 backend="pytorch",
-                folder=folder,
+                folder=Path(folder),
                 dtype=self.dtype,
                 device="cuda" if platform == "gpu" else "cpu",
+                platform="cpu",
                 cells=cells,
                 repeats=1,
             )
@@ -234,10 +213,9 @@ class ScaleSteps:
         rows = []
         for theirs in result["cells"]:
             row = {"preset": theirs["preset"], "torch_seconds": theirs["seconds"]}
-            ours = done.get(f"decoding {theirs['preset']} 1", {}).get("seconds")
-            rows.append(
-                row if ours is None else row | {"seconds": ours, "times": theirs["seconds"] / ours}
-            )
+            if ours := done.get(f"decoding {theirs['preset']} 1", {}).get("seconds"):
+                row |= {"seconds": ours, "times": theirs["seconds"] / ours}
+            rows.append(row)
         return {"torch": result["packages"]["torch"], "device": result["device"], "rows": rows}
 
     def training(self, name: str, done: Rows) -> Row:
@@ -254,14 +232,30 @@ class ScaleSteps:
                 self.config, planned, mesh.mesh(), GenerationOptions()
             ).values()
             timing = time_call(update_call(program, self.config.vocab_size), self.settings.repeats)
-            rate = planned.batch * planned.canvas / timing.seconds
             row |= {
-                "first_seconds": timing.first_seconds,
+                "first_seconds": timing.row["first_seconds"],
                 "seconds": timing.seconds,
-                "tokens_per_second": rate,
+                "tokens_per_second": planned.batch * planned.canvas / timing.seconds,
+                "peak_bytes": memory.read(),
             }
-            row["peak_bytes"] = memory.read()
         return row
+
+
+def answer(slots: Slots, requests: list[Sequence]) -> list[float]:
+    """Answer requests, as many at a time as there are slots; returns the seconds of each."""
+    # `begun`: starting time of each sequence in a slot.
+    waiting, begun, seconds = requests[::-1], {}, []
+    while waiting or begun:
+        # Fill free slots, advance all by some steps, remove what is done.
+        while waiting and slots.has_room:
+            sequence = waiting.pop()
+            begun[sequence] = time.perf_counter()
+            slots.join(sequence)
+        slots.advance(STEPS_PER_CALL)
+        for sequence in [each for each in begun if each.is_done]:
+            slots.leave(sequence)
+            seconds.append(time.perf_counter() - begun.pop(sequence))
+    return seconds
 
 
 def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
@@ -272,14 +266,13 @@ def update_call(program: StepProgram, vocabulary: int) -> Callable[[], Any]:
     # The program holds only shapes: arrays are made like them.
     params, optimizer, frozen, step, batch = program.arguments
     # A batch of coupled-GRPO holds its rows beside their scores; one of fine-tuning is its rows.
-    shapes = batch.rows if isinstance(batch, PolicyBatch) else batch
-    ids = np.random.default_rng(0).integers(0, vocabulary, shapes.tokens.shape, dtype=np.int32)
+    is_grpo = isinstance(batch, PolicyBatch)
+    shape = (batch.rows if is_grpo else batch).tokens
+    ids = np.random.default_rng(0).integers(0, vocabulary, shape.shape, dtype=np.int32)
+    tokens = jax.device_put(ids, shape.sharding)
     batch = jax.tree.map(partial(constant, value=1), batch)
-    tokens = jax.device_put(ids, shapes.tokens.sharding)
-    if isinstance(batch, PolicyBatch):
-        batch = batch._replace(rows=batch.rows._replace(tokens=tokens))
-    else:
-        batch = batch._replace(tokens=tokens)
+    rows = (batch.rows if is_grpo else batch)._replace(tokens=tokens)
+    batch = batch._replace(rows=rows) if is_grpo else rows
     frozen, step = jax.tree.map(small_noise, frozen), constant(step, value=1)
     # Weights are small noise, optimizer moments 0.
     state = jax.tree.map(small_noise, params), jax.tree.map(partial(constant, value=0), optimizer)

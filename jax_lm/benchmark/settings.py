@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax_lm.options import Decoding, GenerationOptions
 
@@ -188,10 +188,10 @@ def frontier_settings() -> dict[str, FrontierSetting]:
     """Return all settings of the frontier by name, each rule from careful to hasty."""
     settings: dict[str, FrontierSetting] = {}
 
-    def add(name: str, family: str, decoding: Decoding, **others: int) -> None:
+    def add(name: str, family: str, decoding: Decoding, **others: Any) -> None:
         settings[name] = FrontierSetting(family, GenerationOptions(decoding=decoding, **others))
 
-    def add_in_window(name: str, family: str, commit: str, **rule: float) -> None:
+    def add_in_window(name: str, family: str, commit: str, **rule: Any) -> None:
         """Add a commit rule that decodes in a window of the canvas, from the cache."""
         add(name, f"{family}, window", Decoding(preset="fast", commit=commit, **rule))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_lm.data.columns import BadRowError
-from jax_lm.data.conversations import read_lines
+from jax_lm.data.conversations import convert_lines, read_file
 from jax_lm.host.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     Raises:
         ValueError: the file cannot be read, or contains no problem.
     """
-    problems, refused = read_lines(data, AceCodeProblem.read)
+    problems, refused = convert_lines(read_file(data), AceCodeProblem.read)
     for number, reason in refused:
         logger.warning("%s, line %d: %s", data, number, reason)
     if not problems:

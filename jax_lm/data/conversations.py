@@ -15,7 +15,7 @@ nothing of training.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,17 +90,7 @@ def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]])
     """
     if holds_array(path):
         return read_source(JsonArray.of(path), path, to_rows)
-    # One line may become several samples: texts are cut.
-    read, refused = read_lines(path, to_rows)
-    return require_samples(Samples([row for rows in read for row in rows], refused), path)
-
-
-def require_samples(samples: Samples, name: Path) -> Samples:
-    """Log the summary and return the samples. Raises ValueError if there are no samples."""
-    if not samples.rows:
-        raise ValueError(f"data={samples.describe(name)}: nothing to learn from")
-    logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(name))
-    return samples
+    return collect_samples(read_file(path), path, to_rows, "line")
 
 
 def read_source(
@@ -111,37 +101,45 @@ def read_source(
     Raises:
         ValueError: it cannot be loaded, or no row of it can be used.
     """
-    samples = Samples([], [], "row")
     lines = (line for part in range(source.parts) for _, line in source.read(part))
-    for number, line in enumerate(lines, 1):
-        try:
-            samples.rows.extend(to_rows(row_fields(line)))
-        except (BadRowError, TokenizerError) as error:
-            samples.refused.append((number, str(error)))
-    return require_samples(samples, name)
+    return collect_samples(lines, name, to_rows, "row")
 
 
-def read_lines(
-    path: Path, read: Callable[[dict[str, Any]], Read]
+def collect_samples(
+    lines: Iterable[Any], name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]], unit: str
+) -> Samples:
+    """Convert lines to samples, and log how many there are; ValueError if there is none."""
+    # One line may become several samples: texts are cut.
+    read, refused = convert_lines(lines, to_rows)
+    samples = Samples([row for rows in read for row in rows], refused, unit)
+    if not samples.rows:
+        raise ValueError(f"data={samples.describe(name)}: nothing to learn from")
+    logger.log(logging.WARNING if refused else logging.INFO, samples.describe(name))
+    return samples
+
+
+def read_file(path: Path) -> list[bytes]:
+    """Return the lines of a file; raises ValueError if it cannot be read."""
+    try:
+        # Not `splitlines`: a carriage return does not end a row.
+        return path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
+
+
+def convert_lines(
+    lines: Iterable[Any], convert: Callable[[dict[str, Any]], Read]
 ) -> tuple[list[Read], list[tuple[int, str]]]:
-    """Apply `read` to each line of a JSONL file that is not blank.
+    """Apply `convert` to the fields of each line that is not blank.
 
     Returns:
         The values, and the number (from 1) and reason of each refused line.
-
-    Raises:
-        ValueError: the file cannot be read.
     """
-    try:
-        # Split as bytes, so that a byte that is not UTF-8 costs one line, not the file.
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
     values, refused = [], []
     for number, line in enumerate(lines, 1):
         try:
-            if line.strip():
-                values.append(read(row_fields(line)))
+            if not isinstance(line, bytes) or line.strip():
+                values.append(convert(row_fields(line)))
         except (BadRowError, TokenizerError) as error:
             refused.append((number, str(error)))
     return values, refused
@@ -153,28 +151,16 @@ def row_fields(line: Any) -> dict[str, Any]:
     Raises:
         BadRowError: the line is not a JSON object.
     """
-    if not isinstance(line, bytes):
-        return dict(require_object(line))
-    try:
-        # utf-8-sig: Windows editors put a byte order mark in front of the first line.
-        return json_object(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise BadRowError(f"not UTF-8: {error}") from error
-
-
-def json_object(line: str) -> dict[str, Any]:
-    """Parse a line. Raises BadRowError if it is not a JSON object."""
-    try:
-        return require_object(json.loads(line))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise BadRowError(f"not JSON: {error}") from error
-
-
-def require_object(fields: Any) -> dict[str, Any]:
-    """Return `fields` unchanged. Raises BadRowError if it is not a JSON object."""
-    if not isinstance(fields, dict):
-        raise BadRowError(f"expected a JSON object, not {type(fields).__name__}")
-    return fields
+    if isinstance(line, bytes):
+        try:
+            # utf-8-sig: Windows editors put a byte order mark in front of the first line.
+            line = json.loads(line.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            form = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+            raise BadRowError(f"not {form}: {error}") from error
+    if not isinstance(line, dict):
+        raise BadRowError(f"expected a JSON object, not {type(line).__name__}")
+    return line
 
 
 def rows_reader(
