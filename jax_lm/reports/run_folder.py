@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, Self
 
 from jax_lm.host.files import output_folder, write_whole
 
@@ -19,7 +19,6 @@ SETTINGS = "settings.json"
 SAMPLED_BYTES = 2**20
 
 Record = dict[str, Any]
-Log = TypeVar("Log", bound="RunLog")
 
 
 class RunLog(ABC):
@@ -57,13 +56,8 @@ class RunLog(ABC):
             raise
 
     def replay(self, path: Path) -> None:
-        """Take all complete lines, and truncate one that was cut off when the run was killed."""
-        content = path.read_bytes()
-        # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+        """Take the lines of an earlier run."""
+        for number, line in enumerate(read_complete_lines(path), 1):
             try:
                 self.take(json.loads(line))
             except ValueError as error:
@@ -89,11 +83,21 @@ class RunLog(ABC):
         if self.file is not None:
             self.file.close()
 
-    def __enter__(self: Log) -> Log:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_complete_lines(path: Path) -> list[str]:
+    """Return the lines of a file, and truncate one that was cut off when its run was killed."""
+    content = path.read_bytes()
+    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        os.truncate(path, len(complete))
+    return complete.decode("utf-8", "replace").splitlines()
 
 
 def lock(file: IO[str], folder: Path) -> None:

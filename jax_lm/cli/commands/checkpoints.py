@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,121 +18,88 @@ from jax_lm.conversion.verify import family_facts, verify
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning.memory import (
-    PRECISIONS,
-    Memory,
-    PlannedStep,
-    estimated_memory,
-    parameter_count,
-)
+from jax_lm.planning.memory import PRECISIONS, PlannedStep, estimated_memory, parameter_count
 from jax_lm.planning.roofline import gib
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
-Rows = list[tuple[str, str]]
+# Values of a configuration that are shown with separators of thousands, and without.
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+COUNTS = ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id")
 
 
 def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    devices = jax.devices()
-    shape = MeshShape.for_generation(config, len(devices))
+    facts = model_facts(arguments, config)
     if arguments.json:
-        print(json.dumps(model_facts(arguments, config, shape), indent=1))
+        print(json.dumps(facts, indent=1))
         return 0
-    rows = [("model", arguments.model or BUILTIN_NOTICE), ("family", family_facts(config))]
-    rows += [
-        ("parameters", f"{parameter_count(config):,} in {len(parameter_shapes(config))} tensors")
+    tensors, device = len(parameter_shapes(config)), facts["device"]
+    is_mesh = device["count"] > 1
+    rows = [
+        ("model", arguments.model or BUILTIN_NOTICE),
+        ("family", family_facts(config)),
+        ("parameters", f"{facts['parameters']:,} in {tensors} tensors"),
+        *((name, f"{getattr(config, name):,}") for name in SIZES),
+        *((name, f"{getattr(config, name)}") for name in COUNTS),
+        ("tokenizer", describe_tokenizer(folder)),
+        ("devices", "{count} x {kind} ({platform})".format_map(device)),
+        ("mesh", facts["mesh"] + (" (overridden by --mesh)" if is_mesh else "")),
     ]
-    # sizes, with separators of thousands
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        rows.append((name, f"{getattr(config, name):,}"))
-    # small numbers and ids
-    for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id"):
-        rows.append((name, f"{getattr(config, name)}"))
-    try:
-        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-        stops = ", ".join(map(str, tokenizer.stop_ids))
-        chat = "with" if tokenizer.chat_template else "without"
-        rows.append(
-            (
-                "tokenizer",
-                f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template",
-            )
-        )
-    except TokenizerError as error:
-        rows.append(("tokenizer", f"none ({error})"))
-    rows.append(("devices", f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"))
-    rows.append(("mesh", f"{shape}" + (" (overridden by --mesh)" if shape.size > 1 else "")))
     # CPUs do not report their memory
-    for device in devices:
-        if statistics := device.memory_stats():
+    for each in jax.devices():
+        if statistics := each.memory_stats():
             used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
-            rows.append(
-                (
-                    f"memory of {device}",
-                    f"{gib(used)} in use{f', {gib(limit - used)} free' if limit else ''}",
-                )
-            )
-    print_rows([*rows, *precision_rows(arguments, config, shape)])
-    return 0
-
-
-def precision_rows(arguments: Info, config: DreamConfig, shape: MeshShape) -> Rows:
-    """List the expected memory of each precision."""
-    rows, default = [], fitting_dtype(parameter_count(config))
-    for dtype, memory in expected_memory(arguments, config, shape).items():
-        sizes = f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if shape.size > 1 else ''}"
-        note = "  (default here)" if dtype == default else ""
-        rows.append(
-            (
-                f"memory, {dtype}",
-                f"{gib(memory.weights)} weights + about {gib(memory.working)} for {sizes}{note}",
-            )
-        )
-    return rows
-
-
-def expected_memory(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Memory]:
-    """Estimate the memory per device of each precision."""
-    length = arguments.max_length
-    # only the canvas counts: its part that is new does not change the estimate
-    steps = {
-        dtype: PlannedStep(
-            precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
-        )
-        for dtype in PRECISIONS
-    }
-    return {dtype: estimated_memory(config, planned, shape) for dtype, planned in steps.items()}
-
-
-def model_facts(arguments: Info, config: DreamConfig, shape: MeshShape) -> dict[str, Any]:
-    """Return the JSON object of `info --json`; memory is in bytes per device."""
-    device, count = jax.devices()[0], parameter_count(config)
-    return {
-        "model": arguments.model or "builtin",
-        "parameters": count,
-        "config": asdict(config),
-        "device": {
-            "platform": device.platform,
-            "kind": device.device_kind,
-            "count": len(jax.devices()),
-        },
-        "mesh": str(shape),
-        "dtype": fitting_dtype(count),
-        "memory": {
-            name: asdict(each) for name, each in expected_memory(arguments, config, shape).items()
-        },
-    }
-
-
-def print_rows(rows: Rows) -> None:
-    """Print names and values in two columns."""
+            free = f", {gib(limit - used)} free" if limit else ""
+            rows.append((f"memory of {each}", f"{gib(used)} in use{free}"))
+    sizes = (
+        f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if is_mesh else ''}"
+    )
+    for dtype, memory in facts["memory"].items():
+        note = "  (default here)" if dtype == facts["dtype"] else ""
+        need = f"{gib(memory['weights'])} weights + about {gib(memory['working'])} for {sizes}"
+        rows.append((f"memory, {dtype}", need + note))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+    return 0
+
+
+def describe_tokenizer(folder: Path) -> str:
+    """Return a summary of a model's tokenizer, which may be missing."""
+    try:
+        tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
+    except TokenizerError as error:
+        return f"none ({error})"
+    stops = ", ".join(map(str, tokenizer.stop_ids))
+    chat = "with" if tokenizer.chat_template else "without"
+    return f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"
+
+
+def model_facts(arguments: Info, config: DreamConfig) -> dict[str, Any]:
+    """Return the JSON object of `info --json`; memory is in bytes per device."""
+    devices, count, length = jax.devices(), parameter_count(config), arguments.max_length
+    mesh = MeshShape.for_generation(config, len(devices))
+    memory = {}
+    for dtype in PRECISIONS:
+        # only the canvas counts: its part that is new does not change the estimate
+        planned = PlannedStep(
+            precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
+        )
+        memory[dtype] = asdict(estimated_memory(config, planned, mesh))
+    device = devices[0]
+    return {
+        "model": arguments.model or "builtin",
+        "parameters": count,
+        "config": asdict(config),
+        "device": {"platform": device.platform, "kind": device.device_kind, "count": len(devices)},
+        "mesh": str(mesh),
+        "dtype": fitting_dtype(count),
+        "memory": memory,
+    }
 
 
 def run_convert(arguments: Convert) -> int:
