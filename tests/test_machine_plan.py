@@ -44,7 +44,7 @@ def test_what_the_compiler_says_counts():
     assert plan("h200:1", Compiled(arguments=GIB, working=GIB)).fits
     assert not plan("h200:1", large).fits
     assert ("working memory", "200.00 GiB") in plan("h200:1", large).memory_rows()
-    assert plan("h200:1", large).record["total_bytes"] == 201 * GIB
+    assert plan("h200:1", large).total == 201 * GIB
 
 
 def test_a_refused_program_does_not_fit():

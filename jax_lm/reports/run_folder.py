@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, ClassVar, Self
+from typing import IO, Any, ClassVar, TypeVar
 
 from jax_lm.host.files import output_folder, write_whole
 
@@ -19,6 +19,7 @@ SETTINGS = "settings.json"
 SAMPLED_BYTES = 2**20
 
 Record = dict[str, Any]
+Log = TypeVar("Log", bound="RunLog")
 
 
 class RunLog(ABC):
@@ -83,7 +84,7 @@ class RunLog(ABC):
         if self.file is not None:
             self.file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Log) -> Log:
         return self
 
     def __exit__(self, *_: object) -> None:
