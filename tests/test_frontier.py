@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jax_lm.benchmark.frontier import frontier_point, frontier_report, undominated
-from jax_lm.benchmark.settings import FRONTIER, QualitySettings
+from jax_lm.benchmark.settings import QualitySettings, frontier_settings
 from jax_lm.cli import main as cli
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
 from jax_lm.inference import DiffuCoderInference
@@ -70,7 +70,7 @@ def test_settings_that_no_other_beats():
 
 def test_every_setting_is_one_that_decoding_takes():
     options = QualitySettings(max_new_tokens=16).options()
-    assert list(options) == list(FRONTIER)
+    assert list(options) == list(frontier_settings())
     assert {each.max_new_tokens for each in options.values()} == {16}
     assert len(set(options.values())) == len(options) >= 8
     assert {each.decoding.settings.commit for each in options.values()} == {

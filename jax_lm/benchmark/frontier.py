@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jax_lm.benchmark.settings import FRONTIER, QualitySettings
+from jax_lm.benchmark.settings import QualitySettings, frontier_settings
 from jax_lm.evaluation.attempts import (
     TOO_LONG,
     UNJUDGED,
@@ -65,9 +65,10 @@ def frontier_point(name: str, records: Collection[Record], *, timed: bool) -> Ro
         sum(record[key] for record in counted) for key in ("tokens", "forwards", "seconds")
     )
     low, high = wilson(passed / total, total)
+    family, options = frontier_settings()[name]
     row = {
         "setting": name,
-        "family": FRONTIER[name].family,
+        "family": family,
         "problems": total,
         "answers": answers,
         "passed": passed,
@@ -78,7 +79,7 @@ def frontier_point(name: str, records: Collection[Record], *, timed: bool) -> Ro
         "forwards": forwards,
         "tokens_per_forward": tokens / max(forwards, 1),
         "forwards_per_answer": forwards / max(answers, 1),
-        "canvases": 1 + FRONTIER[name].options.extra_canvases,
+        "canvases": 1 + options.extra_canvases,
     }
     if timed:
         row |= {"seconds": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}

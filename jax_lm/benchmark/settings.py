@@ -4,10 +4,11 @@ Imports no JAX, because the arguments of commands nest these settings.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jax_lm.options import Decoding, GenerationOptions
 
@@ -184,50 +185,22 @@ class FrontierSetting(NamedTuple):
     options: GenerationOptions
 
 
+@cache
 def frontier_settings() -> dict[str, FrontierSetting]:
-    """Return all settings of the frontier by name, each rule from careful to hasty."""
-    settings: dict[str, FrontierSetting] = {}
+    """Return all settings of the frontier by name, from frontier.yaml."""
+    # Not at the top: the help of every command imports this module.
+    import yaml
 
-    def add(name: str, family: str, decoding: Decoding, **others: Any) -> None:
-        settings[name] = FrontierSetting(family, GenerationOptions(decoding=decoding, **others))
-
-    def add_in_window(name: str, family: str, commit: str, **rule: Any) -> None:
-        """Add a commit rule that decodes in a window of the canvas, from the cache."""
-        add(name, f"{family}, window", Decoding(preset="fast", commit=commit, **rule))
-
-    regions = {"whole canvas": Decoding(), "window": Decoding(preset="fast")}
-    # Fixed numbers of tokens per step
-    for region, decoding in regions.items():
-        add(decoding.preset, f"steps, {region}", decoding)
-        for count in (2, 3, 4):
-            name = f"{decoding.preset}, {count} per step"
-            add(name, f"steps, {region}", decoding, tokens_per_step=count)
-    # Drafts
-    for region, decoding in regions.items():
-        for draft in (2, 4, 8):
-            add(f"{decoding.preset}, draft {draft}", f"draft, {region}", decoding, draft=draft)
-    # Commits by confidence, with drafts, with branches
-    for threshold in (0.98, 0.95, 0.9, 0.8, 0.7, 0.5):
-        add_in_window(f"threshold {threshold}", "threshold", "threshold", threshold=threshold)
-    add("threshold 0.9, draft 4", "threshold, draft", Decoding(preset="turbo"), draft=4)
-    careful = Decoding(preset="fast", commit="threshold", threshold=0.95)
-    for count in (2, 4, 8):
-        add(f"threshold 0.95, lookahead {count}", "lookahead", careful, lookahead=count)
-    # Commits by a confidence that depends on the number of tokens, or falls with the steps
-    for factor in (0.1, 0.3, 1.0):
-        add_in_window(f"factor {factor}", "factor", "factor", factor=factor)
-    for decay in (0.2, 0.5):
-        name = f"dynamic 0.9, decay {decay}"
-        add_in_window(name, "dynamic", "dynamic", threshold=0.9, decay=decay)
-    # Commits by entropy
-    for bound in (0.0, 0.001, 0.01, 0.1, 0.3, 1.0):
-        add_in_window(f"entropy {bound}", "entropy", "entropy", entropy_bound=bound)
-    whole = Decoding(commit="entropy", entropy_bound=0.1, block_length=0)
-    add("entropy 0.1, whole canvas", "entropy, whole canvas", whole)
+    text = Path(__file__).with_name("frontier.yaml").read_text(encoding="utf-8")
+    of_decoding = {field.name for field in fields(Decoding)}
+    settings = {}
+    for name, values in yaml.safe_load(text).items():
+        family = values.pop("family")
+        # {preset: fast, draft: 2} -> decoding {preset: fast}, values {draft: 2}
+        decoding = {key: values.pop(key) for key in of_decoding & values.keys()}
+        options = GenerationOptions(decoding=Decoding(**decoding), **values)
+        settings[name] = FrontierSetting(family, options)
     return settings
-
-
-FRONTIER = frontier_settings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,18 +232,16 @@ class QualitySettings:
     timed: bool = False
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.only if name not in FRONTIER]:
-            raise ValueError(
-                f"only={unknown[0]!r}: must be one of {', '.join(map(repr, FRONTIER))}"
-            )
+        for name in self.only:
+            if name not in frontier_settings():
+                known = ", ".join(map(repr, frontier_settings()))
+                raise ValueError(f"only={name!r}: must be one of {known}")
 
     def options(self) -> dict[str, GenerationOptions]:
         """Return the options of every setting that is measured, by its name."""
+        known = frontier_settings()
+        length, temperature = self.max_new_tokens, self.temperature
         return {
-            name: replace(
-                FRONTIER[name].options,
-                max_new_tokens=self.max_new_tokens,
-                temperature=self.temperature,
-            )
-            for name in self.only or FRONTIER
+            name: replace(known[name].options, max_new_tokens=length, temperature=temperature)
+            for name in self.only or known
         }
