@@ -102,17 +102,14 @@ class MachinePlan:
         kept = "masters and moments" if self.planned.is_training else "weights per device"
         rows = [(kept, gib(estimate.weights))]
         rows += [("keys and values", gib(estimate.cache))] if estimate.cache else []
-        # without a compiler, an estimate
-        if compiled is None:
-            rows += [("working memory", f"about {gib(estimate.working)}")]
-            return [*rows, ("in all", f"about {gib(estimate.total)} of {limit}")]
-        # with a compiler, its figures or its refusal
-        if compiled.total is None:
+        if self.total is None and compiled:
             return [*rows, ("in all", f"refused by the compiler: {compiled.refusal}")]
+        # without a compiler, an estimate
+        about, figures = ("", compiled) if compiled else ("about ", estimate)
         return [
             *rows,
-            ("working memory", gib(compiled.working)),
-            ("in all", f"{gib(compiled.total)} of {limit}"),
+            ("working memory", f"{about}{gib(figures.working)}"),
+            ("in all", f"{about}{gib(figures.total or 0)} of {limit}"),
         ]
 
     def speed_rows(self) -> Rows:

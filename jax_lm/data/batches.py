@@ -150,17 +150,16 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def more(rows: np.ndarray, value: bool | int | float | None = None) -> np.ndarray:
-        last = rows[-1:] if value is None else np.full_like(rows[-1:], value)
-        return np.concatenate([rows, np.repeat(last, missing, axis=0)])
+    def repeat_last(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
 
-    openness = None if batch.openness is None else more(batch.openness)
-    drawn = (
-        None if batch.drawn is None else DrawnMasks(*(more(values, 0.0) for values in batch.drawn))
-    )
-    return Batch(
-        more(batch.tokens), more(batch.canvas, False), more(batch.samples, -1), openness, drawn
-    )
+    openness = None if batch.openness is None else repeat_last(batch.openness)
+    drawn = batch.drawn and DrawnMasks(*map(repeat_last, batch.drawn))
+    filled = Batch(*map(repeat_last, batch[:3]), openness, drawn)
+    filled.canvas[-missing:], filled.samples[-missing:] = False, -1
+    for values in drawn or ():
+        values[-missing:] = 0
+    return filled
 
 
 @runtime_checkable

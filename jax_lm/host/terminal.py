@@ -170,14 +170,11 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def find_extra(module: str) -> str | None:
     """Return the extra of this distribution that installs a module; `dev` only if no other does."""
+    # A requirement looks like: uvicorn>=0.30; extra == "serve"
+    pattern = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
+    matches = filter(None, map(pattern.match, requires("jax-diffucoder") or ()))
     wanted = normalize_name(module.partition(".")[0])
-    extras = []
-    for requirement in requires("jax-diffucoder") or ():
-        # A requirement looks like: uvicorn>=0.30; extra == "serve"
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        if name and extra and normalize_name(name[0]) == wanted:
-            extras.append(extra[1])
+    extras = [match[2] for match in matches if normalize_name(match[1]) == wanted]
     return min(extras, key=lambda extra: extra == "dev", default=None)
 
 

@@ -37,39 +37,28 @@ def parameter_count(config: DreamConfig) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
-def memory_estimate(
+def working_bytes(
     config: DreamConfig,
     dtype: DTypeLike,
     *,
     batch: int,
     canvas: int,
-    logit_bytes: int | None = None,
-) -> tuple[int, int]:
-    """Estimate the bytes of the weights and of the working memory of a denoising step.
+    logit_bytes: int,
+) -> int:
+    """Estimate the working memory of a denoising step.
 
-    The working memory is that of the widest point: either the float32 logits and their filtered
-    copy, or the activations of one layer (float32 attention scores, and the two feed-forward
-    branches). `logit_bytes` bounds the float32 logits if the vocabulary is processed in blocks.
-
-    Raises:
-        ValueError: `batch` or `canvas` is less than 1.
+    It is that of the widest point: either the float32 logits and their filtered copy, or the
+    activations of one layer (float32 attention scores, and the two feed-forward branches).
+    `logit_bytes` bounds the float32 logits, as the vocabulary is processed in blocks.
     """
-    for name, value in (("batch", batch), ("canvas", canvas)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
-    size = jnp.dtype(dtype).itemsize
-    # bytes per element, and positions in the batch
-    rows = batch * canvas
+    size, rows = jnp.dtype(dtype).itemsize, batch * canvas
     # Two float32 arrays (4 bytes) are live at a time: scores and weights, logits and filtered
     # logits, or gate and up branch. XLA reuses their memory, so only the widest pair counts, plus
     # the residual stream and its copies.
-    all_logits = 4 * rows * config.vocab_size
-    logits = 2 * min(all_logits, logit_bytes or all_logits)
-    scores = 2 * 4 * rows * canvas * config.num_attention_heads
-    # gate and up projection
-    branches = 2 * 4 * rows * config.intermediate_size
-    hidden = 4 * size * rows * config.hidden_size
-    return parameter_count(config) * size, hidden + max(logits, scores, branches)
+    logits = min(4 * rows * config.vocab_size, logit_bytes)
+    scores = 4 * rows * canvas * config.num_attention_heads
+    branch = 4 * rows * config.intermediate_size
+    return 4 * size * rows * config.hidden_size + 2 * max(logits, scores, branch)
 
 
 def forward_cost(
@@ -240,7 +229,7 @@ def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
 
 
 def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
-    """Estimate the memory per device: weights and cache exactly, the rest by `memory_estimate`."""
+    """Estimate the memory per device: weights and cache exactly, the rest by `working_bytes`."""
     if planned.is_training:
         return training_memory(config, planned, mesh)
     rows = rows_per_device(planned, mesh)
@@ -248,18 +237,9 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = jnp.dtype(planned.dtype).itemsize
-    cached = planned.decoding.settings.cache != "none"
-    cache = (
-        cached
-        * 2
-        * config.num_hidden_layers
-        * rows
-        * heads
-        * planned.canvas
-        * config.head_dim
-        * size
-    )
-    _, working = memory_estimate(
+    elements = 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim
+    cache = elements * size if planned.decoding.settings.cache != "none" else 0
+    working = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=DECODING_LOGIT_BYTES
     )
     return Memory(device_bytes(config, planned, mesh), cache, working // mesh.tensor)
@@ -279,7 +259,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
     # with remat, the input of each layer is kept for the backward pass
     kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
-    _, widest = memory_estimate(
+    widest = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
     )
     gathered = 2 * config.vocab_size * config.hidden_size * size if mesh.fsdp > 1 else 0
@@ -421,27 +401,21 @@ def smallest_topology(
 
 def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
     """List options that save memory, with their estimates, in order of increasing loss."""
-    # Each variant changes one option; a variant equal to the plan is not offered.
-    half = max(1, planned.canvas // 2)
-    trains_all = planned.is_training and planned.lora_rank is None
-    variants = (
-        (
-            "--lora-rank 16",
-            replace(planned, lora_rank=planned.lora_rank or 16) if planned.is_training else planned,
-        ),
-        ("--dtype int8", planned if trains_all else replace(planned, precision="int8")),
-        (
-            f"--batch-size {max(1, planned.batch // 2)}",
-            replace(planned, batch=max(1, planned.batch // 2)),
-        ),
-        (
-            f"--max-length {half}",
-            replace(planned, canvas=half, new_tokens=max(1, min(planned.new_tokens, half // 2))),
-        ),
-    )
+    rows, length = max(1, planned.batch // 2), max(1, planned.canvas // 2)
+    new_tokens = max(1, min(planned.new_tokens, length // 2))
+    variants = {
+        f"--batch-size {rows}": replace(planned, batch=rows),
+        f"--max-length {length}": replace(planned, canvas=length, new_tokens=new_tokens),
+    }
+    if planned.is_training and planned.lora_rank is None:
+        # int8 needs adapters
+        variants = {"--lora-rank 16": replace(planned, lora_rank=16)} | variants
+    else:
+        variants = {"--dtype int8": replace(planned, precision="int8")} | variants
     return [
         (name, estimated_memory(config, changed, mesh))
-        for name, changed in variants
+        for name, changed in variants.items()
+        # half of one row is one row
         if changed != planned
     ]
 
