@@ -28,13 +28,11 @@ def write_shards(folder, lengths, *, kind="text", dtype="<u2", visible=1):
         index = np.concatenate([np.cumsum(sizes), np.full(len(sizes), visible)]).astype("<i8")
         index.tofile(folder / f"{number}.index")
         shards.append({"name": str(number), "tokens": sum(sizes), "samples": len(sizes)})
-    longest = max(max(sizes) for sizes in lengths)
     fields = {
         "format": 1,
         "kind": kind,
         "tokenizer": "t",
         "dtype": dtype,
-        "longest": longest,
         "refused": 0,
         "digest": "d",
     }

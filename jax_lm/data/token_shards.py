@@ -40,8 +40,6 @@ class TokenShards:
         names: file names of the shards, without suffix.
         token_starts: number of tokens before each shard, and the total.
         sample_starts: number of samples before each shard, and the total.
-        longest: tokens of the longest sample.
-        tokenizer: fingerprint of the tokenizer.
         digest: digest of all tokens. A resumed run compares it to detect changed samples.
         refused: number of lines without a sample.
     """
@@ -52,8 +50,6 @@ class TokenShards:
     names: tuple[str, ...]
     token_starts: Int[np.ndarray, "shards"]
     sample_starts: Int[np.ndarray, "shards"]
-    longest: int
-    tokenizer: str
     digest: str
     refused: int
 
@@ -82,28 +78,22 @@ class TokenShards:
                 )
         shards, dtype = fields["shards"], np.dtype(fields["dtype"])
         for shard in shards:
-            for end, size in (
-                (TOKENS, shard["tokens"] * dtype.itemsize),
-                # Two int64 for each sample: its end and its number of visible tokens.
-                (INDEX, shard["samples"] * 16),
-            ):
+            # Two int64 for each sample: its end and its number of visible tokens.
+            sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
+            for end, size in sizes.items():
                 path = folder / f"{shard['name']}{end}"
                 if not path.is_file() or path.stat().st_size != size:
                     raise ValueError(
                         f"data={str(folder)!r}: {path.name} is not there with its {size} bytes"
                     )
-        # Shards of 3, 0 and 5 tokens -> [0, 3, 3, 8]
-        starts = (
-            np.cumsum([0, *(shard[count] for shard in shards)]) for count in ("tokens", "samples")
-        )
         return cls(
-            folder,
-            kind,
-            dtype,
-            tuple(shard["name"] for shard in shards),
-            *starts,
-            longest=fields["longest"],
-            tokenizer=tokenizer,
+            folder=folder,
+            kind=kind,
+            dtype=dtype,
+            names=tuple(shard["name"] for shard in shards),
+            # Shards of 3, 0 and 5 tokens -> [0, 3, 3, 8]
+            token_starts=np.cumsum([0, *(shard["tokens"] for shard in shards)]),
+            sample_starts=np.cumsum([0, *(shard["samples"] for shard in shards)]),
             digest=fields["digest"],
             refused=fields["refused"],
         )

@@ -93,21 +93,15 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         ):
             logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
     # summarise all shards, including those of earlier runs
-    shards = [
-        json.loads((out / f"{shard_name(part)}{DONE}").read_text(encoding="utf-8"))
-        for part in range(parts)
-    ]
-    refused = [(where, reason) for shard in shards for where, reason in shard["refused"][:NAMED]][
-        :NAMED
-    ]
+    done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
+    shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
+    refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
         # Empty shards would make the same command with better data fail.
-        for path in (
-            out / PLAN,
-            *(path for part in range(parts) for path in out.glob(f"{shard_name(part)}.*")),
-        ):
-            path.unlink()
+        for done_file in done_files:
+            for path in (out / PLAN, *out.glob(f"{done_file.stem}.*")):
+                path.unlink(missing_ok=True)
         raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
     summaries = [
         {"name": shard_name(part), **shard, "refused": len(shard["refused"])}
@@ -118,7 +112,6 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         "kind": job.kind,
         "tokenizer": job.fingerprint,
         "dtype": dtype_of(tokenizer_of(job)).str,
-        "longest": max(shard["longest"] for shard in shards),
         "refused": sum(shard["refused"] for shard in summaries),
         "digest": combine_digests(summaries),
         "shards": [shard for shard in summaries if shard["samples"]],
@@ -207,15 +200,14 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     index = np.concatenate([np.array(ends[1:], "<i8"), np.array(visible, "<i8")]).tobytes()
     digest.update(index)
     write_synced(path.with_suffix(INDEX), index)
-    longest = int(np.diff(np.array(ends)).max(initial=0))
     shard = {
         "tokens": ends[-1],
         "samples": len(visible),
-        "longest": longest,
         "digest": digest.hexdigest(),
+        "refused": refused,
     }
-    write_synced(path.with_suffix(DONE), json.dumps(shard | {"refused": refused}).encode())
-    return shard | {"refused": refused}
+    write_synced(path.with_suffix(DONE), json.dumps(shard).encode())
+    return shard
 
 
 def write_synced(path: Path, content: bytes) -> None:
