@@ -71,7 +71,9 @@ def test_working_memory_by_hand(tiny_config, shape, dtype, expected):
 
 def test_wide_feed_forward_counts(tiny_config):
     wide = DreamConfig.from_dict(tiny_config.to_dict() | {"intermediate_size": 4096})
-    assert working_bytes(wide, "float32", batch=1, canvas=8, logit_bytes=2**40) == 8 * (8 * 4096 + 4 * 4 * 32)
+    assert working_bytes(wide, "float32", batch=1, canvas=8, logit_bytes=2**40) == 8 * (
+        8 * 4096 + 4 * 4 * 32
+    )
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8"])

@@ -38,12 +38,7 @@ def parameter_count(config: DreamConfig) -> int:
 
 
 def working_bytes(
-    config: DreamConfig,
-    dtype: DTypeLike,
-    *,
-    batch: int,
-    canvas: int,
-    logit_bytes: int,
+    config: DreamConfig, dtype: DTypeLike, *, batch: int, canvas: int, logit_bytes: int
 ) -> int:
     """Estimate the working memory of a denoising step.
 
