@@ -155,11 +155,11 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
 
     openness = None if batch.openness is None else repeat_last(batch.openness)
     drawn = batch.drawn and DrawnMasks(*map(repeat_last, batch.drawn))
-    filled = Batch(*map(repeat_last, batch[:3]), openness, drawn)
-    filled.canvas[-missing:], filled.samples[-missing:] = False, -1
+    tokens, canvas, samples = map(repeat_last, batch[:3])
+    canvas[-missing:], samples[-missing:] = False, -1
     for values in drawn or ():
         values[-missing:] = 0
-    return filled
+    return Batch(tokens, canvas, samples, openness, drawn)
 
 
 @runtime_checkable
