@@ -188,7 +188,7 @@ CRITERIA: tuple[Criterion, ...] = (
 
 AT_THE_BOUND = "`experiments/explain_plan.py` says what the compiled step reads beyond the weights; profile the rest."
 NEAR_THE_BOUND = f"{NEAR:.0%} of the roofline"
-SCALE_CRITERIA: tuple[Criterion, ...] = (
+FULL_SIZE_CRITERIA: tuple[Criterion, ...] = (
     ON_ACCELERATOR,
     Criterion("a pass over the whole canvas", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "canvas"),
               AT_THE_BOUND),

@@ -126,7 +126,7 @@ class ExperimentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleSettings:
+class FullSizeSettings:
     """Settings of a full experiment, in addition to `ExperimentSettings`.
 
     Attributes:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from jax_lm.benchmark.settings import (
     ExperimentSettings,
+    FullSizeSettings,
     QualitySettings,
     RecordingShape,
-    ScaleSettings,
     Workload,
 )
 from jax_lm.host.declared import Positional
@@ -20,7 +20,7 @@ from jax_lm.host.declared import Positional
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
 EXPERIMENT, RECORDING, QUALITY = ExperimentSettings(), RecordingShape(), QualitySettings()
-SCALE = ScaleSettings()
+SCALE = FullSizeSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class Experiment:
     out: Path
     full: bool = False
     settings: ExperimentSettings = EXPERIMENT
-    scale: ScaleSettings = SCALE
+    scale: FullSizeSettings = SCALE
 
     def __post_init__(self) -> None:
         # options of one kind of experiment are refused in the other, never ignored

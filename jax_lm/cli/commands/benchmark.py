@@ -16,8 +16,9 @@ from rich.table import Table
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
 from jax_lm.benchmark.experiment import ExperimentSteps
-from jax_lm.benchmark.experiment_report import CRITERIA, SCALE_CRITERIA, experiment_report
+from jax_lm.benchmark.experiment_report import CRITERIA, FULL_SIZE_CRITERIA, experiment_report
 from jax_lm.benchmark.frontier import frontier_report, measure_frontier
+from jax_lm.benchmark.full_size import FullSizeSteps
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits, machine_lines
 from jax_lm.benchmark.parity import (
     FILES,
@@ -27,7 +28,6 @@ from jax_lm.benchmark.parity import (
     read_golden,
     read_recording,
 )
-from jax_lm.benchmark.scale import ScaleSteps
 from jax_lm.benchmark.speed import measure_speed, speed_report
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityCheck, ParityRecord
@@ -176,8 +176,8 @@ def run_experiment(arguments: Experiment) -> int:
     settings, scale, out = arguments.settings, arguments.scale, arguments.out
     if arguments.full:
         steps, criteria, seconds = (
-            ScaleSteps(settings, scale).steps(),
-            SCALE_CRITERIA,
+            FullSizeSteps(settings, scale).steps(),
+            FULL_SIZE_CRITERIA,
             60 * scale.minutes,
         )
         name = f"random weights of the shape {scale.random_shape}"

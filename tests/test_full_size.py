@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.benchmark import comparison, experiment, machine, scale
+from jax_lm.benchmark import comparison, experiment, full_size, machine
 from jax_lm.benchmark.experiment_report import judge_passes
-from jax_lm.benchmark.scale import ScaleSteps, update_call
-from jax_lm.benchmark.settings import ExperimentSettings, ScaleSettings
+from jax_lm.benchmark.full_size import FullSizeSteps, update_call
+from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings
 from jax_lm.cli import main as cli
 from jax_lm.compilation.programs import step_programs
 from jax_lm.options import GenerationOptions
@@ -24,14 +24,14 @@ ARGUMENTS = ["experiment", "--full", "--random-shape", "small", "--dtype", "floa
              "32", "--rows", "1", "--clients", "2", "--training-rows", "8", "--repeats", "1"]  # fmt: skip
 NAMES = [
     "environment", "weights", "passes 1", "decoding exact 1", "decoding fast 1", "decoding turbo 1",
-    "serving 2", "torch", *(f"training {name}" for name in scale.UPDATES),
+    "serving 2", "torch", *(f"training {name}" for name in full_size.UPDATES),
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch, tiny_config):
     """A tiny shape, small arrays for the machine's limits, and no PyTorch."""
-    monkeypatch.setattr(scale, "SHAPES", {"small": tiny_config, "7b": tiny_config})
+    monkeypatch.setattr(full_size, "SHAPES", {"small": tiny_config, "7b": tiny_config})
     monkeypatch.setattr(
         experiment, "machine_limits", partial(machine.machine_limits, copy_bytes=2**22)
     )
@@ -41,8 +41,8 @@ def small(monkeypatch, tiny_config):
 @pytest.fixture
 def steps():
     settings = ExperimentSettings(dtype="float32", new_tokens=32, repeats=1)
-    return ScaleSteps(
-        settings, ScaleSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,))
+    return FullSizeSteps(
+        settings, FullSizeSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,))
     )
 
 
@@ -58,7 +58,7 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
         in capsys.readouterr().out
     )
     with monkeypatch.context() as patch:
-        patch.setattr(scale, "step_programs", without_memory)
+        patch.setattr(full_size, "step_programs", without_memory)
         assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
     found = json.loads((out / "results.json").read_text())
     assert list(found) == NAMES
@@ -116,11 +116,11 @@ def test_memory_that_ends_is_a_result(steps, monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB")
 
     found = {"environment": steps.environment({})}
-    monkeypatch.setattr(scale, "time_forwards", without_memory)
+    monkeypatch.setattr(full_size, "time_forwards", without_memory)
     row = steps.passes(1, found)
     assert row["out_of_memory"].startswith("out of memory: 1 x 64 tokens in float32 take about")
     assert judge_passes("canvas", row) == (row["out_of_memory"], False)
-    monkeypatch.setattr(scale, "time_and_memory", without_memory)
+    monkeypatch.setattr(full_size, "time_and_memory", without_memory)
     assert steps.decoding("fast", 4, found)["out_of_memory"].startswith(
         "out of memory: 4 x 64 tokens"
     )
@@ -129,7 +129,9 @@ def test_memory_that_ends_is_a_result(steps, monkeypatch):
 def test_weights_lie_on_a_mesh(tiny_config):
     """As on one device, made tensor by tensor where they belong."""
     mesh = MeshShape().mesh()
-    alone, placed = (scale.random_model(tiny_config, "float32", mesh=each) for each in (None, mesh))
+    alone, placed = (
+        full_size.random_model(tiny_config, "float32", mesh=each) for each in (None, mesh)
+    )
     tokens = jnp.arange(8)[None]
     np.testing.assert_allclose(placed(tokens), alone(tokens), atol=1e-5)
     assert placed.model.mesh is mesh

@@ -24,7 +24,7 @@ from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
 from jax_lm.benchmark.experiment import measure_environment, note_out_of_memory, read_limits
 from jax_lm.benchmark.machine import PeakMemory
-from jax_lm.benchmark.settings import Cell, ExperimentSettings, ScaleSettings
+from jax_lm.benchmark.settings import Cell, ExperimentSettings, FullSizeSettings
 from jax_lm.benchmark.speed import time_and_memory, time_forwards
 from jax_lm.benchmark.timer import time_call
 from jax_lm.benchmark.worker import WorkerRequest, run_worker
@@ -55,10 +55,15 @@ UPDATES: dict[str, dict[str, Any]] = {
 EACH_CLIENT = 2
 
 
-class ScaleSteps:
-    """The steps, on random weights."""
+class FullSizeSteps:
+    """The steps, on random weights.
 
-    def __init__(self, settings: ExperimentSettings, scale: ScaleSettings) -> None:
+    Args:
+        settings: dtype, length of the answers, repeats and time limit.
+        scale: shape of the weights, and sizes of the steps.
+    """
+
+    def __init__(self, settings: ExperimentSettings, scale: FullSizeSettings) -> None:
         self.settings, self.scale, self.config = settings, scale, SHAPES[scale.random_shape]
         self.dtype, self.new_tokens = settings.dtype or "bfloat16", settings.new_tokens
         self.mesh_shape = self.planned().default_mesh(self.config, len(jax.devices()))
