@@ -57,8 +57,13 @@ class RunLog(ABC):
             raise
 
     def replay(self, path: Path) -> None:
-        """Take the lines of an earlier run."""
-        for number, line in enumerate(read_complete_lines(path), 1):
+        """Take all complete lines, and truncate one that was cut off when the run was killed."""
+        content = path.read_bytes()
+        # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
             try:
                 self.take(json.loads(line))
             except ValueError as error:
@@ -89,16 +94,6 @@ class RunLog(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_complete_lines(path: Path) -> list[str]:
-    """Return the lines of a file, and truncate one that was cut off when its run was killed."""
-    content = path.read_bytes()
-    # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
-    complete = content[: content.rfind(b"\n") + 1]
-    if len(complete) < len(content):
-        os.truncate(path, len(complete))
-    return complete.decode("utf-8", "replace").splitlines()
 
 
 def lock(file: IO[str], folder: Path) -> None:

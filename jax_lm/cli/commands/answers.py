@@ -25,7 +25,6 @@ from jax_lm.diffusion.canvas import check_context
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
-from jax_lm.reports.run_folder import read_complete_lines
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 
@@ -128,8 +127,14 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
         raise ValueError(
             f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
         )
+    try:
+        content = out.read_bytes()
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
+    # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
+    whole = content[: content.rfind(b"\n") + 1]
     answers: dict[int, Answer] = {}
-    for number, line in enumerate(read_complete_lines(out), 1):
+    for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
         try:
             answer = json.loads(line)
             # lines count from 1, prompts from 0
@@ -143,6 +148,9 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
             raise ValueError(
                 f"out={str(out)!r}: has answers to other prompts or with other settings; choose another file"
             )
+    # new answers are appended after the last whole line
+    if len(whole) < len(content):
+        os.truncate(out, len(whole))
     return answers
 
 
