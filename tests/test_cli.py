@@ -55,16 +55,11 @@ def test_watch_without_a_terminal_is_plain_text(capsys):
 
 
 @pytest.mark.parametrize("argument", [[], ["-"]])
-def test_prompt_from_standard_input(argument):
-    result = subprocess.run(
-        [sys.executable, "-m", "jax_lm", "generate", *argument, *QUICK],
-        input="def add(a, b):",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.startswith("def add(a, b):")
-    assert "Traceback" not in result.stderr
+def test_prompt_from_standard_input(capsys, monkeypatch, argument):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def add(a, b):"))
+    status, out, err = run(capsys, "generate", *argument, *QUICK)
+    assert (status, "Traceback" in err) == (0, False)
+    assert out == run(capsys, "generate", "def add(a, b):", *QUICK)[1]
 
 
 CRLF = "\ufeffdef gcd(a, b):\r\n    while b:\r\n<|hole:15|>\r\n    return a\r\n\r\n"

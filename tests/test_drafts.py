@@ -214,7 +214,7 @@ def test_a_stream_tells_every_step_as_if_it_were_taken_alone(
     golden_sampler, decoding, top_k, every
 ):
     """With the programs of the test above."""
-    options = greedy(24, top_p=0.9, top_k=top_k, decoding=decoding)
+    options = greedy(32, top_p=0.9, top_k=top_k, decoding=decoding)
     canvas = golden_canvas(golden_sampler)
     plain, drafted = (
         list(

@@ -107,27 +107,27 @@ def test_a_branch_is_chosen_that_the_rule_alone_would_not_take(tiny):
 @pytest.mark.parametrize(
     "settings", [{}, {"cache": "window"}, {"cache": "dual", "first_token": "force"}]
 )
-def test_rows_of_a_batch_are_what_they_are_alone(golden_sampler, settings):
+def test_rows_of_a_batch_are_what_they_are_alone(tiny, settings):
     chosen = options(3, **settings)
-    tokens = prompt(1, rows=3)
-    together = decoded(golden_sampler, tokens, chosen)
+    tokens, model = prompt(1, rows=3), with_random_weights(tiny, np.random.default_rng(4))
+    together = decoded(model, tokens, chosen)
     for row in range(3):
-        alone = decoded(golden_sampler, tokens[row : row + 1], chosen)
+        alone = decoded(model, tokens[row : row + 1], chosen)
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
         np.testing.assert_allclose(alone.confidence[0], together.confidence[row], atol=1e-5)
         assert not np.asarray(together.masked).any()
 
 
-def test_a_stream_ends_with_the_same_text_and_only_adds(golden_sampler):
+def test_a_stream_ends_with_the_same_text_and_only_adds(tiny):
     canvas, chosen = Canvas.after(prompt(2), None, COLUMNS), options(3, cache="window")
-    states = list(golden_sampler.stream(canvas, chosen))
+    states = list(tiny.stream(canvas, chosen))
     for before, after in pairwise(states):
         kept = ~np.asarray(before.masked)
         np.testing.assert_array_equal(
             np.asarray(before.tokens)[kept], np.asarray(after.tokens)[kept]
         )
-    np.testing.assert_array_equal(states[-1].tokens, golden_sampler.generate(canvas, chosen).tokens)
-    history = states[-1].history(golden_sampler.mask_id)
+    np.testing.assert_array_equal(states[-1].tokens, tiny.generate(canvas, chosen).tokens)
+    history = states[-1].history(tiny.mask_id)
     np.testing.assert_array_equal(history[-1], states[-1].tokens)
 
 

@@ -318,20 +318,21 @@ def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likelies
     terms = jax.jit(diffusion_loss(graph, config, mask_id))(weights, batch, key)
     model = nnx.merge(graph, weights)
 
+    real = jnp.asarray(batch.samples >= 0)
+
+    @jax.jit
+    def logits_of(noisy):
+        return model.logits(shift_right(model.model(noisy, real)))
+
     def losses(noisy):
-        logits = np.asarray(
-            model.logits(
-                shift_right(model.model(jnp.asarray(noisy), jnp.asarray(batch.samples >= 0)))
-            ),
-            np.float64,
-        )
+        logits = np.asarray(logits_of(noisy), np.float64)
         own = np.take_along_axis(logits, np.asarray(batch.tokens)[..., None], axis=-1)[..., 0]
         return np.log(np.exp(logits).sum(axis=-1)) - own
 
     key_level, key_mask, _ = jax.random.split(key, 3)
-    levels = noise_levels(key_level, jnp.asarray(batch.samples))
+    levels = jax.jit(noise_levels)(key_level, batch.samples)
     key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))[1]
-    shown = np.asarray(begun(key_begun, *map(jnp.asarray, (batch.canvas, batch.samples)), levels))
+    shown = np.asarray(jax.jit(begun)(key_begun, batch.canvas, batch.samples, levels))
     assert shown.any()
     first = np.where(shown, -np.inf, losses(np.where(batch.canvas & ~shown, mask_id, batch.tokens)))
     masked = np.zeros_like(batch.canvas)
