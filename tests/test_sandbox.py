@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 from untrusted import Limits, Local, Program, run
+from untrusted.answers import matches
 from untrusted.assertions import Call, read_call, split_tests
-from untrusted.inside.wire import decode_literal, encode_literal, matches
+from untrusted.inside.wire import decode_literal, encode_literal
 from untrusted.results import Result, TestResult
 from untrusted.runner import Sandbox, choose_tier, says_why, why_not
 from untrusted.session import Child, SandboxFailureError, Session

@@ -515,6 +515,10 @@ FRAMEWORKS = {
     "    monkeypatch.setattr('time.time', lambda: 5)\n    assert f(3) == 6",
     "TestCase": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     "    def test_a(self): self.assertEqual(f(1), 2)\nif __name__ == '__main__':\n    unittest.main()",
+    "fixtures of its own": "from solution import f\nimport pytest\nclosed = []\n@pytest.fixture(scope='module')\n"
+    "def one():\n    yield 1\n    closed.append(1)\n@pytest.fixture(params=[2, 3])\ndef more(request, one):\n"
+    "    return request.param + one\n@pytest.fixture(autouse=True)\ndef open_still():\n    assert not closed\n"
+    "def test_a(one, more):\n    assert f(one) == 2 and f(more) == 2 * more and more in (3, 4)",
     "class": "class TestF:\n    def setup_method(self): self.x = 2\n    def test_a(self): assert f(self.x) == 4",
 }
 
@@ -530,11 +534,11 @@ def test_frameworks_are_judged_without_pytest(monkeypatch):
         )
         assert {test.outcome for test in right} == {"passed"}, right
         assert {test.outcome for test in wrong} == {"failed"}, wrong
-        fixture = "import pytest\n@pytest.fixture\ndef x(): return 1\ndef test_a(x):\n    assert f(x) == 2"
+        fixture = "def test_a(caplog):\n    assert f(1) == 2"
         (result,) = run(
             "def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True
         ).tests
-        assert (result.outcome, "pip install pytest" in result.detail) == ("cannot_judge", True)
+        assert (result.outcome, "caplog" in result.detail) == ("cannot_judge", True)
     finally:
         tiers.harness_folders.cache_clear()
 

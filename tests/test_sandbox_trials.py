@@ -36,9 +36,9 @@ EXPOSED = {"output", "input", "files", "asyncio", "threads"}
 UNJUDGED = {
     "arguments": 1,
     "asynchronous": 5,
-    "exceptions": 2,
-    "functions": 5,
-    "objects": 9,
+    "exceptions": 3,
+    "functions": 6,
+    "objects": 10,
     "types": 2,
     "numpy": 2,
     "kodcode": 1,

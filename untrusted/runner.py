@@ -14,9 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
+from untrusted.answers import is_literal, matches
 from untrusted.assertions import Call, call_of, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
-from untrusted.inside.wire import encode_literal, is_literal, matches
+from untrusted.inside.wire import encode_literal
 from untrusted.results import (
     Cancel,
     Limits,

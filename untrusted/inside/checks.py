@@ -4,35 +4,28 @@ Imports the standard library only.
 """
 
 import ast
-import builtins
+import re
 import sys
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
-Node = TypeVar("Node", bound=ast.AST)
-
-# Names of functions that a prepared test calls: after a check, for data as the test wrote it, on
-# entry into a test function, and in the place of `type`, of methods and of `callable`.
+# Names of functions that a prepared test calls: after a check, for data as the test wrote them, on
+# entry into a test function, and where Python would look at a handle's class or look up a method.
 CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
-TYPE_OF, CALL_METHOD, CALLABLE = "__type_of__", "__call_method__", "__callable__"
-# Contexts that are a check by themselves.
-CONTEXTS = (
-    *(
-        "raises",
-        "warns",
-        "deprecated_call",
-        "assertRaises",
-        "assertRaisesRegex",
-        "assertWarns",
-        "assertWarnsRegex",
-    ),
-    *("assertLogs", "assertNoLogs"),
-)
-# Functions that compare their arguments.
+CALL_METHOD, TYPED = "__call_method__", "__typed__"
+ASKED = {"type": "__type_of__", "callable": "__callable__"}
+# Beginnings of the names of functions that check, called or as a context.
+CHECKING = ("assert", "raises", "warns", "deprecated_call")
+# Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
+IDENTITY = re.compile(r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b")
+COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit)\(")
+# Special methods that iterate, called by their names.
+STEPS = ("__next__", "__anext__")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def nodes_of(tree: ast.AST) -> list[ast.AST]:
+def nodes_of(tree: ast.AST) -> list[Any]:
     """List the nodes of a tree, outermost first, without the contexts of names.
 
     Much faster than `ast.walk`.
@@ -52,7 +45,7 @@ def nodes_of(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
-def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
+def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
     """Collect the names that a test reads and those that it defines."""
     read, defined = set(), set()
     for node in nodes:
@@ -62,139 +55,141 @@ def names_of(nodes: list[ast.AST]) -> tuple[set[str], set[str]]:
                 read.add(node.value)
         elif isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             # `import a.b` binds "a".
             defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and node.name:
+            defined.add(node.name)
     return read, defined
 
 
-def attributes_of(nodes: list[ast.AST], name: str) -> set[str] | None:
-    """Collect the attributes that a test uses of a name; None if it also uses the bare name."""
-    bases = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    found = [bases.get(id(node)) for node in uses]
-    return {attribute for attribute in found if attribute} if None not in found else None
+def modules_imported(nodes: list[Any]) -> set[str]:
+    """Collect the top-level names of the modules that a test imports."""
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in found}
 
 
-def reads_annotations(nodes: list[ast.AST]) -> bool:
-    """Whether a test evaluates annotations, in which any name of the program may stand."""
-    names = {
-        node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes
-    }
-    return "get_type_hints" in names
-
-
-def asks_for_identity(nodes: list[ast.AST]) -> bool:
-    """Whether a test matches classes, or asks for a library object or array memory by identity."""
-    modules = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node in nodes
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
+def names_imported(nodes: list[Any], is_genuine: Callable[[Any], bool]) -> set[str]:
+    """Collect the names that a test imports from the program, and those of the program itself."""
+    found = set()
     for node in nodes:
-        if isinstance(node, ast.MatchClass) or getattr(node, "attr", "") in (
-            "shares_memory",
-            "may_share_memory",
-        ):
-            return True
-        # `x is math.inf`: a handle is never the library's object.
-        if isinstance(node, ast.Compare) and any(
-            isinstance(part, ast.Is | ast.IsNot) for part in node.ops
-        ):
-            sides = [side for side in node.comparators if isinstance(side, ast.Attribute)]
-            if any(root_of(side) in modules for side in sides):
-                return True
-    return False
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            names = [a for a in node.names if not is_genuine(module or a.name)]
+            found |= {alias.asname or alias.name for alias in names}
+    return found
+
+
+def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
+    """Collect the modules that a test uses without an import: only attributes of theirs."""
+    based = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    bare = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in based}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {name for name in free & used - bare if name in sys.stdlib_module_names or name == "np"}
+
+
+def asks_for_identity(source: str, modules: set[str]) -> bool:
+    """Whether a test matches classes, or asks for a library object or array memory by identity."""
+    # `x is math.inf`: a handle is never the library's object.
+    return any(not name or name in modules for name in IDENTITY.findall(source))
 
 
 def test_names(tree: ast.Module) -> set[str]:
     """Collect what a framework would run: functions and classes by name, and TestCases."""
     found = set()
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
-            "test"
-        ):
+        if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
             found.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            bases = [ast.unparse(base) for base in node.bases]
-            methods = [
-                part.name
-                for part in node.body
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
-            ]
-            if any(base.endswith("TestCase") for base in bases) or (
-                node.name.startswith("Test")
-                and any(method.startswith("test") for method in methods)
-            ):
+            methods = [part.name for part in node.body if isinstance(part, FUNCTIONS)]
+            has_tests = any(method.startswith("test") for method in methods)
+            is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+            if is_case or (node.name.startswith("Test") and has_tests):
                 found.add(node.name)
     return found
 
 
 def name_of(function: ast.expr) -> str:
     """Return the last name of a called function: `np.testing.assert_equal` -> "assert_equal"."""
-    return (
-        function.attr
-        if isinstance(function, ast.Attribute)
-        else function.id
-        if isinstance(function, ast.Name)
-        else ""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def root_of(expression: Any) -> str:
+    """Return the first name of a chain: `a.b[0].c()` -> "a"; empty if it is none."""
+    while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    return getattr(expression, "id", "")
+
+
+def complains(statement: Any) -> bool:
+    """Whether a block of a statement reports an error once it is reached: raise, fail(), exit()."""
+    return any(
+        COMPLAINT.match(ast.unparse(inner)) for inner in (*statement.body, *statement.orelse)
     )
 
 
-def root_of(function: ast.expr) -> str:
-    """Return the first name of a chain: `a.b[0].c()` -> "a"; empty if it is none."""
-    while isinstance(function, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
-        function = function.func if isinstance(function, ast.Call) else function.value
-    return function.id if isinstance(function, ast.Name) else ""
+def assignments_of(nodes: list[Any]) -> Iterator[tuple[set[str], ast.expr]]:
+    """Yield the names that each statement binds, with the expression that they come from."""
+    for node in nodes:
+        targets = [getattr(node, name, None) for name in ("target", "optional_vars")]
+        targets = [target for target in (*targets, *getattr(node, "targets", ())) if target]
+        sources = [getattr(node, name, None) for name in ("value", "iter", "context_expr")]
+        bound = [
+            name.id for target in targets for name in nodes_of(target) if isinstance(name, ast.Name)
+        ]
+        if bound and any(sources):
+            yield set(bound), next(source for source in sources if source)
 
 
-class Flow:
-    """Which names of a test depend on the program's results, and which were handed to it."""
+def at_place_of(new: Any, old: ast.AST) -> Any:
+    """Give a new node, and new nodes in it, the position of an old one."""
+    return ast.fix_missing_locations(ast.copy_location(new, old))
 
-    def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
+
+def call_of(name: str, arguments: list[Any], old: ast.AST) -> ast.Call:
+    return at_place_of(ast.Call(ast.Name(name, ast.Load()), arguments, []), old)
+
+
+def counted(statement: ast.stmt) -> ast.stmt:
+    return at_place_of(ast.Expr(call_of(CHECKED, [], statement)), statement)
+
+
+class Preparation:
+    """Counts the checks of a test, and lets the program change only one side of a comparison.
+
+    `result = f(data); assert result == sorted(data)` would be passed by a program that empties
+    `data` and returns nothing. So the side that does not depend on the program is computed from the
+    data as the test wrote them: `assert result == __given__(lambda: sorted(data))`.
+
+    Attributes:
+        program: names of the program, which the test may call.
+        derived: names that depend on its results.
+        oracles: names on sides that do not depend on the program, if another one does.
+    """
+
+    def __init__(self, nodes: list[Any], program: set[str]) -> None:
+        self.nodes, self.theirs = nodes, program
         # A parameter may be the program's function, as in `check(candidate)`.
-        parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.program = program | parameters
+        self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived: set[str] = set()
-        assignments = [(names, *self.uses(value)) for names, value in assignments_of(nodes)]
+        assignments = [(names, self.uses(value)) for names, value in assignments_of(nodes)]
         # To a fixed point: y = f(x); z = y + 1 -> {y}, then {y, z}
         while True:
-            found = {
-                name
-                for names, calls, reads in assignments
-                if calls or reads & self.derived
-                for name in names
-            }
-            if found <= self.derived:
+            known = len(self.derived)
+            for names, (calls, reads) in assignments:
+                self.derived |= names if calls or reads & self.derived else set()
+            if len(self.derived) == known:
                 break
-            self.derived |= found
-        # Names in arguments of the program, also in a list or tuple display.
-        self.passed = {
-            argument.id
-            for node in nodes
-            if isinstance(node, ast.Call) and self.is_program(node)
-            for outer in (*node.args, *(word.value for word in node.keywords))
-            for argument in (outer.elts if isinstance(outer, ast.List | ast.Tuple) else (outer,))
-            if isinstance(argument, ast.Name)
-        }
-
-    def is_program(self, call: ast.Call) -> bool:
-        root = root_of(call.func)
-        return root in self.program or root in self.derived
+        sides = [side for node in nodes for side in self.plain_sides(node)]
+        self.oracles = {name for side in sides for name in self.uses(side)[1]}
 
     def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
         """Return whether an expression calls the program directly, and the names in it."""
         nodes = nodes_of(expression)
-        calls = any(
-            isinstance(node, ast.Call) and root_of(node.func) in self.program for node in nodes
-        )
+        calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
         return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def depends(self, expression: ast.expr) -> bool:
@@ -202,271 +197,147 @@ class Flow:
         calls, reads = self.uses(expression)
         return calls or not reads.isdisjoint(self.derived)
 
-    def uses_passed(self, expression: ast.expr) -> bool:
-        return any(
-            isinstance(node, ast.Name) and node.id in self.passed for node in nodes_of(expression)
+    def is_checking(self, call: Any) -> bool:
+        """Whether a call is a check by its name: assertEqual(...), raises(...)."""
+        if not isinstance(call, ast.Call) or root_of(call.func) in self.theirs:
+            return False
+        return name_of(call.func).startswith(CHECKING)
+
+    def is_comparing(self, call: ast.Call) -> bool:
+        name = name_of(call.func)
+        return name in COMPARING or ("Is" not in name and self.is_checking(call))
+
+    def plain_sides(self, node: Any) -> list[ast.expr]:
+        """List the sides of a comparison that do not depend on the program, if another one does."""
+        sides: list[ast.expr] = []
+        # Not `is`: a copy would never be the very object.
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and self.is_comparing(node):
+            sides = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
+        if not any(map(self.depends, sides)):
+            return []
+        # A literal, which reads nothing, cannot have been changed.
+        return [side for side in sides if not self.depends(side) and self.uses(side)[1]]
+
+    def as_written(self, expression: ast.expr) -> ast.expr:
+        inner = nodes_of(expression)
+        # A function cannot await, yield or bind names for the one around it.
+        if any(isinstance(n, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr) for n in inner):
+            return expression
+        no_parameters = ast.arguments([], [], None, [], [], None, [])
+        return call_of(
+            GIVEN, [at_place_of(ast.Lambda(no_parameters, expression), expression)], expression
         )
 
+    def restore_sides(self, node: Any) -> None:
+        plain = self.plain_sides(node)
+        if plain and isinstance(node, ast.Compare):
+            node.left = self.as_written(node.left) if node.left in plain else node.left
+            node.comparators = [self.as_written(s) if s in plain else s for s in node.comparators]
+        elif plain:
+            node.args = [self.as_written(side) if side in plain else side for side in node.args]
 
-def assignments_of(nodes: list[ast.AST]) -> Iterator[tuple[set[str], ast.expr]]:
-    """Yield the names that each statement binds, with the expression that they come from."""
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                pass
-            case (
-                ast.AnnAssign(target=target, value=ast.expr() as value)
-                | ast.AugAssign(target=target, value=value)
-            ):
-                targets = [target]
-            case ast.NamedExpr(target=target, value=value):
-                targets = [target]
-            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                targets = [target]
-            case ast.comprehension(target=target, iter=value):
-                targets = [target]
-            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                targets = [target]
-            case _:
-                continue
-        yield (
-            {
-                name.id
-                for target in targets
-                for name in nodes_of(target)
-                if isinstance(name, ast.Name)
-            },
-            value,
-        )
-
-
-class Original(ast.NodeTransformer):
-    """Makes names read as the test wrote them, whatever the program has done to their content.
-
-    data -> __given__(data)
-    """
-
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self.names and isinstance(node.ctx, ast.Load):
-            return at_place_of(ast.Call(ast.Name(GIVEN, ast.Load()), [node], []), node)
-        return node
-
-
-class Prepare(ast.NodeTransformer):
-    """Counts the checks of a test, and lets the program change only one side of a comparison.
-
-    `result = f(data); assert result == sorted(data)` would be passed by a program that empties
-    `data` and returns nothing. So the other side is computed from the data as the test wrote it:
-    `assert result == sorted(__given__(data))`.
-    """
-
-    def __init__(self, nodes: list[ast.AST], program: set[str]) -> None:
-        self.flow = Flow(nodes, program)
-        self.theirs = program
-        sides = [self.sides(node) for node in nodes] if self.flow.passed else []
-        compared = [side for each in sides for side in self.plain_sides(each)]
-        # Names on the sides that do not depend on the program: expected values.
-        self.oracles = {
-            node.id for side in compared for node in nodes_of(side) if isinstance(node, ast.Name)
-        }
-
-    def visit(self, node: ast.AST) -> Any:
-        # Without data handed to the program nothing needs to be restored, and statements, which
-        # hold the checks, are never inside an expression.
-        return super().visit(node) if self.flow.passed or not isinstance(node, ast.expr) else node
-
-    def sides(self, node: ast.AST) -> list[ast.expr]:
-        """List the sides that a node compares; empty if it compares nothing."""
-        if isinstance(node, ast.Compare):
-            # Not `is`: a copy would never be the very object.
-            return (
-                []
-                if any(isinstance(part, ast.Is | ast.IsNot) for part in node.ops)
-                else [node.left, *node.comparators]
-            )
-        if isinstance(node, ast.Call):
-            name = name_of(node.func)
-            if ((name.startswith("assert") and "Is" not in name) or name in COMPARING) and root_of(
-                node.func
-            ) not in self.theirs:
-                return [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-        return []
-
-    def plain_sides(self, sides: list[ast.expr]) -> list[ast.expr]:
-        """List the sides that do not depend on the program, if another one does."""
-        dependent = [self.flow.depends(side) for side in sides]
-        return (
-            [side for side, depends in zip(sides, dependent, strict=True) if not depends]
-            if any(dependent)
-            else []
-        )
-
-    def wrap(self, node: ast.AST) -> None:
-        for side in self.plain_sides(self.sides(node)):
-            if self.flow.uses_passed(side):
-                replace_in(node, side, Original(self.flow.passed).visit(side))
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.generic_visit(node)
-        self.wrap(node)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        self.wrap(node)
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        self.generic_visit(node)
+    def restore_oracle(self, node: ast.Assign) -> None:
+        """Compute `expected = sorted(data)` from the data as written, too."""
         names = {
             name.id
             for target in node.targets
             for name in nodes_of(target)
             if isinstance(name, ast.Name)
         }
-        # expected = sorted(data), computed after the call: restore the data here, too.
         if (
             names & self.oracles
             and isinstance(node.value, ast.Call)
-            and not self.flow.depends(node.value)
+            and not self.depends(node.value)
         ):
-            node.value = Original(self.flow.passed).visit(node.value)
-        return node
+            node.value = self.as_written(node.value)
 
-    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        self.generic_visit(node)
-        return [node, counted(node)]
+    def is_check(self, statement: Any) -> bool:
+        """Whether a statement has checked something once it has ended."""
+        if isinstance(statement, ast.If):
+            # if result != 3: raise ...
+            return complains(statement)
+        if isinstance(statement, ast.With):
+            return any(self.is_checking(item.context_expr) for item in statement.items)
+        value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+        call = value.value if isinstance(value, ast.Await) else value
+        return isinstance(statement, ast.Assert) or self.is_checking(call)
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        call = node.value.value if isinstance(node.value, ast.Await) else node.value
-        if isinstance(call, ast.Call) and root_of(call.func) not in self.theirs:
-            # assertEqual(...), np.testing.assert_allclose(...), raises(...) without `with`.
-            name = name_of(call.func)
-            if name.startswith("assert") or name in CONTEXTS:
-                return [node, counted(node)]
-        return node
+    def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Insert a count behind every check."""
+        found: list[ast.stmt] = []
+        for statement in statements:
+            found += [statement, counted(statement)] if self.is_check(statement) else [statement]
+        return found
 
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        # if result != 3: raise ...
-        return [node, counted(node)] if complains(node.body) or complains(node.orelse) else node
-
-    def visit_Try(self, node: ast.Try) -> ast.AST:
+    def apply(self) -> None:
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
-        if complains(node.body) or complains(node.orelse):
-            for handler in node.handlers:
-                handler.body.insert(0, counted(handler.body[0]))
-        self.generic_visit(node)
-        return node
-
-    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        calls = [
-            item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)
-        ]
-        checks = any(
-            name_of(call.func) in CONTEXTS and root_of(call.func) not in self.theirs
-            for call in calls
-        )
-        # A context that ends normally has checked.
-        return [node, counted(node)] if checks else node
+        for node in self.nodes:
+            if isinstance(node, ast.Try) and complains(node):
+                for handler in node.handlers:
+                    handler.body.insert(0, counted(handler.body[0]))
+        for node in self.nodes:
+            if isinstance(node, ast.Compare | ast.Call):
+                self.restore_sides(node)
+            elif isinstance(node, ast.Assign):
+                self.restore_oracle(node)
+            for part in ("body", "orelse", "finalbody"):
+                if isinstance(statements := getattr(node, part, None), list):
+                    setattr(node, part, self.count(statements))
 
 
-STEPS = ("__next__", "__anext__")
+def ask_for_classes(node: Any) -> None:
+    """Have the program asked where Python would look at a handle's class, or look up a method.
 
-
-class Ask(ast.NodeTransformer):
-    """Has the program asked where Python would look at a handle's class, or look up a method.
-
-    type(x) -> __type_of__(x); x.f(1) -> __call_method__(x, "f", 1): one message, not two
+    type(x) -> __type_of__(x); x.__class__ -> __typed__(x).__class__;
+    x.f(1) -> __call_method__(x, "f", 1): one message, not two
     """
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        match node:
-            case ast.Call(func=ast.Name(id="type"), args=[_], keywords=[]):
-                node.func = at_place_of(ast.Name(TYPE_OF, ast.Load()), node.func)
-            case ast.Call(func=ast.Name(id="callable"), args=[_], keywords=[]):
-                node.func = at_place_of(ast.Name(CALLABLE, ast.Load()), node.func)
-            case ast.Call(func=ast.Attribute(value=subject, attr=name)) if (
-                not name.startswith("__") or name in STEPS
-            ):
-                node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), node.func)
-                node.args = [subject, at_place_of(ast.Constant(name), subject), *node.args]
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
-            return node
-        return at_place_of(ast.Call(ast.Name(TYPE_OF, ast.Load()), [node.value], []), node)
+    if (
+        isinstance(node, ast.Attribute)
+        and node.attr == "__class__"
+        and isinstance(node.ctx, ast.Load)
+    ):
+        node.value = call_of(TYPED, [node.value], node)
+    if not isinstance(node, ast.Call):
+        return
+    function = node.func
+    if isinstance(function, ast.Name) and len(node.args) == 1 and not node.keywords:
+        function.id = ASKED.get(function.id, function.id)
+    is_method = isinstance(function, ast.Attribute)
+    if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
+        name = at_place_of(ast.Constant(function.attr), function)
+        node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), function)
+        node.args = [function.value, name, *node.args]
 
 
-def replace_in(node: ast.AST, old: ast.expr, new: ast.expr) -> None:
-    if isinstance(node, ast.Compare):
-        node.left = new if node.left is old else node.left
-        node.comparators = [new if side is old else side for side in node.comparators]
-    elif isinstance(node, ast.Call):
-        node.args = [new if argument is old else argument for argument in node.args]
-
-
-def complains(body: list[ast.stmt]) -> bool:
-    """Whether statements report an error once they are reached: raise, assert False, fail()."""
-    for statement in body:
-        if isinstance(statement, ast.Raise):
-            return True
-        if (
-            isinstance(statement, ast.Assert)
-            and isinstance(statement.test, ast.Constant)
-            and not statement.test.value
-        ):
-            return True
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and name_of(call.func) in ("fail", "exit", "_exit"):
-            return True
-    return False
-
-
-def counted(after: ast.stmt) -> ast.stmt:
-    return at_place_of(ast.Expr(ast.Call(ast.Name(CHECKED, ast.Load()), [], [])), after)
-
-
-def at_place_of(new: Node, old: ast.AST) -> Node:
-    """Give a new node, and new nodes in it, the position of an old one."""
-    return ast.fix_missing_locations(ast.copy_location(new, old))
+def blocks_of(preparation: Preparation) -> list[tuple[int, int]]:
+    """List the `with` blocks that check something: the first line, and that of the last check."""
+    found = []
+    for node in preparation.nodes:
+        if isinstance(node, ast.With | ast.AsyncWith):
+            inner = [part for statement in node.body for part in nodes_of(statement)]
+            lines = [n.lineno for n in inner if isinstance(n, ast.stmt) and preparation.is_check(n)]
+            found += [(node.lineno, max(lines))] if lines else []
+    return found
 
 
 def prepare(
-    tree: ast.Module, nodes: list[ast.AST], program: set[str], tests: set[str]
-) -> ast.Module:
-    """Prepare a test to run (`Prepare`, `Ask`); functions in `tests` report that they are entered."""
-    Prepare(nodes, program).visit(tree)
-    Ask().visit(tree)
+    tree: ast.Module, nodes: list[Any], program: set[str], tests: set[str]
+) -> list[tuple[int, int]]:
+    """Prepare a test to run; functions in `tests` report that they are entered.
+
+    Returns the `with` blocks that check something (`blocks_of`).
+    """
+    preparation = Preparation(nodes, program)
+    blocks = blocks_of(preparation)
+    preparation.apply()
+    for node in nodes:
+        ask_for_classes(node)
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in tests:
-            call = ast.Expr(ast.Call(ast.Name(ENTERED, ast.Load()), [ast.Constant(node.name)], []))
+        if isinstance(node, FUNCTIONS) and node.name in tests:
+            call = ast.Expr(call_of(ENTERED, [ast.Constant(node.name)], node))
             # After the docstring, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
             node.body.insert(start, at_place_of(call, node))
-    return tree
-
-
-def modules_imported(nodes: list[ast.AST]) -> set[str]:
-    """Collect the top-level names of the modules that a test imports."""
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.partition(".")[0] for name in found}
-
-
-def is_module_name(nodes: list[ast.AST], name: str) -> bool:
-    """Whether an undefined name means a standard module: the test uses only its attributes."""
-    attributes = attributes_of(nodes, name) if name in sys.stdlib_module_names else None
-    return bool(attributes)
-
-
-def is_builtin(name: str) -> bool:
-    return hasattr(builtins, name)
+    return blocks

@@ -29,6 +29,7 @@ class Deferred:
 
 asyncio: Any = Deferred("asyncio")
 logging: Any = Deferred("logging")
+mock: Any = Deferred("unittest.mock")
 tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
 unittest: Any = Deferred("unittest")

@@ -12,8 +12,19 @@ from untrusted.inside.peer import Peer
 PEERS: list[Peer] = []
 
 
+def served(name: str) -> Any:
+    """Make a special method that the test carries out."""
+
+    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
+        return PEERS[0].do("special", name, self, *arguments, **keywords)
+
+    return method
+
+
 class ForeignClass(type):
     """Metaclass of the stand-ins for classes of the test."""
+
+    __iter__, __len__ = served("__iter__"), served("__len__")
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         if not PEERS[0].is_theirs(cls):
@@ -27,12 +38,6 @@ class ForeignClass(type):
             raise AttributeError(name)
         return PEERS[0].do("get", cls, name)
 
-    def __iter__(cls) -> Any:
-        return PEERS[0].do("special", "__iter__", cls)
-
-    def __len__(cls) -> int:
-        return PEERS[0].do("special", "__len__", cls)
-
     def __bool__(cls) -> bool:
         # Otherwise `bool` would ask `__len__`, in the test.
         return True
@@ -41,43 +46,17 @@ class ForeignClass(type):
 class Foreign(metaclass=ForeignClass):
     """Stand-in for an object of the test."""
 
+    __str__, __repr__, __format__ = served("__str__"), served("__repr__"), served("__format__")
+
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        PEERS[0].do("set", self, name, value)
-
-    def __str__(self) -> str:
-        return PEERS[0].do("special", "__str__", self)
-
-    def __repr__(self) -> str:
-        return PEERS[0].do("special", "__repr__", self)
-
-    def __format__(self, form: str) -> str:
-        return PEERS[0].do("special", "__format__", self, form)
-
-
-class ForeignError(Foreign):
-    """Stand-in for an exception of the test's own class; a base of its class here."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The exception's own here: arguments, traceback, cause and context.
-        if name.startswith("__") or name == "args":
+        # An exception has attributes of its own here: arguments, traceback, cause and context.
+        if isinstance(self, BaseException) and (name.startswith("__") or name == "args"):
             object.__setattr__(self, name, value)
         else:
-            super().__setattr__(name, value)
-
-    def __str__(self) -> str:
-        return PEERS[0].do("special", "__str__", self)
-
-
-def served(name: str) -> Any:
-    """Make a special method that the test carries out."""
-
-    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        return PEERS[0].do("special", name, self, *arguments, **keywords)
-
-    return method
+            PEERS[0].do("set", self, name, value)
 
 
 def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
@@ -88,20 +67,17 @@ def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
             object without `__len__` has none here.
     """
     own = [base for base in bases if base is not object]
-    is_error = any(issubclass(base, BaseException) for base in own)
     if not any(isinstance(base, ForeignClass) for base in own):
-        own = [ForeignError if is_error else Foreign, *own]
+        own = [Foreign, *own]
     members: dict[str, Any] = {method: served(method) for method in specials}
     return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
 
 
 def build(peer: Peer, number: int, form: dict[str, Any]) -> Any:
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
-    kind = form["k"]
-    # A function, a class, or an instance, whose class may be known or only described
-    if kind == "function":
+    if form["k"] == "function":
         return peer.adopt(number, function(form))
-    if kind == "class":
+    if form["k"] == "class":
         bases = [peer.decode(base) for base in form["b"]]
         return peer.adopt(number, build_class(form["n"], bases, form["s"]))
     cls = peer.decode(form["class"]) if "class" in form else build_class(form["n"], [], form["s"])

@@ -1,115 +1,183 @@
-"""Run what a test file defines for a framework.
+"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest.
 
-Our own runner runs functions, unittest runs TestCases, pytest the rest. The file itself has already
-run. `unittest.main()` and `pytest.main()` in it do nothing: their work is done here, once. Only the
-standard library is imported at the top of this module.
+The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
+is done here, once. Imports the standard library only.
 """
 
-import ast
-import importlib
-import importlib.util
+import contextlib
 import inspect
-import os
+import itertools
+import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from untrusted.inside import shim
 from untrusted.inside.channel import ChannelEndError
-from untrusted.inside.deferred import asyncio, tempfile, unittest
-from untrusted.inside.handles import CannotJudgeError, ask, cannot_judge, is_theirs
-from untrusted.inside.patches import patch_there
+from untrusted.inside.deferred import asyncio, mock, unittest
+from untrusted.inside.handles import CannotJudgeError, is_theirs
 from untrusted.inside.peer import BorderError
 
-# pytest without plugins, caches, configuration files or rewritten assertions.
-OPTIONS = (
-    "--assert=plain", "--capture=sys", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib",
-    *("-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:terminal", "-p", "no:doctest", "-c", "/dev/null"),
-)  # fmt: skip
 
-
-def needs_pytest(nodes: list[ast.AST]) -> bool:
-    """Whether a test uses more of pytest than `shim` provides."""
-    for node in nodes:
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "pytest"
-        ):
-            if node.attr not in shim.NAMES:
-                return True
-        elif isinstance(node, ast.Attribute) and node.attr in ("usefixtures", "pytestmark"):
-            return True
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pytest":
-            if any(alias.name not in shim.NAMES for alias in node.names):
-                return True
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
-            "test"
-        ):
-            marks = [ast.unparse(mark) for mark in node.decorator_list]
-            known = any("parametrize" in mark for mark in marks) or any(
-                "patch" in mark for mark in marks
-            )
-            # What remains are fixtures that `shim` does not have.
-            names = {argument.arg for argument in node.args.args} - {"self", "cls", *shim.FIXTURES}
-            # Arguments may come from a decorator of the function or of its class.
-            if (
-                names
-                and not known
-                and not any("parametrize" in m for m in class_marks(nodes, node))
-            ):
-                return True
-    return False
-
-
-def class_marks(nodes: list[ast.AST], function: ast.AST) -> list[str]:
-    owners = [node for node in nodes if isinstance(node, ast.ClassDef) and function in node.body]
-    return [ast.unparse(mark) for owner in owners for mark in owner.decorator_list]
-
-
-def make_fit(source: str, nodes: list[ast.AST]) -> bool:
-    """Prepare the frameworks that a test mentions; returns whether it needs pytest itself.
-
-    Raises CannotJudgeError if it needs pytest and pytest is not installed.
-    """
+def make_fit(source: str) -> None:
+    """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
         unittest.main = shim.main
-    if not needs_pytest(nodes):
-        shim.install_shim()
-        return False
-    if not importlib.util.find_spec("pytest"):
-        raise cannot_judge("the test needs pytest, which is not installed: pip install pytest")
-    importlib.import_module("pytest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
-    return True
+        asserting = unittest.TestCase.assertSetEqual
+        # It calls methods of the first set with the second, which may be an object's undoing.
+        unittest.TestCase.assertSetEqual = lambda self, first, second, msg=None: asserting(
+            self, set(first), set(second), msg
+        )
+    shim.install_shim()
 
 
-# Our own runner
+class Runner:
+    """Runs the tests of a file.
+
+    Attributes:
+        own: what the test defines, by name: the program may have functions of the same names.
+        kept: values of fixtures that live as long as the file.
+        stack: cleans up after these fixtures.
+        passed: number of tests that passed.
+    """
+
+    def __init__(self, scope: dict[str, Any], defined: set[str]) -> None:
+        self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
+        self.fixtures = fixtures_in(self.own.values())
+        self.kept: dict[shim.Fixture, Any] = {}
+        self.stack = contextlib.ExitStack()
+        self.passed = 0
+
+    def run(self, tests: set[str]) -> None:
+        """Run test functions and classes; raises AssertionError unless one passed, none failed."""
+        module = types.ModuleType("test")
+        with self.stack, prepared(self.own, "module", module):
+            # In the order of their definition, as frameworks run them.
+            for name, value in [(n, v) for n, v in self.own.items() if n in tests]:
+                if isinstance(value, type) and is_case(value):
+                    self.passed += run_testcase(value)
+                elif isinstance(value, type):
+                    self.run_class(name, value)
+                elif callable(value):
+                    self.run_function(name, value, self.own, marks_of(self.own.get("pytestmark")))
+        if not self.passed:
+            raise AssertionError("no test was run")
+
+    def run_class(self, name: str, kind: type) -> None:
+        """Run the tests of a class, each on a new object."""
+        # Inherited members first, in the order of their definition
+        parts = [part for base in reversed(kind.__mro__[:-1]) for part in vars(base)]
+        members = {part: getattr(kind, part) for part in parts}
+        with prepared(members, "class", kind):
+            for part, value in members.items():
+                # A nested class: name "TestA::TestB"
+                if isinstance(value, type) and part.startswith("Test"):
+                    self.run_class(f"{name}::{part}", value)
+                elif part.startswith("test") and callable(value):
+                    made = kind()
+                    methods = {other: getattr(made, other) for other in members}
+                    marks = marks_of(getattr(kind, "pytestmark", None))
+                    self.run_function(f"{name}::{part}", methods[part], methods, marks, made)
+
+    def run_function(
+        self, name: str, function: Any, scope: dict[str, Any], marks: list[Any], owner: Any = None
+    ) -> None:
+        """Run a test function for each of its cases.
+
+        Args:
+            scope: where `setup_function` and the like are looked up.
+            marks: marks of its class.
+            owner: the object that it is a method of.
+        """
+        fixtures = self.fixtures | fixtures_in(scope.values())
+        marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
+        used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
+        used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
+        for given, own in cases_of(marks):
+            if any(
+                m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in [*marks, *own]
+            ):
+                continue
+            may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
+            wanted = [n for n in parameters_of(function) if n not in given]
+            for choice in choices_of([*used, *wanted], fixtures):
+                call = Call(self, fixtures, owner, choice)
+                if call.run(name, function, scope, (used, wanted, given), may_fail=may_fail):
+                    self.passed += 1
 
 
-def run_ourselves(scope: dict[str, Any], tests: set[str], defined: set[str]) -> None:
-    """Run test functions and classes; raises AssertionError unless one passed and none failed."""
-    # Preparations are the test's own: the program may have functions of the same names.
-    own = {name: value for name, value in scope.items() if name in defined and not is_theirs(value)}
-    passed = 0
-    call_preparation(own, "setup_module", types.ModuleType("test"))
-    # In the order of their definition, as frameworks run them.
-    for name in [name for name in scope if name in tests]:
-        value = scope[name]
-        if isinstance(value, type) and is_case(value):
-            passed += run_testcase(value)
-        elif isinstance(value, type):
-            passed += run_class(name, value)
-        elif callable(value):
-            passed += run_function(name, value, own, value, [])
-    call_preparation(own, "teardown_module", types.ModuleType("test"))
-    if not passed:
-        raise AssertionError("no test was run")
+class Call:
+    """One call of a test function, with the fixtures that it takes.
+
+    Attributes:
+        choice: for fixtures with parameters, the parameter of this call.
+        made: values of the fixtures so far.
+    """
+
+    def __init__(
+        self, runner: Runner, fixtures: dict[str, shim.Fixture], owner: Any, choice: dict
+    ) -> None:
+        self.runner, self.fixtures, self.owner, self.choice = runner, fixtures, owner, choice
+        self.stack, self.made = contextlib.ExitStack(), {}
+
+    def value_of(self, name: str) -> Any:
+        """Return the value of a fixture, which is made when it is first asked for."""
+        if name in self.made:
+            return self.made[name]
+        fixture = self.fixtures.get(name)
+        if fixture is None:
+            self.made[name] = shim.builtin_fixture(name, self.stack)
+        elif fixture.is_kept:
+            if fixture not in self.runner.kept:
+                self.runner.kept[fixture] = self.make(fixture, self.runner.stack)
+            self.made[name] = self.runner.kept[fixture]
+        else:
+            self.made[name] = self.make(fixture, self.stack)
+        return self.made[name]
+
+    def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
+        names = parameters_of(fixture.function)
+        request = types.SimpleNamespace(param=self.choice.get(fixture.name))
+        special = {"request": request, "self": self.owner}
+        arguments = {n: special[n] if n in special else self.value_of(n) for n in names}
+        value = fixture.function(**arguments)
+        if not inspect.isgenerator(value):
+            return value
+        stack.callback(next, value, None)
+        return next(value)
+
+    def run(self, name: str, function: Any, scope: dict, wanted: tuple, *, may_fail: bool) -> bool:
+        """Call the function; returns whether it passed. An expected failure is one, too."""
+        used, names, given = wanted
+        kind = "method" if self.owner is not None else "function"
+        try:
+            with prepared(scope, kind, function), self.stack:
+                for fixture in used:
+                    self.value_of(fixture)
+                outcome = function(**given, **{n: self.value_of(n) for n in names})
+                if inspect.iscoroutine(outcome):
+                    asyncio.run(outcome)
+        # These are no failures of the test: the channel is broken, or there is no verdict.
+        except (CannotJudgeError, ChannelEndError, BorderError):
+            raise
+        except (shim.SkippedError, unittest.SkipTest):
+            return False
+        except BaseException as error:  # a test may raise anything
+            if not may_fail:
+                raise failure_of(name, error) from None
+        return True
+
+
+def failure_of(name: str, error: BaseException) -> AssertionError:
+    """Return the error of a failed test: its name and, in one line, why."""
+    text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
+    failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
+    return failure.with_traceback(error.__traceback__)
 
 
 def is_case(kind: type) -> bool:
-    return any(
-        base.__name__ == "TestCase" and base.__module__ == "unittest.case" for base in kind.__mro__
-    )
+    return "unittest" in sys.modules and issubclass(kind, unittest.TestCase)
 
 
 def run_testcase(kind: Any) -> int:
@@ -120,197 +188,70 @@ def run_testcase(kind: Any) -> int:
     # The first problem ends it, reported by its last line: "AssertionError: 3 != 4".
     for test, text in (*result.errors, *result.failures):
         said = [line for line in text.splitlines() if line.strip()]
-        raise AssertionError(
-            f"{getattr(test, '_testMethodName', test)}: {said[-1] if said else 'failed'}"
-        )
+        name = getattr(test, "_testMethodName", test)
+        raise AssertionError(f"{name}: {said[-1] if said else 'failed'}")
     if result.unexpectedSuccesses or result.testsRun != wanted:
         raise AssertionError(f"{kind.__name__}: not all tests passed")
     return wanted - len(result.skipped)
 
 
-def run_class(name: str, kind: type) -> int:
-    """Run the tests of a class, each on a new object; returns the number that passed."""
-    members = {part: getattr(kind, part) for part in order_of(kind)}
-    call_preparation(members, "setup_class")
-    passed = 0
-    for part, value in members.items():
-        # A nested class: name "TestA::TestB"
-        if isinstance(value, type) and part.startswith("Test"):
-            passed += run_class(f"{name}::{part}", value)
-        elif part.startswith("test") and callable(value):
-            made = kind()
-            methods = {other: getattr(made, other) for other in members}
-            marks = [*getattr(kind, "pytestmark", ())]
-            passed += run_function(f"{name}::{part}", methods[part], methods, value, marks)
-    call_preparation(members, "teardown_class")
-    return passed
+@contextlib.contextmanager
+def prepared(scope: dict[str, Any], kind: str, argument: Any) -> Iterator[None]:
+    """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
+    for name in (f"setup_{kind}", f"teardown_{kind}"):
+        if name.startswith("teardown"):
+            yield
+        if callable(function := scope.get(name)):
+            function(*[argument][: len(inspect.signature(function).parameters)])
 
 
-def order_of(kind: type) -> list[str]:
-    """List the members of a class, inherited ones first, in the order of their definition."""
-    return list(dict.fromkeys(name for part in reversed(kind.__mro__[:-1]) for name in vars(part)))
+def parameters_of(function: Any) -> list[str]:
+    """List the parameters that a function must be given by name."""
+    found = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in found):
+        return []
+    names = [p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    # The first ones are for the mocks that `mock.patch` hands over as a decorator.
+    patches = [p for p in getattr(function, "patchings", ()) if not p.attribute_name]
+    return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
 
 
-def call_preparation(scope: dict[str, Any], name: str, *arguments: Any) -> None:
-    """Call a preparation if the test defines it, with as many arguments as it takes."""
-    function = scope.get(name)
-    if callable(function):
-        wanted = len(inspect.signature(function).parameters)
-        function(*arguments[:wanted])
+def marks_of(marks: Any) -> list[Any]:
+    """Return what stands under the name `pytestmark` as a list: a mark, several, or None."""
+    return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
 
 
-def run_function(
-    name: str, function: Any, scope: dict[str, Any], marked: Any, marks: list[Any]
-) -> int:
-    """Run a test function for each of its cases; returns the number that passed.
+def fixtures_in(values: Any) -> dict[str, shim.Fixture]:
+    return {value.name: value for value in values if isinstance(value, shim.Fixture)}
 
-    Args:
-        scope: where `setup_function` and the like are looked up.
-        marked: object that carries the marks; `marks` come from its class.
+
+def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield the arguments of each case that the marks ask for, with the case's own marks.
+
+    Several tables multiply: ("a", [1, 2]) and ("b", [3]) -> {a: 1, b: 3}, {a: 2, b: 3}
     """
-    marks = [*marks, *getattr(marked, "pytestmark", ())]
-    kind = "method" if inspect.ismethod(function) else "function"
-    passed = 0
-    for given, own in shim.cases_of(marks):
-        if shim.reason_to_skip([*marks, *own]):
-            continue
-        # Fixtures that the function takes, without the parameters of the case
-        wanted = [part for part in inspect.signature(function).parameters if part in shim.FIXTURES]
-        may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
-        try:
-            call_preparation(scope, f"setup_{kind}", function)
-            with shim.fixtures([part for part in wanted if part not in given]) as made:
-                outcome = function(**given, **made)
-                if inspect.iscoroutine(outcome):
-                    asyncio.run(outcome)
-            call_preparation(scope, f"teardown_{kind}", function)
-        # These are no failures of the test: the channel is broken, or there is no verdict.
-        except (CannotJudgeError, ChannelEndError, BorderError):
-            raise
-        except shim.SkippedError:
-            continue
-        except BaseException as error:  # a test may raise anything
-            # xfail: a failure counts as passed, and so does a pass.
-            if not may_fail:
-                text = (
-                    " ".join(str(error).split())
-                    or traceback.extract_tb(error.__traceback__)[-1].line
-                    or ""
-                )
-                failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
-                raise failure.with_traceback(error.__traceback__) from None
-        passed += 1
-    return passed
+    tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
+    for rows in itertools.product(*(list(rows) for _, rows in tables)):
+        given: dict[str, Any] = {}
+        own: list[Any] = []
+        for (names, _), row in zip(tables, rows, strict=True):
+            columns = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
+            if isinstance(row, shim.Param):
+                own += row.marks
+                row = row.values
+            elif len(columns) == 1:
+                row = (row,)
+            given |= dict(zip(columns, row, strict=True))
+        yield given, own
 
 
-# pytest itself
-
-
-def run(module: Any, tests: set[str], defined: set[str]) -> None:
-    """Run the tests of a module with pytest; raises AssertionError unless all of them passed.
-
-    Args:
-        tests: names of the functions and classes to run.
-        defined: names that the test defines: only these can be fixtures, preparations and marks.
-    """
-    import pytest
-    from _pytest.monkeypatch import MonkeyPatch
-
-    follow_monkeypatch(MonkeyPatch)
-    failures: list[str] = []
-    passed: list[str] = []
-    # Collected and not run yet: pytest may be made to stop early and still exit with 0.
-    missing: set[str] = set()
-    # A module with the test's own names only
-    own = types.ModuleType(module.__name__)
-    named = {name: value for name, value in vars(module).items() if name in defined}
-    own.__dict__.update((name, value) for name, value in named.items() if not is_theirs(value))
-
-    class Prepared(pytest.Module):
-        def _getobj(self) -> Any:
-            return own
-
-    class Plugin:
-        def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
-            return Prepared.from_parent(parent, path=module_path)
-
-        def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Any:
-            # An object that the program calls a test is none.
-            return [] if isinstance(collector, Prepared) and name not in tests else None
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_pyfunc_call(self, pyfuncitem: Any) -> Any:
-            # pytest itself does not await.
-            if not inspect.iscoroutinefunction(pyfuncitem.obj):
-                return None
-            names = pyfuncitem._fixtureinfo.argnames
-            asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-            return True
-
-        def pytest_runtest_logreport(self, report: Any) -> None:
-            if report.failed:
-                # "test_program.py::test_a" -> "test_a"
-                failures.append(f"{report.nodeid.partition('::')[2]}: {reason(report)}")
-            elif report.passed and report.when == "call":
-                passed.append(report.nodeid)
-            if report.when == "call" or report.skipped:
-                missing.discard(report.nodeid)
-
-        @pytest.hookimpl(trylast=True)
-        def pytest_itemcollected(self, item: Any) -> None:
-            missing.add(item.nodeid)
-
-        def pytest_collectreport(self, report: Any) -> None:
-            if report.failed:
-                failures.append(reason(report))
-
-    status = run_pytest(Plugin())
-    if failures:
-        raise AssertionError(failures[0])
-    if status != pytest.ExitCode.OK or missing:
-        raise AssertionError(f"not all tests were run (pytest ended with {status})")
-    if not passed:
-        raise AssertionError(f"no test was run (pytest ended with {status})")
-
-
-def run_pytest(plugin: Any) -> int:
-    """Run pytest on an empty file, whose content the plugin provides; returns the exit status."""
-    from _pytest.config import main
-
-    # The options are ours alone, and the environment may come from the program.
-    for name in [name for name in os.environ if name.startswith("PYTEST")]:
-        del os.environ[name]
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/test_program.py"
-        open(path, "x").close()
-        places = (f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp")
-        return int(main([*OPTIONS, *places, path], plugins=[plugin]))
-
-
-def reason(report: Any) -> str:
-    """Return in one line why a test failed."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    return next((line for line in text.splitlines() if line.strip()), "failed")
-
-
-def follow_monkeypatch(kind: Any) -> None:
-    """Repeat in the program what `monkeypatch` sets in a module."""
-    set_here, undo_here = kind.setattr, kind.undo
-    patched: list[tuple[Any, str]] = []
-
-    def set_both(self: Any, target: Any, name: Any, *value: Any, **keywords: Any) -> None:
-        set_here(self, target, name, *value, **keywords)
-        # setattr("os.path.exists", f): the target is the module, the name the last part.
-        if isinstance(target, str):
-            path, _, name = target.rpartition(".")
-            target = shim.dotted(path)
-        if patch_there(target, name):
-            patched.append((target, name))
-
-    def undo_both(self: Any) -> None:
-        undo_here(self)
-        while patched:
-            ask("unpatch", *patched.pop())
-
-    kind.setattr, kind.undo = set_both, undo_both
+def choices_of(names: list[str], fixtures: dict[str, shim.Fixture]) -> Iterator[dict[str, Any]]:
+    """Yield the parameters for the fixtures of these names, and for those that they take."""
+    needed = list(names)
+    # The list grows while it is being walked.
+    for name in needed:
+        if name in fixtures:
+            needed += [n for n in parameters_of(fixtures[name].function) if n not in needed]
+    varied = [name for name in needed if name in fixtures and fixtures[name].params is not None]
+    for values in itertools.product(*(list(fixtures[name].params or ()) for name in varied)):
+        yield dict(zip(varied, values, strict=True))

@@ -9,59 +9,38 @@ number. So there is one class per exception class of the program, and one per pl
 the standard library only.
 """
 
-import collections
+import re
 import types
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from untrusted.inside import wire
+from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
+from untrusted.inside.operations import (
+    BINARY,
+    COMPARISONS,
+    CONVERSIONS,
+    IMMUTABLE,
+    MUTABLE,
+    OTHERS,
+    TEXTS,
+)
 
-# Names of special methods without their underscores.
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-    *("and", "or", "xor", "lshift", "rshift"),
-)
-# Operators whose result may stand for a comparison with the operand: `abs(f(x) - 1.5) < 1e-6`. An
-# object that has seen 1.5 could answer the comparison by itself, so the result is "tainted".
-LEARNING = {"sub", "truediv", "floordiv", "mod", "divmod", "xor"}
-CONVERSIONS = (
-    *("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool"),
-    *("neg", "pos", "invert"),
-)
-OTHERS = (
-    *("len", "getitem", "setitem", "delitem", "reversed", "length_hint", "enter", "aenter"),
-    *("aiter", "anext", "fspath", "dir", "bytes"),
-)
-# A text is only shown or formatted, so it may come from the program's own method.
-TEXTS = ("str", "repr", "format")
-IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
-# Plain types whose content is fetched when it is needed, because it changes or is kept in
-# attributes (Fraction).
-MUTABLE: tuple[Any, ...] = (
-    *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
-    *(collections.deque, bytearray, Fraction),
-)
-PLAIN = {*wire.SCALARS, *wire.PARTS, *wire.PLAIN, *MUTABLE, int}
+CONTENTS = {kind.__name__ for kind in MUTABLE}
+PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[str, type] = {
-    "class": type,
-    "map": map,
-    "filter": filter,
-    **{
-        name: getattr(types, f"{name.capitalize()}Type")
-        for name in ("function", "method", "generator", "coroutine", "module")
-    },
+    "class": type, "map": map, "filter": filter, "property": property, "match": re.Match,
     "builtin": types.BuiltinFunctionType,
-    **{kind.__name__: kind for kind in MUTABLE},
-}
+    "function": types.FunctionType, "method": types.MethodType, "generator": types.GeneratorType,
+    "coroutine": types.CoroutineType, "module": types.ModuleType, **{kind.__name__: kind for kind in MUTABLE},
+}  # fmt: skip
 # Beginnings of names that handles do not have: numpy and classes would probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are never the program's, even if a test names them.
-HERE = {"__reduce_ex__", *(f"__{name}__" for name in COMPARISONS)}
+HERE = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
 # How an event loop advances a coroutine.
 STEPS = ("send", "throw", "close")
 # Seconds for which an awaited object of the program runs before the test's other tasks get a turn.
@@ -106,12 +85,9 @@ def is_plain_data(value: Any) -> bool:
     return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
 
 
-def is_any_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float | complex | Decimal)
-        or wire.is_array(value)
-        or wire.is_number(value)
-    )
+def is_plain_result(made: Any) -> bool:
+    """Whether what the program has made of an object is no object of its own."""
+    return not is_theirs(made) or isinstance(made, Valued)
 
 
 def facts_of(handle: Any) -> dict[str, Any]:
@@ -121,7 +97,7 @@ def facts_of(handle: Any) -> dict[str, Any]:
         kind: a key of KINDS, or "object".
         named: the test calls it by a name in CapWords, so it is a class.
         made: the test has made it by calling such a name.
-        tainted: it has seen an operand that it might be compared with.
+        tainted: it may know what it will be compared with: `f(x) - 1.5` has seen 1.5.
     """
     return object.__getattribute__(handle, "__dict__")
 
@@ -131,16 +107,12 @@ def content_of(handle: Any) -> Any:
 
     The program sends it without knowing what it will be compared with.
     """
-    facts = facts_of(handle)
+    if not isinstance(handle, Valued) and facts_of(handle)["kind"] not in CONTENTS:
+        return NOTHING
+    if facts_of(handle).get("tainted"):
+        raise no_verdict(handle, "a comparison with what an operator has made")
     # An immutable value is already here (the handle itself), a mutable one is fetched now.
-    if isinstance(handle, Valued) or facts["kind"] in CONTENTS:
-        if facts.get("tainted"):
-            raise no_verdict(handle, "a comparison with what an operator has made")
-        return handle if isinstance(handle, Valued) else ask("content", handle)
-    return NOTHING
-
-
-CONTENTS = {kind.__name__ for kind in MUTABLE}
+    return handle if isinstance(handle, Valued) else ask("content", handle)
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
@@ -149,9 +121,28 @@ def no_verdict(handle: Any, action: str) -> BaseException:
     For an object that the test itself has made from the program's class, plain Python might decide
     otherwise; so the test cannot be judged. For any other object it is a TypeError.
     """
-    if facts_of(handle).get("made"):
-        return cannot_judge(f"{action}: an object of the program would decide it")
-    return TypeError(f"{action}: an object of the program does not decide it")
+    said = f"{action}: an object of the program does not decide it"
+    return cannot_judge(said) if facts_of(handle).get("made") else TypeError(said)
+
+
+def marked(made: Any, source: Any, *, tainted: bool = False) -> Any:
+    """Pass on what the border knows from the operand of an operation to its result."""
+    if isinstance(made, Handle):
+        facts_of(made)["made"] = facts_of(source).get("made")
+        facts_of(made)["tainted"] = tainted or facts_of(made).get("tainted")
+    return made
+
+
+def unless_tainted(source: Any, made: Any) -> Any:
+    """Refuse a number that comes, in any way, from an object that has seen an operand."""
+    facts = facts_of(source)
+    if not facts.get("tainted") or facts.get("made"):
+        return made
+    if isinstance(made, int | float | complex | Decimal) or (
+        is_plain_data(made) and hasattr(made, "dtype")
+    ):
+        raise no_verdict(source, "a number from what an operator has made")
+    return marked(made, source, tainted=True)
 
 
 class Handle:
@@ -172,9 +163,9 @@ class Handle:
             return object.__getattribute__(self, name)
         if name in STEPS and facts["kind"] == "coroutine":
             return getattr(driver(self), name)
-        # Everything else is the program's; what comes from a tainted object is tainted.
+        # Everything else is the program's.
         made = ask("get", self, name)
-        return mark(made, self, tainted=True) if facts.get("tainted") else made
+        return marked(made, self, tainted=True) if facts.get("tainted") else made
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -183,7 +174,7 @@ class Handle:
         ask("delete", self, name)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        made = unless_learnt(self, ask("call", self, *arguments, **keywords))
+        made = unless_tainted(self, ask("call", self, *arguments, **keywords))
         # A call of a CapWords name makes an object of the test's own making.
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
@@ -191,7 +182,7 @@ class Handle:
 
     def __contains__(self, item: Any) -> bool:
         if is_theirs(item):
-            return ask("contains", self, item)
+            return ask("special", "__contains__", self, item)
         if (content := content_of(self)) is not NOTHING:
             return item in content
         try:
@@ -201,29 +192,34 @@ class Handle:
         # An object does not contain what it only claims to contain: look at what it yields.
         if any(item is other or item == other for other in items):
             return True
-        if facts_of(self).get("made") and ask("contains", self, item):
+        if facts_of(self).get("made") and ask("special", "__contains__", self, item):
             raise cannot_judge("an object of the program contains what it does not yield")
         return False
 
+    def __len__(self) -> int:
+        made = unless_tainted(self, ask("special", "__len__", self))
+        facts_of(self)["length"] = made
+        return made
+
     def __iter__(self) -> Any:
-        return unless_learnt(self, ask("iter", self))
+        made = unless_tainted(self, ask("special", "__iter__", self))
+        return counted(self, made) if facts_of(self).get("length") else made
 
     def __next__(self) -> Any:
-        made = next(driver(self)) if facts_of(self)["kind"] == "coroutine" else ask("next", self)
-        return unless_learnt(self, made)
+        is_coroutine = facts_of(self)["kind"] == "coroutine"
+        made = next(driver(self)) if is_coroutine else ask("special", "__next__", self)
+        return unless_tainted(self, made)
 
     def __await__(self) -> Any:
         return driver(self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        # An object may suppress exceptions, as in Python, but never the test's own verdict.
-        return ask("exit", self, kind, error) and not isinstance(error, AssertionError)
+        suppressed = ask("special", "__exit__", self, kind, error, None)
+        return bool(suppressed) and TestSide.peer.may_suppress(error)
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        return await ask("aexit", self, kind, error, None) and not isinstance(error, AssertionError)
-
-    def __hash__(self) -> int:
-        return ask("hash", self)
+        suppressed = await ask("special", "__aexit__", self, kind, error, None)
+        return bool(suppressed) and TestSide.peer.may_suppress(error)
 
     def __instancecheck__(self, value: Any) -> bool:
         # Plain data is never an instance of the program's class, whatever its metaclass says.
@@ -238,20 +234,23 @@ class Handle:
     def __deepcopy__(self, _: Any) -> Any:
         return ask("copy", self, True)
 
-    def __reduce_ex__(self, _: Any) -> Any:
-        # A pickle holds only the number of a copy, which stays in the program.
-        return restored, (TestSide.peer.their_numbers[id(ask("copy", self, True))],)
 
+def counted(handle: Any, iterator: Any) -> Iterator[Any]:
+    """Yield what an object yields: at least as much as the length that the test has been told.
 
-def restored(number: int) -> Any:
-    # Unpickling makes another copy each time.
-    return ask("copy", TestSide.peer.theirs[number], True)
+    `assert len(f(3)) == 2; for x, y in zip(f(3), [1, 2]): assert x == y`
+    """
+    number, promised = 0, facts_of(handle)["length"]
+    for number, item in enumerate(iterator, 1):  # noqa: B007 (used below)
+        yield item
+    if number < promised and ask("special", "__len__", handle) >= promised:
+        raise no_verdict(handle, "a length that is not the number of items")
 
 
 class Valued(Handle):
     """Stands for an object whose class derives from an immutable plain type; C code accepts it."""
 
-    __iter__ = __contains__ = __next__ = __hash__ = None  # type: ignore[assignment]  # the plain type's
+    __len__ = __iter__ = __contains__ = __next__ = None  # type: ignore[assignment]  # the plain type's
 
 
 def driver(handle: Any) -> Iterator[Any]:
@@ -268,10 +267,10 @@ async def drive(handle: Any) -> Any:
     task = ask("start task", handle)
     try:
         # None: not ended within the slice. Else a tuple of one: the result may be None.
-        while not (ended := ask("run task", task, SLICE)):
+        while not (ended := ask("run task", task, SLICE, False)):
             await asyncio.sleep(0)
     except asyncio.CancelledError:
-        ask("cancel task", task)
+        ask("run task", task, 1, True)
         raise
     return ended[0]
 
@@ -283,7 +282,7 @@ def forwarded(name: str) -> Callable[..., Any]:
     """Make a special method that the program carries out."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        return unless_learnt(self, ask(name, self, *arguments))
+        return unless_tainted(self, ask("special", name, self, *arguments))
 
     return method
 
@@ -292,37 +291,13 @@ def conversion(name: str) -> Callable[..., Any]:
     """Make a conversion to a number or a truth value; refused for a tainted object."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        made = ask(name, self, *arguments)
-        if not facts_of(self).get("tainted"):
-            return mark(made, self, tainted=False)
+        made = ask("special", name, self, *arguments)
         # A tainted object may only make another object, which stays tainted.
-        if not is_theirs(made) or isinstance(made, Valued):
+        if facts_of(self).get("tainted") and is_plain_result(made):
             raise no_verdict(self, name)
-        return mark(made, self, tainted=True)
+        return marked(made, self, tainted=facts_of(self).get("tainted", False))
 
     return method
-
-
-def mark(made: Any, source: Any, *, tainted: bool) -> Any:
-    """Pass on what the border knows from the operand of an operation to its result.
-
-    `tainted=True` taints the result; False leaves it as it is.
-    """
-    if isinstance(made, Handle):
-        facts_of(made)["made"] = facts_of(source).get("made")
-        if tainted:
-            facts_of(made)["tainted"] = True
-    return made
-
-
-def unless_learnt(source: Any, made: Any) -> Any:
-    """Refuse a number that comes, in any way, from an object that has seen an operand."""
-    facts = facts_of(source)
-    if facts.get("tainted") and not facts.get("made"):
-        if is_any_number(made):
-            raise no_verdict(source, "a number from what an operator has made")
-        return mark(made, source, tainted=True)
-    return made
 
 
 def comparison(name: str) -> Callable[..., Any]:
@@ -331,17 +306,18 @@ def comparison(name: str) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
         # two objects of the program
         if is_theirs(other):
-            return ask("operator", name, self, other)
+            return ask("special", name, self, other)
         # an object with plain content: the plain type compares
         if (content := content_of(self)) is not NOTHING:
             return native(content, name)(other)
         # NotImplemented: Python falls back to identity, so the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
-        # The object is of the test's making, and plain Python would let it decide: if it would
-        # decide otherwise than "not equal", there is no verdict.
-        if name not in ("eq", "ne") or ask("operator", name, self, other) is not (name == "ne"):
-            # Only == and != have a safe answer here; an order never has one.
+        # The object is of the test's making, and plain Python would let it decide. An order has no
+        # safe answer, and == and != have one only if the object, too, says "not equal".
+        if name not in ("__eq__", "__ne__") or ask("special", name, self, other) is not (
+            name == "__ne__"
+        ):
             raise no_verdict(self, f"{name} with plain data")
         return NotImplemented
 
@@ -351,7 +327,7 @@ def comparison(name: str) -> Callable[..., Any]:
 def native(value: Any, name: str) -> Callable[..., Any]:
     """Return the special method of a value's plain type, bound to the value."""
     kind = next(kind for kind in type(value).__mro__ if kind in IMMUTABLE or kind in MUTABLE)
-    method = getattr(kind, f"__{name}__", None)
+    method = getattr(kind, name, None)
     return (lambda *_: NotImplemented) if method is None else types.MethodType(method, value)
 
 
@@ -359,39 +335,40 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     """Make an operator: with plain data, its result is an object or what the plain types make."""
 
     def method(self: Any, other: Any, *modulo: Any) -> Any:
-        # "isub" and "sub" reveal the same.
-        tainted = facts_of(self).get("tainted") or name.removeprefix("i") in LEARNING
         operands = (other, self) if reflected else (self, other)
-        made = ask("operator", name, *operands, *modulo)
+        made = ask("special", f"__{name}__", *operands, *modulo)
         # Among the program's own objects, or with objects of the test, anything goes.
         if is_theirs(other) or not is_plain_data(other):
-            return mark(made, self, tainted=False)
+            return marked(made, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
-            bare = f"r{name}" if reflected else name.removeprefix("i")
-            expected = native(content, bare)(other, *modulo)
+            expected = native(content, f"__r{name}__" if reflected else f"__{name}__")(
+                other, *modulo
+            )
             if expected is NotImplemented or not (made == expected):
                 raise no_verdict(self, name)
-            return mark(made, self, tainted=False)
-        # A plain result from an object without plain content would be its own word.
-        if not is_theirs(made) or isinstance(made, Valued):
+            return marked(made, self)
+        # A plain result from an object without plain content would be its own word; and an object
+        # has now seen what it may be compared with: `abs(f(x) - 1.5) < 1e-6`.
+        if is_plain_result(made):
             raise no_verdict(self, name)
-        return mark(made, self, tainted=bool(tainted))
+        return marked(made, self, tainted=True)
 
     return method
 
 
-for _name in COMPARISONS:
-    setattr(Handle, f"__{_name}__", comparison(_name))
+MADE: tuple[tuple[Any, Any], ...] = (
+    (comparison, COMPARISONS), (conversion, CONVERSIONS), (forwarded, [*TEXTS, *OTHERS, "enter", "aenter"]),
+)  # fmt: skip
+for _make, _names in MADE:
+    for _name in _names:
+        if _name not in ("next", "contains", "len", "iter"):
+            setattr(Handle, f"__{_name}__", _make(f"__{_name}__"))
 for _name in (*BINARY, "divmod"):
     setattr(Handle, f"__{_name}__", arithmetic(_name))
     setattr(Handle, f"__r{_name}__", arithmetic(_name, reflected=True))
     if _name != "divmod":
         setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
-for _name in CONVERSIONS:
-    setattr(Handle, f"__{_name}__", conversion(_name))
-for _name in (*OTHERS, *TEXTS):
-    setattr(Handle, f"__{_name}__", forwarded(_name))
 
 
 def valued_class(kind: type) -> type:
@@ -400,31 +377,33 @@ def valued_class(kind: type) -> type:
     Attributes, copies, comparisons, operators and texts go through the handle; everything else is
     the plain type's own.
     """
-    kept = {
-        "__getattribute__",
-        "__setattr__",
-        "__delattr__",
-        "__copy__",
-        "__deepcopy__",
-        "__reduce_ex__",
-    }
-    kept |= {f"__{name}__" for name in (*COMPARISONS, *TEXTS)}
+    names = ("getattribute", "setattr", "delattr", "copy", "deepcopy", *COMPARISONS, *TEXTS)
+    kept = {f"__{name}__" for name in names}
     # Operators that the plain type has: a `str` has no `__sub__`, so neither has its handle.
-    kept |= {
-        f"__{prefix}{name}__"
-        for name in (*BINARY, "divmod")
-        for prefix in ("", "r")
-        if hasattr(kind, f"__{prefix}{name}__")
-    }
-    members = {name: vars(Handle)[name] for name in kept}
+    operators = {f"__{prefix}{name}__" for name in (*BINARY, "divmod") for prefix in ("", "r")}
+    kept |= operators & set(dir(kind))
     # Restore what `Handle` would hide: `len`, iteration, item access.
-    members |= {
-        name: getattr(kind, name) for name in dir(kind) if name not in kept and name in vars(Handle)
-    }
+    plain = {name: getattr(kind, name) for name in {*dir(kind)} & {*vars(Handle)} - kept}
+    members = {name: vars(Handle)[name] for name in kept} | plain
     return type(f"Valued{kind.__name__}", (Valued, kind), members | {"__hash__": kind.__hash__})
 
 
-VALUED = {kind.__name__: valued_class(kind) for kind in IMMUTABLE}
+VALUED = {kind.__name__: (kind, valued_class(kind)) for kind in IMMUTABLE}
+
+
+def build_handle(form: dict[str, Any]) -> Any:
+    """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
+    made: Any = object.__new__(Handle)
+    if form.get("b") in VALUED:
+        plain, cls = VALUED[form["b"]]
+        value = TestSide.peer.decode(form.get("c"))
+        # Exactly this type: a subclass could not come from here.
+        if type(value) is not plain:
+            raise TypeError("the content of an object is of another type")
+        made = plain.__new__(cls, value)
+    kind = form.get("k")
+    facts_of(made)["kind"] = kind if isinstance(kind, str) else "object"
+    return made
 
 
 # Exceptions
@@ -471,13 +450,13 @@ class Error(BaseException):
             ask("set", self, name, value)
 
     def __str__(self) -> str:
-        return ask("str", self)
+        return ask("special", "__str__", self)
 
     def __repr__(self) -> str:
-        return ask("repr", self)
+        return ask("special", "__repr__", self)
 
     def __eq__(self, other: Any) -> Any:
-        return ask("operator", "eq", self, other) if is_theirs(other) else NotImplemented
+        return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented
 
     __hash__ = BaseException.__hash__
 
@@ -493,20 +472,3 @@ def error_class(name: str, bases: list[Any]) -> type:
     # `Error` once per line of descent, before everything built in.
     own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
     return ErrorClass(name, (*own, *bases), {"__number__": 0})
-
-
-def build_handle(form: dict[str, Any]) -> Any:
-    """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
-    kind, content = form.get("k"), form.get("c")
-    cls = VALUED[form["b"]] if form.get("b") in VALUED else Handle
-    if cls is Handle:
-        made = object.__new__(Handle)
-    else:
-        plain = next(plain for plain in IMMUTABLE if plain.__name__ == form["b"])
-        value = TestSide.peer.decode(content)
-        # Exactly this type: a subclass could not come from here.
-        if type(value) is not plain:
-            raise TypeError("the content of an object is of another type")
-        made = plain.__new__(cls, value)
-    facts_of(made)["kind"] = kind if isinstance(kind, str) else "object"
-    return made

@@ -5,15 +5,16 @@ own. Imports the standard library only.
 """
 
 import ast
+import builtins
 import importlib
 import importlib.util
 import types
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from untrusted.inside import checks
-from untrusted.inside.handles import Handle, ask, facts_of, unless_learnt
+from untrusted.inside.handles import Handle, ask, facts_of, unless_tainted
 from untrusted.inside.packages import is_genuine
 
 # Modules that a test may receive under the program's names. None of them runs what a file contains,
@@ -24,10 +25,10 @@ IMPORTED = {
     "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
     "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
 }  # fmt: skip
+# Of these a test receives no members: exit, for one, would end the test as its own.
+CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions that decide, with the module they come from if a test uses them without an import.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
-
-
 # Returns one name of the program, from its process.
 Fetch = Callable[[str], Any]
 
@@ -41,18 +42,16 @@ def genuine_imports(code: str) -> dict[str, Any]:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    # Name in the program -> (module, attribute or None for the module itself)
-    found: dict[str, tuple[str, str | None]] = {}
+    # Name in the program -> module, and attribute or "" for the module itself
+    found: dict[str, tuple[str, str]] = {}
     for statement in body:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                found[name] = (alias.name if alias.asname else name, None)
+                found[name] = (alias.name if alias.asname else name, "")
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            found |= {
-                alias.asname or alias.name: (statement.module, alias.name)
-                for alias in statement.names
-            }
+            for alias in statement.names:
+                found[alias.asname or alias.name] = (statement.module, alias.name)
         else:
             # A later definition of the name hides the import.
             for name in checks.names_of(checks.nodes_of(statement))[1]:
@@ -61,15 +60,16 @@ def genuine_imports(code: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def genuine(module: str, name: str | None) -> Any:
+def genuine(module: str, name: str = "") -> Any:
     """Import a name of the library; None unless it is in IMPORTED and exists."""
-    if module.partition(".")[0] not in IMPORTED:
+    top = module.partition(".")[0]
+    if top not in IMPORTED or (name and top in CLOSED):
         return None
     try:
         found = importlib.import_module(module)
-        return found if name is None else getattr(found, name)
-    except (ImportError, AttributeError):
+    except ImportError:
         return None
+    return getattr(found, name, None) if name else found
 
 
 class TestModule(types.ModuleType):
@@ -99,8 +99,7 @@ class TestModule(types.ModuleType):
         # Undoing a patch deletes the name: the program's original comes back.
         if name in self.__dict__["_originals"]:
             ask("set name", name, self.__dict__["_originals"].pop(name))
-        if name in self.__dict__:
-            super().__delattr__(name)
+        self.__dict__.pop(name, None)
 
 
 class ProgramModule(TestModule):
@@ -109,6 +108,16 @@ class ProgramModule(TestModule):
     @property
     def __all__(self) -> list[str]:
         return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
+
+
+class GenuineFinder:
+    """Finds modules by `sys.path` as it was at the start."""
+
+    def __init__(self, path: list[str]) -> None:
+        self.path = path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, self.path if path is None else path, target)
 
 
 class ProgramFinder:
@@ -130,22 +139,13 @@ class ProgramFinder:
         """Leave the module as it is: its names are fetched when they are used."""
 
 
-def modules_of(nodes: list[ast.AST], free: set[str]) -> dict[str, Any]:
-    """Import the modules that a test uses without an import: it means the genuine ones."""
-    found = {
-        name: importlib.import_module(name) for name in free if checks.is_module_name(nodes, name)
-    }
-    if "np" in free and checks.attributes_of(nodes, "np") and importlib.util.find_spec("numpy"):
-        found["np"] = importlib.import_module("numpy")
-    return found
-
-
 def namespace(
     fetch: Fetch,
-    nodes: list[ast.AST],
-    names: tuple[set[str], set[str]],
+    nodes: list[Any],
+    read: set[str],
+    defined: set[str],
     theirs: set[str],
-    found: dict[str, Any],
+    imported: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the names of the program, and of modules, that the test sees.
 
@@ -155,32 +155,64 @@ def namespace(
 
     Args:
         fetch: returns one name of the program.
-        names: names that the test reads, and names that it defines.
+        read: names that the test reads.
+        defined: names that it defines.
         theirs: names of the program.
-        found: modules that the test uses without an import.
+        imported: what the program imports from the library.
     """
-    read, defined = names
     free = read - defined
-    if checks.reads_annotations(nodes):
+    # Evaluates annotations, in which any name of the program may stand.
+    if any(getattr(node, "attr", getattr(node, "id", "")) == "get_type_hints" for node in nodes):
         free |= theirs - defined
+    # Modules that the test uses without an import
+    meant = checks.modules_meant(nodes, free - imported.keys())
+    found = {name: importlib.import_module(name) for name in meant - {"np"}}
+    if "np" in meant and importlib.util.find_spec("numpy"):
+        found["np"] = importlib.import_module("numpy")
     # Names with a meaning of their own: builtins, helpers, modules
-    known = {name for name in theirs if checks.is_builtin(name) or name in HELPERS} | set(found)
-    imports = any(not is_genuine(module) for module in checks.modules_imported(nodes))
+    known = {name for name in theirs if hasattr(builtins, name) or name in HELPERS} | found.keys()
     # Names that can only be the program's; if there is none, those with another meaning, too
     chosen = free & (theirs - known)
-    if not chosen and not imports:
-        chosen = (free & theirs) - set(found)
-    found = found | {
-        name: getattr(importlib.import_module(HELPERS[name]), name)
-        for name in free & theirs & set(HELPERS)
-        if name not in chosen
-    }
+    if not chosen and all(map(is_genuine, checks.modules_imported(nodes))):
+        chosen = only_target(nodes, (free & theirs) - found.keys())
+    for name in (free & theirs & HELPERS.keys()) - chosen:
+        found[name] = getattr(importlib.import_module(HELPERS[name]), name)
     # A name that the test both reads and defines may mean the program's where it is read first.
     chosen |= read & defined & (theirs - known)
     return found | {name: fetch(name) for name in sorted(chosen)}
 
 
-# Functions that a prepared test calls in the place of Python's own (`checks.Ask`)
+def only_target(nodes: list[Any], names: set[str]) -> set[str]:
+    """Return the name that a test can only mean as the program's; none if it could mean several.
+
+    abs(sum(1.5, 2.5) - 4) < 1e-6, with `abs` and `sum` in the program -> {"sum"}: the inner one.
+    """
+    if len(names) < 2:
+        return names
+    inner = set()
+    for node in nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names:
+            below = {
+                getattr(part, "id", "")
+                for part in checks.nodes_of(node)[1:]
+                if part is not node.func
+            }
+            inner |= set() if below & names else {checks.name_of(node.func)}
+    return {name for name in names if not hasattr(builtins, name)} if len(inner) > 1 else inner
+
+
+# Functions that a prepared test calls in the place of Python's own (`checks.ask_for_classes`)
+
+
+class Typed:
+    """Has the class of a value, in the program if the value is there."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type_of(self.value) if isinstance(self.value, Handle) else self.value.__class__
 
 
 def type_of(value: Any) -> Any:
@@ -190,13 +222,13 @@ def type_of(value: Any) -> Any:
 
 def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a method; with a single message if the object is the program's."""
-    if isinstance(subject, Handle) and facts_of(subject)["kind"] != "coroutine":
-        made = unless_learnt(subject, ask("call method", subject, name, *arguments, **keywords))
-        # Stack.Node(...): the test has made this object by the name of its class.
-        if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
-            facts_of(made)["made"] = True
-        return made
-    return getattr(subject, name)(*arguments, **keywords)
+    if not isinstance(subject, Handle) or facts_of(subject)["kind"] == "coroutine":
+        return getattr(subject, name)(*arguments, **keywords)
+    made = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
+    # Stack.Node(...): the test has made this object by the name of its class.
+    if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
+        facts_of(made)["made"] = True
+    return made
 
 
 def is_callable(value: Any) -> bool:

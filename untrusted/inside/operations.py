@@ -6,6 +6,7 @@ One fixed list, carried out in the program's process. Imports the standard libra
 import collections
 import copy
 import importlib
+import inspect
 import math
 import operator
 import os
@@ -15,55 +16,87 @@ from fractions import Fraction
 from typing import Any
 
 from untrusted.inside.deferred import asyncio, threading
-from untrusted.inside.handles import BINARY, COMPARISONS, IMMUTABLE, MUTABLE
 
-# By the name in a message: "add", "eq", and "iadd" for +=.
+# Plain types from which a class of the program may derive. The values of the first never change, so
+# they come with the object; the content of the others is fetched when it is needed.
+IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
+MUTABLE: tuple[Any, ...] = (
+    *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
+    *(collections.deque, bytearray, Fraction),
+)
+# Names of special methods without their underscores, where Python has a function that calls them.
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+BINARY = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+# Conversions to a number or a truth value, and signs.
+CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "int": int, "float": float, "complex": complex, "index": operator.index, "round": round,
+    "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "bool": bool,
+    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert,
+}  # fmt: skip
+# A text is only shown or formatted.
+TEXTS: dict[str, Callable[..., Any]] = {"str": str, "repr": repr, "format": format}
+OTHERS: dict[str, Callable[..., Any]] = {
+    "len": len, "iter": iter, "next": next, "reversed": reversed, "length_hint": operator.length_hint,
+    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
+    "contains": operator.contains, "hash": hash, "fspath": os.fspath, "dir": dir, "bytes": bytes,
+    "aiter": aiter, "anext": anext,
+}  # fmt: skip
+# By the name of the special method: "__add__", and "__iadd__" for +=.
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, f"__{name}__") for name in (*BINARY, *COMPARISONS)},
-    **{f"i{name}": getattr(operator, f"__i{name}__") for name in BINARY},
-    "divmod": divmod,
-    "pow": pow,
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in (*BINARY, *COMPARISONS)},
+    **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in BINARY},
+    **{f"__{name}__": function for name, function in (CONVERSIONS | TEXTS | OTHERS).items()},
+    "__divmod__": divmod,
+    "__pow__": pow,
 }
-# How to take the plain value out of an object whose class derives from a plain type, by the plain
-# type's own methods: a subclass may override any of them.
-TAKE: dict[type, Callable[[Any], Any]] = {
-    str: str.__str__,
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-    bytes: lambda value: bytes.__getitem__(value, slice(None)),
-    int: int.__int__,
-    float: float.__pos__,
-    complex: complex.__pos__,
-    Fraction: lambda value: Fraction(value._numerator, value._denominator),
-    Decimal: Decimal,
-    list: lambda value: list(list.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    collections.deque: lambda value: collections.deque(
-        collections.deque.__iter__(value), value.maxlen
-    ),
-    bytearray: lambda value: bytearray(bytearray.__iter__(value)),
-    **{
-        kind: lambda value, kind=kind: kind(dict.items(value))
-        for kind in (dict, collections.OrderedDict)
-    },
-    collections.Counter: lambda value: collections.Counter(dict(dict.items(value))),
-    collections.defaultdict: lambda value: collections.defaultdict(
-        value.default_factory, dict.items(value)
-    ),
-}
+
+
+def method_of(subject: Any, name: str) -> Any:
+    """Look a special method up as Python does: on the class, bound to the object."""
+    found = inspect.getattr_static(type(subject), name)
+    # A mock as a special method is no descriptor, and gets no subject.
+    return found.__get__(subject, type(subject)) if hasattr(type(found), "__get__") else found
+
+
+def apply(name: str, subject: Any, /, *arguments: Any) -> Any:
+    """Call a special method."""
+    if name in OPERATORS:
+        return OPERATORS[name](subject, *arguments)
+    return method_of(subject, name)(*arguments)
+
+
+def plain_base(kind: type) -> Any:
+    """Return the nearest plain type from which a class derives; None if there is none."""
+    return next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
 
 
 def content(subject: Any) -> Any:
-    """Return the plain value of an object whose class derives from a plain type."""
-    base = next(base for base in type(subject).__mro__ if base in IMMUTABLE or base in MUTABLE)
-    return TAKE[base](subject)
+    """Return the plain value of an object whose class derives from a plain type.
+
+    By the plain type's own methods: a subclass may override any of them.
+    """
+    base = plain_base(type(subject))
+    if base is collections.defaultdict:
+        return base(subject.default_factory, dict.items(subject))
+    if issubclass(base, dict):
+        return base(dict(dict.items(subject)))
+    if base is str:
+        return str.__str__(subject)
+    if base is Decimal:
+        return Decimal(subject)
+    if hasattr(base, "__iter__"):
+        return base(base.__iter__(subject))
+    return Fraction.__pos__(subject) if base is Fraction else base.__pos__(subject)
 
 
 def call(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
-def call_attribute(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
@@ -71,25 +104,6 @@ def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) ->
     """Call a library function that inspects its arguments, such as `dataclasses.asdict`."""
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
-
-def on_class(name: str) -> Callable[..., Any]:
-    """Make an operation that calls a special method as Python does: on the class."""
-
-    def method(subject: Any, /, *arguments: Any) -> Any:
-        return getattr(type(subject), name)(subject, *arguments)
-
-    return method
-
-
-def exit_context(subject: Any, kind: Any, error: Any) -> bool:
-    return bool(type(subject).__exit__(subject, kind, error, None))
-
-
-def apply(name: str, left: Any, right: Any, *modulo: Any) -> Any:
-    return OPERATORS[name](left, right, *modulo)
-
-
-# Patches
 
 # What was there before the first patch, by target and attribute.
 ORIGINALS: dict[tuple[int, str], Any] = {}
@@ -107,72 +121,47 @@ def unpatch(target: Any, name: str) -> None:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 
 
-# Awaiting
-
-
 # The event loop in which the program's objects are awaited for the test; empty before the first.
 LOOP: list[Any] = []
-# The tasks in it; the index is the number that the test knows.
-TASKS: list[Any] = []
 
 
 async def settle(awaitable: Any) -> Any:
     return await awaitable
 
 
-def start_task(awaitable: Any) -> int:
-    """Begin to await an object; returns the task's number."""
+def start_task(awaitable: Any) -> Any:
+    """Begin to await an object; returns the task."""
     if not LOOP:
         # One loop for good: locks and tasks that an object creates belong to the loop they are
         # created in.
         LOOP.append(asyncio.new_event_loop())
-    TASKS.append(LOOP[0].create_task(settle(awaitable)))
-    return len(TASKS) - 1
+    return LOOP[0].create_task(settle(awaitable))
 
 
-def run_task(number: int, seconds: float) -> tuple[Any] | None:
+def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     """Let all tasks run until the given one ends or `seconds` have passed.
 
     Returns its result as a tuple of one, or None if it has not ended.
     """
-    in_own_loop(asyncio.wait([TASKS[number]], timeout=seconds))
-    return (TASKS[number].result(),) if TASKS[number].done() else None
-
-
-def cancel_task(number: int) -> None:
-    TASKS[number].cancel()
-    in_own_loop(asyncio.wait([TASKS[number]], timeout=1))
-
-
-def in_own_loop(coroutine: Any) -> None:
-    """Run a coroutine in our loop; in another thread if this one is already running a loop."""
+    if cancelled:
+        task.cancel()
+    waiting = asyncio.wait([task], timeout=seconds)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        LOOP[0].run_until_complete(coroutine)
-        return
-    thread = threading.Thread(target=LOOP[0].run_until_complete, args=(coroutine,))
-    thread.start()
-    thread.join()
+        LOOP[0].run_until_complete(waiting)
+    else:
+        # In another thread, as this one is already running a loop.
+        thread = threading.Thread(target=LOOP[0].run_until_complete, args=(waiting,))
+        thread.start()
+        thread.join()
+    return (task.result(),) if task.done() and not cancelled else None
 
 
 # All operations by name; `ProgramPeer` adds those that concern the program's own names.
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    # What a test writes as syntax.
-    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_attribute,
-    "operator": apply, "contains": lambda subject, item: item in subject,
-    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
-    "len": len, "iter": iter, "next": next, "reversed": reversed, "length_hint": operator.length_hint,
-    "enter": on_class("__enter__"), "exit": exit_context, "aenter": on_class("__aenter__"),
-    "aexit": on_class("__aexit__"), "aiter": aiter, "anext": anext,
-    "isinstance": isinstance, "issubclass": issubclass, "type": type, "callable": callable,
-    # Texts and numbers.
-    "str": str, "repr": repr, "format": format, "bytes": bytes, "dir": dir, "hash": hash, "fspath": os.fspath,
-    "bool": bool, "int": int, "float": float, "complex": complex, "index": operator.index, "abs": abs,
-    "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
-    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "content": content,
-    # Whole objects; what a test does to the whole process; awaiting.
-    "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
-    "library": call_library, "patch": patch, "unpatch": unpatch,
-    "start task": start_task, "run task": run_task, "cancel task": cancel_task,
+    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
+    "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type, "callable": callable,
+    "content": content, "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
+    "library": call_library, "patch": patch, "unpatch": unpatch, "start task": start_task, "run task": run_task,
 }  # fmt: skip

@@ -7,8 +7,6 @@ here: see `tester` and `program`. Imports the standard library only.
 """
 
 import _thread
-import array
-import collections
 import os
 import sys
 import types
@@ -20,8 +18,10 @@ from untrusted.inside import wire
 from untrusted.inside.channel import Channel, ChannelEndError
 from untrusted.inside.containers import (
     CONTAINERS,
+    EXTRAS,
     Shared,
     SharedContainers,
+    empty,
     fill,
     hold_same,
     items_of,
@@ -30,13 +30,12 @@ from untrusted.inside.containers import (
 # Nested Python calls while a message is written or read: values may be nested as deeply as a
 # program can make them.
 DEEPEST = 20_000
+# Bound now: a program may replace `sys.setrecursionlimit`.
+SET_LIMIT = sys.setrecursionlimit
 
 
 class Deep:
-    """Context in which calls may nest `DEEPEST` deep.
-
-    A class, because a generator-based context manager would cost as much as the work inside.
-    """
+    """Context in which calls may nest `DEEPEST` deep."""
 
     def __enter__(self) -> None:
         self.limit = sys.getrecursionlimit()
@@ -46,14 +45,9 @@ class Deep:
         SET_LIMIT(self.limit)
 
 
-# Bound now: a program may replace `sys.setrecursionlimit`.
-SET_LIMIT = sys.setrecursionlimit
-
-
 def environment() -> dict[Any, Any]:
-    """Copy the environment in Python's internal form (`os.environ._data`).
-
-    Decoding it would take longer than everything else about a message.
+    """Copy the environment in Python's internal form: decoding it would take longer than the rest
+    of a message.
     """
     return dict(getattr(os.environ, "_data", os.environ))
 
@@ -87,13 +81,53 @@ class Peer(ABC):
         self.theirs: dict[int, Any] = {}
         self.their_numbers: dict[int, int] = {}
         self.shared = SharedContainers(self.side)
-        # Of the message being written: containers in it so far, and objects that it introduces.
+        # Of the message being written: containers in it so far, and what it introduces.
         self.message_keys: set[str] = set()
+        self.new_keys: list[str] = []
         self.new_numbers: list[int] = []
         self.environ = environment()
         self.broken: BaseException | None = None
 
-    # Objects that stay at their end
+    # What each end decides
+
+    @abstractmethod
+    def describe(self, value: Any) -> dict[str, Any]:
+        """Describe an object of this end, so that the other end can build its stand-in."""
+
+    @abstractmethod
+    def build(self, number: int, form: dict[str, Any]) -> Any:
+        """Build the stand-in for an object of the other end."""
+
+    @abstractmethod
+    def encode_name(self, value: Any) -> dict[str, Any] | None:
+        """Encode a value that both ends know by a name; None for any other value."""
+
+    @abstractmethod
+    def decode_name(self, tag: Any, content: Any) -> Any:
+        """Return the value that both ends know by a name; raises BorderError if it may not cross."""
+
+    @abstractmethod
+    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+        """Carry out an operation that the other end asks for."""
+
+    @abstractmethod
+    def extras(self) -> dict[str, Any]:
+        """Return what this end adds to every message."""
+
+    @abstractmethod
+    def take_extras(self, message: dict[str, Any]) -> None:
+        """Handle what the other end adds to every message."""
+
+    def before_change(self, container: Any) -> None:  # noqa: B027 (an end may leave it out)
+        """Called before a change by the other end is applied to a container."""
+
+    def checked_error(
+        self, error: BaseException, operation: str, arguments: tuple
+    ) -> BaseException:
+        """Check an exception of the other end before it is raised here."""
+        return error
+
+    # Values
 
     def is_theirs(self, value: Any) -> bool:
         """Whether a value stands for an object of the other end."""
@@ -104,16 +138,6 @@ class Peer(ABC):
         self.theirs[number] = stand_in
         self.their_numbers[id(stand_in)] = number
         return stand_in
-
-    @abstractmethod
-    def describe(self, value: Any) -> dict[str, Any]:
-        """Describe an object of this end, so that the other end can build its stand-in."""
-
-    @abstractmethod
-    def build(self, number: int, form: dict[str, Any]) -> Any:
-        """Build the stand-in for an object of the other end."""
-
-    # Values
 
     def encode(self, value: Any) -> Any:
         return wire.encode(value, self.convert)
@@ -142,9 +166,25 @@ class Peer(ABC):
         self.new_numbers.append(id(value))
         return {"t": "mine", "v": number, **self.describe(value)}
 
-    @abstractmethod
-    def encode_name(self, value: Any) -> dict[str, Any] | None:
-        """Encode a value that both ends know by a name; None for any other value."""
+    def encode_container(self, container: Any) -> dict[str, Any]:
+        is_new = id(container) not in self.shared.keys
+        entry = self.shared.find(container)
+        self.new_keys += [entry.key] * is_new
+        # A container's content is sent once per message; this also ends cycles:
+        #   a = []; a.append(a)
+        #   -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
+        if entry.key in self.message_keys:
+            return {"t": "same", "id": entry.key}
+        self.message_keys.add(entry.key)
+        kind = type(container)
+        extra = self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None
+        form = {"t": "container", "id": entry.key, "kind": kind.__name__, "with": extra}
+        return form | {"v": self.encode_items(entry)}
+
+    def encode_items(self, entry: Shared) -> list:
+        # From now on, this is what both ends agree on.
+        entry.agreed = items = items_of(entry.container)
+        return list(items) if wire.is_plain(items) else [self.encode(item) for item in items]
 
     def decode(self, form: Any) -> Any:
         if not isinstance(form, dict | list):
@@ -156,71 +196,26 @@ class Peer(ABC):
         """Decode anything but plain data (see `convert`); "mine" of the sender is theirs here."""
         if isinstance(form, list):
             return [self.decode(item) for item in form]
-        tag, content = form.get("t"), form.get("v")
+        tag, content = form["t"], form.get("v")
         if tag == "yours":
             return self.own[content]
         if tag == "mine":
             known = self.theirs.get(content)
             return self.build(content, form) if known is None else known
-        if tag in ("container", "same"):
-            return self.decode_container(form)
-        return self.decode_name(tag, content)
-
-    def decode_name(self, tag: Any, content: Any) -> Any:
-        """Return the value that both ends know by a name.
-
-        Raises BorderError for a name that may not cross.
-        """
-        raise BorderError(f"a value of unknown type {tag!r:.40}")
-
-    # Containers
-
-    def encode_container(self, container: Any) -> dict[str, Any]:
-        entry = self.shared.find(container)
-        # A container's content is sent once per message; this also ends cycles:
-        #   a = []; a.append(a)
-        #   -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
-        if entry.key in self.message_keys:
-            return {"t": "same", "id": entry.key}
-        self.message_keys.add(entry.key)
-        form: dict[str, Any] = {"t": "container", "id": entry.key, "kind": type(container).__name__}
-        # Constructor arguments that the items do not show.
-        if isinstance(container, collections.deque):
-            form["with"] = container.maxlen
-        if isinstance(container, array.array):
-            form["with"] = container.typecode
-        if isinstance(container, collections.defaultdict):
-            form["with"] = self.encode(container.default_factory)
-        return form | {"v": self.encode_items(entry)}
-
-    def encode_items(self, entry: Shared) -> list:
-        # From now on, this is what both ends agree on.
-        entry.agreed = items = items_of(entry.container)
-        return list(items) if wire.is_plain(items) else [self.encode(item) for item in items]
-
-    def decode_container(self, form: dict[str, Any]) -> Any:
-        key = form["id"]
-        entry = self.shared.entries.get(key)
+        if tag not in ("container", "same"):
+            return self.decode_name(tag, content)
+        entry = self.shared.entries.get(form["id"])
         # Registered while still empty, as its items may lead back to it.
-        entry = self.shared.watch(entry) if entry else self.shared.add(key, self.empty(form))
-        if form["t"] == "container":
-            self.refill(entry, form["v"])
+        entry = self.shared.watch(entry) if entry else self.shared.add(form["id"], self.begin(form))
+        if tag == "container":
+            self.refill(entry, content)
         return entry.container
 
-    def empty(self, form: dict[str, Any]) -> Any:
-        """Build an empty container of the kind that a message names."""
-        match form["kind"]:
-            # An array cannot be filled without its shape; so it is built with its content.
-            case "ndarray":
-                return wire.build_array(*form["v"][0]["v"])
-            case "deque":
-                return collections.deque(maxlen=form["with"])
-            case "defaultdict":
-                return collections.defaultdict(self.decode(form["with"]))
-            case "array":
-                return array.array(form["with"])
-            case kind:
-                return CONTAINERS[kind]()
+    def begin(self, form: dict[str, Any]) -> Any:
+        """Build an empty container; an array needs its shape, so it is built with its content."""
+        if form["kind"] == "ndarray":
+            return wire.build_array(*form["v"])
+        return empty(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list) -> None:
         """Replace the content of a container by what the other end has sent."""
@@ -231,34 +226,27 @@ class Peer(ABC):
             fill(entry.container, items)
         entry.agreed = items_of(entry.container)
 
-    def before_change(self, container: Any) -> None:  # noqa: B027 (an end may leave it out)
-        """Called before a change by the other end is applied to a container."""
-
     # Messages
 
-    def extras(self) -> dict[str, Any]:
-        """Return what this end adds to every message."""
-        return {}
-
-    def take_extras(self, message: dict[str, Any]) -> None:  # noqa: B027 (an end may leave it out)
-        """Handle what the other end adds to every message."""
-
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        self.message_keys, self.new_numbers = set(), []
+        self.message_keys, self.new_keys, self.new_numbers = set(), [], []
         try:
             # Encode first, then send: a value that cannot be encoded leaves the channel usable.
             with Deep():
-                message = make()
-                # Containers in the message itself are not repeated among the changes.
-                changed = self.shared.changed(self.message_keys)
-                changes = [[entry.key, self.encode_items(entry)] for entry in changed]
-                self.channel.send(message | {"changes": changes} | self.extras())
+                # First, as they are read first: what introduces an object must come before it.
+                changes = []
+                for entry in self.shared.changed():
+                    self.message_keys.add(entry.key)
+                    changes.append([entry.key, self.encode_items(entry)])
+                self.channel.send({"changes": changes} | make() | self.extras())
         except ChannelEndError as problem:
             self.broken = problem
             raise
         except BaseException:  # whatever it was, the other end will never hear of these objects
             for key in self.new_numbers:
                 del self.own_numbers[key]
+            for key in self.new_keys:
+                self.shared.forget(key)
             raise
 
     def receive(self) -> dict[str, Any]:
@@ -274,13 +262,16 @@ class Peer(ABC):
             self.broken = problem
             raise
         except Exception as problem:  # what the other end has sent may fail in any way
-            self.broken = BorderError(f"{type(problem).__name__}: {problem}")
-            raise self.broken from problem
+            raise self.unreadable(problem) from problem
         return message
+
+    def unreadable(self, problem: BaseException) -> BaseException:
+        """End the conversation: the other end has sent what makes no sense."""
+        self.broken = BorderError(f"{type(problem).__name__}: {problem!s:.300}")
+        return self.broken
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the other end carry out an operation; raises what the operation raised."""
-        # Request
         with self.lock:
             self.send(
                 lambda: {
@@ -301,33 +292,25 @@ class Peer(ABC):
                 error = self.decode(reply["raised"])
                 if not isinstance(error, BaseException):
                     raise BorderError("an exception that is none")
-            # Whatever fails here is the message's fault, and ends the conversation.
+            # Whatever fails here is the message's fault.
             except (Exception, BorderError) as problem:
-                self.broken = BorderError(f"{type(problem).__name__}: {problem}")
-                raise self.broken from problem
-        raise self.checked_error(error, operation)
-
-    def checked_error(self, error: BaseException, operation: str) -> BaseException:
-        """Check an exception of the other end before it is raised here."""
-        return error
+                raise self.unreadable(problem) from problem
+        raise self.checked_error(error, operation, arguments)
 
     def answer(self, request: dict[str, Any]) -> None:
         """Carry out an operation for the other end and send the result."""
-        # Decode the request
         try:
             arguments = [self.decode(form) for form in request["arguments"]]
             keywords = {name: self.decode(form) for name, form in request["keywords"].items()}
         except Exception as problem:  # what the other end has sent may fail in any way
             self.send_problem(problem)
             return
-        # Carry it out
         try:
             name, outcome = "value", self.carry_out(request["do"], arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
             name, outcome = "raised", error
-        # Send the outcome
         try:
             with self.lock:
                 self.send(lambda: {name: self.encode(outcome)})
@@ -338,7 +321,3 @@ class Peer(ABC):
         """Report that an operation's arguments or its result cannot cross the border."""
         with self.lock:
             self.send(lambda: {"problem": f"{type(problem).__name__}: {problem!s:.200}"})
-
-    @abstractmethod
-    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Carry out an operation that the other end asks for; each end decides which it allows."""

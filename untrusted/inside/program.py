@@ -20,106 +20,56 @@ from typing import Any
 from untrusted.inside import foreign
 from untrusted.inside.channel import Channel
 from untrusted.inside.errors import build_error, describe_error, type_name
-from untrusted.inside.handles import IMMUTABLE, KINDS, MUTABLE
-from untrusted.inside.operations import OPERATIONS, TAKE
+from untrusted.inside.handles import KINDS
+from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
 from untrusted.inside.peer import Peer, environment
 from untrusted.inside.wire import decode_literal, encode_literal
 
 FILE = "program.py"
-# Characters (or bytes) of output that are kept for the test; the rest is only written.
+# Bytes of output that are kept for the test with every message; the rest is only written.
 PRINTED_LENGTH = 2**16
 
 
-class Tee(io.TextIOBase):
-    """Text stream that writes through and keeps the beginning for a test that inspects the output.
+class Kept(io.RawIOBase):
+    """Output that writes through, and keeps the beginning for a test that inspects the output."""
 
-    Attributes:
-        kept: strings for text; one-item lists of hexadecimal for bytes.
-    """
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.kept = descriptor, bytearray()
 
-    def __init__(self, below: Any) -> None:
-        # `kept` for ["a", b"\x01"] written in this order: ["a", ["01"]]
-        self.below, self.kept, self.length = below, [], 0
-
-    def keep(self, part: Any, length: int) -> None:
-        if self.length < PRINTED_LENGTH:
-            self.kept.append(part)
-            self.length += length
-
-    def write(self, text: str, /) -> int:
-        self.keep(text[:PRINTED_LENGTH], len(text))
-        return self.below.write(text)
-
-    def flush(self) -> None:
-        self.below.flush()
+    def writable(self) -> bool:
+        return True
 
     def fileno(self) -> int:
-        return self.below.fileno()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.below.encoding
-
-    @property
-    def buffer(self) -> "BinaryTee":
-        return BinaryTee(self)
-
-    def take(self) -> list[Any]:
-        # Taken output may be kept anew: the limit is per message.
-        kept, self.kept, self.length = self.kept, [], 0
-        return kept
-
-
-class BinaryTee(io.RawIOBase):
-    """Binary layer of a `Tee`."""
-
-    def __init__(self, text: Tee) -> None:
-        self.text = text
-
-    def writable(self) -> bool:
-        return True
+        return self.descriptor
 
     def write(self, data: Any, /) -> int:
-        # Text that was written before must also come out before.
-        self.text.flush()
-        self.text.keep([bytes(data[:PRINTED_LENGTH]).hex()], len(data))
-        return self.text.below.buffer.write(data)
+        self.kept += data[: PRINTED_LENGTH - len(self.kept)]
+        return os.write(self.descriptor, data)
 
-    def flush(self) -> None:
-        self.text.below.buffer.flush()
-
-
-def write_parts(stream: Any, parts: Any) -> None:
-    """Write what a `Tee` has kept: strings as text, one-item lists as bytes."""
-    for part in parts:
-        if isinstance(part, list):
-            stream.flush()
-            stream.buffer.write(bytes.fromhex(part[0]))
-        else:
-            stream.write(str(part))
+    def take(self) -> bytes:
+        # Taken output is kept anew: the limit is per message.
+        kept, self.kept = self.kept, bytearray()
+        return bytes(kept)
 
 
-class TestInput(io.TextIOBase):
-    """Standard input, read from the test's process as the test has set it."""
+class Asked(io.RawIOBase):
+    """Standard input, read line by line from the test's process, as the test may replace it."""
 
-    def __init__(self, peer: "ProgramPeer") -> None:
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int | None = -1, /) -> str:
-        return self.peer.do("input", "read", size)
+    def readinto(self, buffer: Any, /) -> int:
+        line = self.peer.do("input", len(buffer))
+        buffer[: len(line)] = line
+        return len(line)
 
-    def readline(self, size: int = -1, /) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.peer.do("input", "readline", size)
 
-    @property
-    def buffer(self) -> io.BytesIO:
-        return io.BytesIO(self.peer.do("input", "bytes"))
+def text_stream(raw: Any, *, reading: bool = False) -> io.TextIOWrapper:
+    buffer: Any = io.BufferedReader(raw) if reading else io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffer, "utf-8", "surrogateescape")
 
 
 class ProgramPeer(Peer):
@@ -128,27 +78,19 @@ class ProgramPeer(Peer):
     side = "p"
 
     def __init__(
-        self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Tee]
+        self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Any]
     ) -> None:
         super().__init__(channel)
+        # `outputs`: by name, the stream and what it keeps.
         self.namespace, self.outputs = namespace, outputs
-        self.warned: list[Warning] = []
         # Library objects that the test has handed over by name, so that they go back by name.
         self.named: dict[int, list[str]] = {}
         foreign.PEERS[:] = [self]
-        # The test may replace its standard input at any time, so every read asks it.
-        sys.stdin = TestInput(self)
-        builtins.input = self.ask_input
+        sys.stdin = text_stream(Asked(self), reading=True)
+        builtins.input = lambda prompt="", /: self.do("ask", str(prompt))
         # The test's filters decide, so none may drop a warning here.
         warnings.simplefilter("always")
-        warnings.showwarning = self.keep_warning
-
-    def keep_warning(self, message: Any, *_: Any, **__: Any) -> None:
-        """Keep a warning for the next message: the test's filters decide about it."""
-        self.warned.append(message)
-
-    def ask_input(self, prompt: object = "", /) -> str:
-        return self.do("input", "input", str(prompt))
+        warnings.showwarning = lambda message, *_, **__: self.do("warn", message)
 
     # Objects
 
@@ -156,17 +98,16 @@ class ProgramPeer(Peer):
         """Describe an object; of its class the test learns only the plain type it derives from."""
         kind = type(value)
         if isinstance(value, BaseException):
-            return describe_error(value, self.encode, self.encode(kind))
+            return describe_error(value, self.encode)
         if isinstance(value, type) and issubclass(value, BaseException):
             bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
             return {"k": "error class", "n": value.__name__, "b": [self.encode(b) for b in bases]}
         if isinstance(value, type):
             return {"k": "class"}
-        # The nearest plain type: a subclass of OrderedDict is described as that, not as a dict.
-        base = next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
-        if base is not None and base in IMMUTABLE:
+        base = plain_base(kind)
+        if base in IMMUTABLE:
             # Immutable: the content crosses now. Mutable: only the kind, as the content may change.
-            return {"k": "object", "b": base.__name__, "c": self.encode(TAKE[base](value))}
+            return {"k": "object", "b": base.__name__, "c": self.encode(content(value))}
         if base is not None:
             return {"k": base.__name__}
         # Functions, generators and the like; all else is an "object".
@@ -184,8 +125,6 @@ class ProgramPeer(Peer):
         return {"t": "type", "v": name} if name else None
 
     def decode_name(self, tag: Any, content: Any) -> Any:
-        if tag != "named":
-            return super().decode_name(tag, content)
         found: Any = import_module(content[0])
         # `Outer.Inner` is found part by part.
         if content[1]:
@@ -196,15 +135,11 @@ class ProgramPeer(Peer):
     # Messages
 
     def extras(self) -> dict[str, Any]:
-        # Flush first, so that libraries' buffered text is in the order of the program's own.
-        for output in self.outputs.values():
-            output.flush()
-        said: dict[str, Any] = {
-            name: parts for name, output in self.outputs.items() if (parts := output.take())
-        }
-        if self.warned:
-            warned, self.warned = self.warned, []
-            said["warnings"] = [self.encode(warning) for warning in warned]
+        said: dict[str, Any] = {}
+        for name, (stream, raw) in self.outputs.items():
+            stream.flush()
+            if raw.kept:
+                said[name] = self.encode(raw.take())
         # Sent only if the program has changed it since the last message.
         if (environ := environment()) != self.environ:
             self.environ, said["environ"] = environ, dict(os.environ)
@@ -237,33 +172,22 @@ class ProgramPeer(Peer):
         return [value for name, value in self.namespace.items() if is_main(name, value)][-1]
 
     def follow_logging(self) -> None:
-        follow_logging(self)
+        """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
+        import logging  # few programs log
+
+        class Forward(logging.Handler):
+            def emit(handler, record: logging.LogRecord) -> None:  # noqa: N805  # pyright: ignore[reportSelfClsParameterName]
+                self.do("log", record.name, record.levelno, record.getMessage())
+
+        root = logging.getLogger()
+        root.setLevel(1)
+        root.handlers[:] = [Forward(1)]
 
     def serve(self) -> None:
         """Answer requests until the test has ended."""
         # Ends by ChannelEndError.
         while True:
             self.answer(self.receive())
-
-
-def follow_logging(peer: ProgramPeer) -> None:
-    """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
-    import logging  # few programs log
-
-    class Forward(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            peer.do(
-                "log",
-                record.name,
-                record.levelno,
-                str(record.msg),
-                record.args or (),
-                record.funcName,
-            )
-
-    root = logging.getLogger()
-    root.setLevel(1)
-    root.handlers[:] = [Forward(1)]
 
 
 def is_main(name: str, value: Any) -> bool:
@@ -284,7 +208,8 @@ def load_program(code: str, prelude: str = "") -> dict[str, Any]:
     # Tracebacks take the lines of the source from this cache: there is no such file.
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     exec(prelude, module.__dict__)
-    exec(compile(code, FILE, "exec"), module.__dict__)
+    # Python reads a file that begins with this mark, too.
+    exec(compile(code.removeprefix("\ufeff"), FILE, "exec"), module.__dict__)
     return module.__dict__
 
 
@@ -366,8 +291,11 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
         results.send(answer)
         return
     # From here on, a test runs in another process and uses this program over `peer`.
-    outputs = {"stdout": Tee(sys.stdout), "stderr": Tee(sys.stderr)}
-    sys.stdout, sys.stderr = outputs["stdout"], outputs["stderr"]
+    outputs = {}
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = Kept(descriptor)
+        outputs[name] = text_stream(raw), raw
+        setattr(sys, name, outputs[name][0])
     channel = Channel(peer)
     try:
         namespace = load_program(job["code"], job.get("prelude", ""))
@@ -377,6 +305,7 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     # The tester waits for these names before it runs the test.
     channel.send({"names": [name for name in namespace if isinstance(name, str)]})
     # What the program printed while it was loaded is no output of the test.
-    for output in outputs.values():
-        output.take()
+    for stream, raw in outputs.values():
+        stream.flush()
+        raw.take()
     ProgramPeer(channel, namespace, outputs).serve()

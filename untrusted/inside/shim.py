@@ -1,6 +1,6 @@
-"""The part of pytest that most tests use, for machines without pytest.
+"""The part of pytest that most tests use: raises, approx, marks, fixtures.
 
-It has raises, approx, marks, and three fixtures. Imports the standard library only.
+Whoever asks for more cannot be judged. Imports the standard library only.
 """
 
 import contextlib
@@ -8,20 +8,21 @@ import importlib
 import io
 import math
 import os
+import pkgutil
 import re
 import sys
 import types
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.deferred import tempfile
-from untrusted.inside.handles import ask
-from untrusted.inside.patches import patch_there
+from untrusted.inside.deferred import mock, tempfile
+from untrusted.inside.handles import cannot_judge
 
 MISSING = object()
+NUMBERS = (int, float, complex, Decimal, Fraction)
 Captured = namedtuple("Captured", "out err")
 Param = namedtuple("Param", "values marks")
 
@@ -46,22 +47,24 @@ def skip(reason: str = "", **_: Any) -> None:
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
+def importorskip(name: str, *_: Any, **__: Any) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return skip(name)
+
+
+def main(*_: Any, **__: Any) -> None:
+    """Do nothing: the tests that it would run are run afterwards."""
+
+
 class ExceptionInfo:
     """The exception that `raises` has caught."""
 
     value: Any = None
-
-    @property
-    def type(self) -> type:
-        return type(self.value)
-
-    @property
-    def typename(self) -> str:
-        return type(self.value).__name__
-
-    @property
-    def tb(self) -> Any:
-        return self.value.__traceback__
+    type = property(lambda self: type(self.value))
+    typename = property(lambda self: type(self.value).__name__)
+    tb = property(lambda self: self.value.__traceback__)
 
     def match(self, pattern: Any) -> bool:
         """Raise FailedError unless the pattern matches somewhere in the exception's text."""
@@ -70,29 +73,24 @@ class ExceptionInfo:
         return True
 
 
-class Raises:
-    """Context that expects an exception."""
-
-    def __init__(self, expected: Any, match: Any = None) -> None:
-        self.expected, self.pattern, self.info = expected, match, ExceptionInfo()
-
-    def __enter__(self) -> ExceptionInfo:
-        return self.info
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> bool:
-        if kind is None:
-            raise FailedError(f"did not raise {self.expected}")
-        if not issubclass(kind, self.expected):
-            return False
-        self.info.value = error
-        return self.pattern is None or self.info.match(self.pattern)
+@contextlib.contextmanager
+def expecting(expected: Any, pattern: Any = None) -> Iterator[ExceptionInfo]:
+    info = ExceptionInfo()
+    try:
+        yield info
+    except expected as error:
+        info.value = error
+    else:
+        raise FailedError(f"did not raise {expected}")
+    if pattern is not None:
+        info.match(pattern)
 
 
 def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any:
     """Expect an exception from a block, or from a call: `raises(E)`, `raises(E, f, 1)`."""
     if not call:
-        return Raises(expected, match)
-    with Raises(expected) as info:
+        return expecting(expected, match)
+    with expecting(expected) as info:
         call[0](*call[1:], **keywords)
     return info
 
@@ -113,41 +111,34 @@ class Approx:
     def __repr__(self) -> str:
         return f"approx({self.expected!r})"
 
-    # Element by element for containers, then exact equality, then the tolerance.
     def near(self, actual: Any, expected: Any) -> bool:
+        """Compare element by element in containers, else exactly, else within the tolerance."""
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
         if isinstance(expected, list | tuple):
             same = isinstance(actual, list | tuple) and len(actual) == len(expected)
             return same and all(map(self.near, actual, expected))
-        numbers = (int, float, complex, Decimal, Fraction)
-        if (
-            not isinstance(expected, numbers)
-            or isinstance(expected, bool)
-            or not isinstance(actual, numbers)
-        ):
+        both = isinstance(expected, NUMBERS) and isinstance(actual, NUMBERS)
+        if actual == expected or not both or isinstance(expected, bool):
             return actual == expected
         # nan: equal only to nan, and only if asked for.
-        if actual == expected or (actual != actual and expected != expected):
-            return actual == expected or self.nan_ok
+        if actual != actual and expected != expected:
+            return self.nan_ok
         if not math.isfinite(builtin_abs(expected)) or not math.isfinite(builtin_abs(actual)):
             return False
         # pytest's defaults: 1e-6 of the expected value, at least 1e-12; `abs` alone turns the first
         # off.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
         smallest = self.abs if self.abs is not None else 1e-12
-        tolerance = max(float(relative) * builtin_abs(float_of(expected)), float(smallest))
-        return builtin_abs(float_of(actual) - float_of(expected)) <= tolerance
+        want, got = (n if isinstance(n, complex) else float(n) for n in (expected, actual))
+        tolerance = max(float(relative) * builtin_abs(want), float(smallest))
+        return builtin_abs(got - want) <= tolerance
 
 
 # `approx` has a parameter named `abs`.
 builtin_abs = abs
 approx = Approx
-
-
-def float_of(number: Any) -> Any:
-    return number if isinstance(number, complex) else float(number)
 
 
 # Marks
@@ -185,33 +176,22 @@ class Marks:
 mark = Marks()
 
 
-def reason_to_skip(marks: Any) -> bool:
-    return any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in marks)
-
-
-def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the arguments of each case that the marks ask for, with the case's own marks."""
-    tables = [m.arguments for m in marks if m.name == "parametrize"]
-    cases: list[tuple[dict[str, Any], list[Any]]] = [({}, [])]
-    # Several tables multiply: ("a", [1, 2]) and ("b", [3, 4])
-    #  -> {a: 1, b: 3}, {a: 1, b: 4}, {a: 2, b: 3}, {a: 2, b: 4}
-    for names, rows, *_ in tables:
-        columns = (
-            [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        )
-        grown = []
-        for given, own in cases:
-            for row in rows:
-                values = (
-                    row.values if isinstance(row, Param) else row if len(columns) > 1 else (row,)
-                )
-                more = list(row.marks) if isinstance(row, Param) else []
-                grown.append((given | dict(zip(columns, values, strict=True)), own + more))
-        cases = grown
-    yield from cases
-
-
 # Fixtures
+
+
+class Fixture:
+    """A fixture of the test: a function that makes a value, and may clean up after it."""
+
+    def __init__(self, function: Any, settings: dict[str, Any]) -> None:
+        self.function, self.name = function, settings.get("name") or function.__name__
+        self.params, self.autouse = settings.get("params"), settings.get("autouse", False)
+        self.is_kept = settings.get("scope", "function") != "function" and self.params is None
+
+
+def fixture(function: Any = None, **settings: Any) -> Any:
+    if function is None:
+        return lambda function: Fixture(function, settings)
+    return Fixture(function, settings)
 
 
 class Capsys:
@@ -229,49 +209,28 @@ class Capsys:
         return said
 
 
-class MonkeyPatch:
-    """Changes that are undone after the test; those of modules also in the program."""
-
-    def __init__(self) -> None:
-        self.undoing: list[Callable[[], Any]] = []
+class MonkeyPatch(contextlib.ExitStack):
+    """Changes that are undone after the test, by `mock.patch`, and so also in the program."""
 
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
         # setattr("os.path.exists", f): the target is a dotted name.
         if value is MISSING:
             path, _, attribute = target.rpartition(".")
-            target, name, value = dotted(path), attribute, name
-        # Of a class, the attribute itself: `getattr` would bind methods and find inherited ones.
-        old = (
-            vars(target).get(name, MISSING)
-            if isinstance(target, type)
-            else getattr(target, name, MISSING)
-        )
-        if old is MISSING and raising and not hasattr(target, name):
-            raise AttributeError(f"{target!r} has no attribute {name!r}")
-        setattr(target, name, value)
-        if patch_there(target, name):
-            self.undoing.append(lambda: ask("unpatch", target, name))
-        self.undoing.append(
-            lambda: delattr(target, name) if old is MISSING else setattr(target, name, old)
-        )
+            target, name, value = pkgutil.resolve_name(path), attribute, name
+        self.enter_context(mock.patch.object(target, name, value, create=not raising))
 
     def delattr(self, target: Any, name: str, raising: bool = True) -> None:
         if hasattr(target, name) or raising:
-            old = getattr(target, name)
+            self.callback(setattr, target, name, getattr(target, name))
             delattr(target, name)
-            self.undoing.append(lambda: setattr(target, name, old))
 
     def setitem(self, mapping: Any, key: Any, value: Any) -> None:
-        old = mapping.get(key, MISSING)
-        mapping[key] = value
-        self.undoing.append(
-            lambda: mapping.pop(key, None) if old is MISSING else mapping.update({key: old})
-        )
+        self.enter_context(mock.patch.dict(mapping, {key: value}))
 
     def delitem(self, mapping: Any, key: Any, raising: bool = True) -> None:
+        self.enter_context(mock.patch.dict(mapping))
         if key in mapping or raising:
-            old = mapping.pop(key)
-            self.undoing.append(lambda: mapping.update({key: old}))
+            del mapping[key]
 
     def setenv(self, name: str, value: Any, prepend: str | None = None) -> None:
         old = os.environ.get(name)
@@ -280,67 +239,44 @@ class MonkeyPatch:
     def delenv(self, name: str, raising: bool = True) -> None:
         self.delitem(os.environ, name, raising)
 
+    def syspath_prepend(self, path: Any) -> None:
+        self.enter_context(mock.patch.object(sys, "path", [str(path), *sys.path]))
+
     def chdir(self, path: Any) -> None:
-        old = os.getcwd()
-        self.undoing.append(lambda: os.chdir(old))
-        os.chdir(path)
+        self.enter_context(contextlib.chdir(path))
 
-    @contextlib.contextmanager
-    def context(self) -> Iterator["MonkeyPatch"]:
-        inner = MonkeyPatch()
-        try:
-            yield inner
-        finally:
-            inner.undo()
+    def context(self) -> "MonkeyPatch":
+        return MonkeyPatch()
 
-    def undo(self) -> None:
-        # In reverse order, so that the first change is undone last.
-        while self.undoing:
-            self.undoing.pop()()
+    undo = contextlib.ExitStack.close
 
 
-def dotted(path: str) -> Any:
-    """Import the object that a dotted path names: a module, or an attribute of one."""
-    first, *rest = path.split(".")
-    found: Any = importlib.import_module(first)
-    for number, part in enumerate(rest, 2):
-        # Not an attribute yet: "unittest.mock" must be imported.
-        if not hasattr(found, part):
-            importlib.import_module(".".join([first, *rest][:number]))
-        found = getattr(found, part)
-    return found
-
-
-FIXTURES = ("tmp_path", "capsys", "monkeypatch")
-
-
-@contextlib.contextmanager
-def fixtures(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Make the fixtures that a test asks for, and undo their changes afterwards."""
-    with contextlib.ExitStack() as stack:
-        made: dict[str, Any] = {}
-        for name in names:
-            if name == "tmp_path":
-                made[name] = importlib.import_module("pathlib").Path(tempfile.mkdtemp())
-            elif name == "monkeypatch":
-                made[name] = MonkeyPatch()
-                stack.callback(made[name].undo)
-            elif name == "capsys":
-                made[name] = Capsys()
-                stack.enter_context(contextlib.redirect_stdout(made[name].out))
-                stack.enter_context(contextlib.redirect_stderr(made[name].err))
-        yield made
-
-
-NAMES = ("raises", "approx", "param", "mark", "fail", "skip", "main")
-
-
-def main(*_: Any, **__: Any) -> None:
-    """Do nothing: the tests that it would run are run afterwards."""
+def builtin_fixture(name: str, stack: contextlib.ExitStack) -> Any:
+    """Make a fixture that pytest brings; its changes are undone with the stack."""
+    if name == "tmp_path":
+        return importlib.import_module("pathlib").Path(tempfile.mkdtemp())
+    if name == "monkeypatch":
+        return stack.enter_context(MonkeyPatch())
+    if name == "capsys":
+        made = Capsys()
+        stack.enter_context(contextlib.redirect_stdout(made.out))
+        stack.enter_context(contextlib.redirect_stderr(made.err))
+        return made
+    raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
 
 
 def install_shim() -> None:
     """Make `import pytest` find this module's names."""
     module = types.ModuleType("pytest")
-    module.__dict__.update({name: globals()[name] for name in NAMES})
+    names = ("raises", "approx", "param", "mark", "fixture", "fail", "skip", "importorskip")
+    names += ("main", "MonkeyPatch")
+    module.__dict__.update({name: globals()[name] for name in names})
+    # Called for every other name that a test asks for.
+    module.__dict__["__getattr__"] = needs_pytest
     sys.modules["pytest"] = module
+
+
+def needs_pytest(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise cannot_judge(f"the test needs pytest itself, for pytest.{name:.60}")

@@ -11,46 +11,50 @@ import builtins
 import dataclasses
 import functools
 import inspect
+import io
 import linecache
 import os
+import re
 import sys
 import traceback
 import types
 import warnings
+from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any
 
 from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel
-from untrusted.inside.containers import CONTAINERS, items_of
+from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.deferred import logging
 from untrusted.inside.errors import build_error, describe_error, named_type
 from untrusted.inside.handles import (
-    BINARY,
-    COMPARISONS,
-    CONVERSIONS,
     Handle,
     TestSide,
     ask,
     build_handle,
+    cannot_judge,
     error_class,
     facts_of,
     is_theirs,
 )
 from untrusted.inside.names import (
+    GenuineFinder,
     ProgramFinder,
     ProgramModule,
     TestModule,
+    Typed,
     genuine_imports,
     is_callable,
     method_call,
-    modules_of,
     namespace,
     type_of,
 )
+from untrusted.inside.operations import BINARY, OPERATORS, method_of
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
 from untrusted.inside.peer import BorderError, Peer, environment
 from untrusted.inside.program import FILE as PROGRAM_FILE
-from untrusted.inside.program import describe_exception, load_program, write_parts
+from untrusted.inside.program import describe_exception
 
 FILE = "test.py"
 # Modules whose classes speak for the test: they equal anything, skip, or fail.
@@ -61,81 +65,83 @@ TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read any attribute of their arguments: "{0.__class__}".format(x).
 FORMATS = {"format", "format_map"}
 # Special methods that operators and statements call: "__add__", "__radd__", "__iadd__", ...
-SPECIALS = {f"__{prefix}{name}__" for name in BINARY for prefix in ("", "r", "i")} | {
-    f"__{name}__" for name in (
-        *COMPARISONS, *CONVERSIONS, "divmod", "rdivmod", "len", "call", "getitem", "setitem", "delitem", "contains",
-        "iter", "next", "reversed", "missing", "length_hint", "enter", "exit", "aenter", "aexit", "aiter", "anext",
-        "hash", "str", "repr", "format", "bytes", "fspath",
-    )
-}  # fmt: skip
+SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
+    f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
+}
 # Names that frameworks look for in a module; the program's own must have no effect.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 # Exceptions that end a loop or a generator, and the steps that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
-STEPS = {"next", "anext", "send", "throw", "asend", "athrow", "aclose"}
+STEPS = {"__next__", "__anext__"}
+GENERATOR_STEPS = {"send", "throw", "close"}
 # Modules that look at objects in ways that the border does not carry. A test that imports one may
 # fail for that reason.
-DOUBTFUL = {
-    "inspect": "looks into functions and classes",
-    "gc": "counts references", "weakref": "waits for the end of objects", "traceback": "reads tracebacks",
-    "threading": "takes turns with the program in threads", "concurrent": "calls the program in threads",
-}  # fmt: skip
+DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
+# What would run code of the program here, in what it has written or returned: files, pickles, texts.
+REFUSED = re.compile(
+    r"(?<![.\w])(?:eval|exec)\(|\b(?:pickle|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|run_path"
+    r"|spec_from_file_location|SourceFileLoader|exec_module|allow_pickle)\b"
+)
+# Built-in types: an object of a class derived from one has content that does not cross.
+BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
     """The test's end of the channel: it gives nothing away and believes no object.
 
     Attributes:
+        imported: what the program imports from the library, genuine here, by its text.
         named: library objects that the test has handed out, which the program may hand back.
         doubts: actions of the test that the border carries only in part. Only the test decides
             them, so no program can cause one. If the test then fails, it is not judged.
+        original: containers by identity, with the items that they had before the program first
+            changed them.
+        changed: identities of the containers that the latest operation has changed.
         checked: number of checks that were executed.
         entered: names of the test functions that were entered.
         complaint: the latest failed assertion that the test raised during a call from the program,
             as long as the program has not passed it on.
+        whole: the object that is being described.
+        blocks: the `with` blocks of the test that check something (`checks.blocks_of`).
     """
 
     side = "t"
 
-    def __init__(self, channel: Channel, source: str) -> None:
+    def __init__(self, channel: Channel, source: str, code: str) -> None:
         super().__init__(channel)
         TestSide.peer, TestSide.reason = self, ""
         # The streams as they are now: a test that replaces them inspects the output.
-        self.output, self.errors = sys.stdout, sys.stderr
+        self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.argv = [PROGRAM_FILE]
         self.reads_environment = "environ" in source or "getenv" in source
+        self.imported = genuine_imports(code)
         self.doubts: list[str] = []
-        self.warned: list[Warning] = []
         self.named: dict[tuple[str, ...], Any] = {}
-        # Containers by identity, with the items that they had before the program first changed
-        # them.
         self.original: dict[int, tuple[Any, list]] = {}
         self.changed: set[int] = set()
         self.checked = 0
         self.entered: set[str] = set()
         self.complaint: AssertionError | None = None
+        self.whole: Any = None
+        self.blocks: list[tuple[int, int]] = []
 
     # What crosses
 
-    def doubt(self, reason: str) -> None:
-        """Note an action that the border carries only in part."""
-        if reason not in self.doubts:
-            self.doubts.append(reason)
-
     def describe(self, value: Any) -> dict[str, Any]:
+        kind = type(value)
         # Frames and code lead to the expected values.
-        if isinstance(value, types.FrameType | types.CodeType | types.TracebackType):
-            raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
+        if isinstance(value, types.FrameType | types.CodeType):
+            raise TypeError(f"a test cannot hand a {kind.__name__} to the program")
         if isinstance(value, BaseException):
-            return describe_error(value, self.encode, self.encode(type(value)))
+            return describe_error(value, self.encode)
         if isinstance(value, types.FunctionType):
             # Awaiting would cross the border in the other direction, which it does not carry.
-            if inspect.iscoroutinefunction(value):
-                self.doubt("hands a coroutine function to the program")
-            if any(
-                isinstance(kind, type) and is_own(kind) for kind in value.__annotations__.values()
+            if inspect.iscoroutinefunction(value) or any(
+                map(is_own, value.__annotations__.values())
             ):
-                self.doubt("hands a function with its own annotations to the program")
+                self.doubts.append(
+                    "hands a coroutine function, or one with its own annotations, to the program"
+                )
             return {
                 "k": "function",
                 "n": value.__name__,
@@ -145,19 +151,19 @@ class Tester(Peer):
         if isinstance(value, type):
             # A class on its own; one that arrives with its object is no doubt.
             if self.whole is not value:
-                self.doubt(f"hands its class {value.__name__} to the program")
+                self.doubts.append(f"hands its class {value.__name__} to the program")
             return self.describe_class(value)
-        kind = self.whole = type(value)
+        self.whole = kind
         if (
-            isinstance(value, types.CoroutineType)
+            kind is types.CoroutineType
             or kind.__module__.startswith("asyncio")
             or "Async" in kind.__name__
         ):
-            self.doubt("hands an awaitable to the program")
+            self.doubts.append("hands an awaitable to the program")
         if is_own(kind):
             # The program may expect such an object to be plain data, or to have its fields.
             if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
-                self.doubt(f"hands an object of its class {kind.__name__} to the program")
+                self.doubts.append(f"hands an object of its class {kind.__name__} to the program")
             return {"k": "object", "class": self.encode(kind)}
         # A library object: the program gets its class name and its special methods.
         specials = [name for name in SPECIALS if getattr(kind, name, None) is not None]
@@ -166,32 +172,26 @@ class Tester(Peer):
     def describe_class(self, kind: type) -> dict[str, Any]:
         """Describe a class of the test: its bases and the special methods that it defines."""
         bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
+        specials: set[str] = set()
         # Bases that do not cross are folded into the class: their methods count as its own.
-        folded = [
-            part
-            for part in kind.__mro__
-            if part is not object and not any(issubclass(b, part) for b in bases)
-        ]
-        specials = {
-            name for part in folded for name in vars(part) if name in SPECIALS and vars(part)[name]
-        }
-        # BaseException's own texts are there already, unless the class overrides them.
-        if issubclass(kind, BaseException):
-            specials -= {"__str__", "__repr__"} - set(vars(kind))
+        for part in kind.__mro__[:-1]:
+            if not any(issubclass(base, part) for base in bases):
+                specials |= {name for name in vars(part) if name in SPECIALS and vars(part)[name]}
         return {
             "k": "class",
             "n": kind.__name__,
-            "b": [self.encode(b) for b in bases],
+            "b": list(map(self.encode, bases)),
             "s": [*specials],
         }
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
+        name: Any = None
         if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
-            name: Any = [value.__name__, ""]
+            name = [value.__name__, ""]
         elif isinstance(value, type):
             name = genuine_name(value)
-        else:
-            name = pure_name(value) if isinstance(value, types.BuiltinFunctionType) else None
+        elif isinstance(value, types.BuiltinFunctionType):
+            name = pure_name(value)
         # Remembered, so that the program can hand back only what it was given.
         if name:
             self.named[tuple(name)] = value
@@ -201,35 +201,33 @@ class Tester(Peer):
         if form["k"] == "error":
             return build_error(form, self.decode, lambda error: self.adopt(number, error))
         if form["k"] == "error class":
-            return self.adopt(
-                number, error_class(str(form["n"]), [self.decode(base) for base in form["b"]])
-            )
+            bases = [self.decode(base) for base in form["b"]]
+            return self.adopt(number, error_class(str(form["n"]), bases))
         return self.adopt(number, build_handle(form))
 
     def decode_name(self, tag: Any, content: Any) -> Any:
         if tag == "named" and tuple(content) in self.named:
             return self.named[tuple(content)]
         kind = named_type(content) if tag == "type" and isinstance(content, str) else None
-        return super().decode_name(tag, content) if kind is None else kind
+        if kind is None:
+            raise BorderError(f"a value of unknown type {tag!r:.40}")
+        return kind
 
-    # What the program may ask for
     # Requests of the program that are allowed
+
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Serve the program: standard input, the log, and objects that the test has handed out.
+        """Serve the program: standard input, log, warnings, and objects that the test handed out.
 
         Of these it may call objects, read and set attributes of instances, and use the special
         methods that operators and statements call.
         """
-        if operation == "input":
-            return read_input(*arguments)
-        if operation == "log":
-            return take_log(*arguments)
+        if operation in SERVICES:
+            return SERVICES[operation](*arguments)
+        if operation not in ("call", "get", "set", "special"):
+            raise BorderError(f"operation {operation!r:.40}")
         # "special" carries the method's name first, then its subject; the others begin with the
         # subject.
-        subject_at = 1 if operation == "special" else 0
-        if operation not in ("call", "get", "set", "special") or len(arguments) <= subject_at:
-            raise BorderError(f"operation {operation!r:.40}")
-        subject = arguments[subject_at]
+        name, subject, *rest = arguments if operation == "special" else ("", *arguments)
         # Only objects that crossed from here by number.
         if id(subject) not in self.own_numbers:
             raise BorderError(f"{operation}: no object of the test")
@@ -238,70 +236,72 @@ class Tester(Peer):
             raise BorderError("formatting by a text of the program's")
         try:
             if operation == "call":
-                return subject(*arguments[1:], **keywords)
-            name = arguments[1 - subject_at]
-            if type(name) is not str:
-                raise BorderError("the name of an attribute is no text")
-            # Looked up on the class, as Python does; the instance cannot override it.
+                return subject(*rest, **keywords)
             if operation == "special":
                 if name not in SPECIALS or (name in TEXTS and isinstance(subject, CLOSED)):
                     raise BorderError("a special method that no operator calls")
-                return getattr(type(subject), name)(subject, *arguments[2:], **keywords)
-            self.check_attribute(operation, subject, name)
-            return (
-                getattr(subject, name)
-                if operation == "get"
-                else setattr(subject, name, arguments[2])
-            )
+                return method_of(subject, name)(*rest, **keywords)
+            self.check_attribute(operation, subject, rest[0])
+            return getattr(subject, *rest) if operation == "get" else setattr(subject, *rest)
         # The program may catch it: remembered until it comes back through the border.
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject: Any, name: str) -> None:
+    def check_attribute(self, operation: str, subject: Any, name: Any) -> None:
         """Raise for attributes that lead to the test's frames or replace its checks."""
+        if type(name) is not str:
+            raise BorderError("the name of an attribute is no text")
+        is_class = isinstance(subject, type)
+        kinds = (subject if is_class else type(subject)).__mro__
         # The classes that define the attribute, nearest first.
-        kinds = (subject if isinstance(subject, type) else type(subject)).__mro__
         owners = [kind for kind in kinds if name in vars(kind)]
-        if any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners):
-            raise AttributeError(f"the attribute {name!r:.40} of what checks")
-        # Of a generator, only the steps and `close`: `gi_frame` leads to the test.
-        closed = isinstance(subject, CLOSED)
-        closed |= isinstance(subject, types.GeneratorType) and name not in STEPS | {"close"}
-        if name.startswith("_") or closed or (name in FORMATS and str in kinds):
-            raise AttributeError(f"the attribute {name!r:.40} of an object of the test")
-        if isinstance(subject, type) and not any(is_own(owner) for owner in owners):
-            raise AttributeError(f"{name!r} of a class of the test")
+        refused = any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners)
+        refused |= name.startswith("_") or isinstance(subject, CLOSED)
+        refused |= name in FORMATS and str in kinds
+        # Of a generator, only the steps: `gi_frame` leads to the test.
+        refused |= isinstance(subject, types.GeneratorType) and name not in GENERATOR_STEPS
+        refused |= is_class and not any(map(is_own, owners))
         # Set only data attributes of instances of the test's own classes.
         if operation == "set":
-            if isinstance(subject, type) or not is_own(type(subject)):
-                raise AttributeError(
-                    f"a program cannot set {name!r:.40} of an object that is not the test's own"
-                )
-            if callable(getattr(type(subject), name, None)):
-                raise AttributeError(
-                    f"a program cannot replace the method {name!r:.40} of the test"
-                )
+            refused |= (
+                is_class
+                or not is_own(type(subject))
+                or callable(getattr(type(subject), name, None))
+            )
+        if refused:
+            raise AttributeError(
+                f"a program cannot {operation} {name!r:.40} of this object of the test"
+            )
 
-    def checked_error(self, error: BaseException, operation: str) -> BaseException:
+    def checked_error(
+        self, error: BaseException, operation: str, arguments: tuple
+    ) -> BaseException:
         """Let StopIteration end a loop only if an iterator was asked for its next item."""
         # The assertion has come back to the test: the program did not hide it.
         if isinstance(error, AssertionError):
             self.complaint = None
-        is_step = (
-            operation in STEPS
-            or (operation == "call method" and self.step in STEPS)
-            or operation == "run task"
-        )
+        # "special" carries the name of the method first, "call method" second.
+        is_step = operation == "run task" or (operation == "special" and arguments[0] in STEPS)
+        if operation == "call method":
+            is_generator = facts_of(arguments[0])["kind"] == "generator"
+            is_step = arguments[1] in (STEPS | GENERATOR_STEPS if is_generator else STEPS)
         # Otherwise a program could end the test's `for` loop, and its checks, early.
         if isinstance(error, ENDS_LOOPS) and not is_step:
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
-    # What both ends share; `step` is the latest method called, `whole` the object being described.
+    def may_suppress(self, error: BaseException) -> bool:
+        """Whether `__exit__` of the program may suppress an exception, as in Python.
 
-    step = ""
-    whole: Any = None
+        Not the test's own verdict, nor what ends a block before its last check.
+        """
+        frames = [*traceback.walk_tb(error.__traceback__)]
+        line = frames[0][1] if frames and frames[0][0].f_code.co_filename == FILE else 0
+        skips = any(first <= line <= last for first, last in self.blocks)
+        return not skips and not isinstance(error, AssertionError)
+
+    # What both ends share
 
     def before_change(self, container: Any) -> None:
         # Only the first change: the original is what the test wrote.
@@ -315,35 +315,24 @@ class Tester(Peer):
         what the test means, so the original is dropped.
         """
         self.changed = set()
-        # "__next__" -> "next"
-        if operation == "call method":
-            self.step = arguments[1].strip("_")
-        try:
-            result = super().do(operation, *arguments, **keywords)
-        finally:
-            warned, self.warned = self.warned, []
-        # Here, so that the test's own filters and contexts see them.
-        for warning in warned:
-            warnings.warn(warning, stacklevel=3)
+        result = super().do(operation, *arguments, **keywords)
         if result is None:
             for key in self.changed:
                 self.original.pop(key, None)
         return result
 
-    def as_written(self, value: Any) -> Any:
-        """Return data as they were before the program changed them; containers are copied."""
-        if not self.original or not isinstance(value, list | dict | set | tuple):
-            return value
-        if type(value) is tuple:
-            return tuple(self.as_written(item) for item in value)
-        items = [
-            self.as_written(item)
-            for item in self.original.get(id(value), (value, items_of(value)))[1]
-        ]
-        # Items of a dictionary are keys and values in turn: ["a", 1] -> {"a": 1}.
-        if isinstance(value, dict):
-            return dict(zip(items[::2], items[1::2], strict=True))
-        return type(value)(items) if type(value) in (list, set) else value
+    def as_written(self, compute: Callable[[], Any]) -> Any:
+        """Compute a value from the test's data as it wrote them, whatever the program did since."""
+        if not self.original:
+            return compute()
+        now = [(container, items_of(container)) for container, _ in self.original.values()]
+        try:
+            for container, items in self.original.values():
+                fill(container, items)
+            return copied(compute())
+        finally:
+            for container, items in now:
+                fill(container, items)
 
     def extras(self) -> dict[str, Any]:
         news: dict[str, Any] = {}
@@ -357,28 +346,23 @@ class Tester(Peer):
     def take_extras(self, message: dict[str, Any]) -> None:
         # The program's environment, except for options that frameworks read.
         if self.reads_environment and isinstance(environ := message.get("environ"), dict):
-            kept = {
-                name: value
-                for name, value in os.environ.items()
-                if name.startswith(patches.OPTIONS)
-            }
+            ours = {n: v for n, v in os.environ.items() if n.startswith(patches.OPTIONS)}
+            theirs = {n: v for n, v in environ.items() if not n.startswith(patches.OPTIONS)}
             os.environ.clear()
-            os.environ.update(
-                {
-                    name: value
-                    for name, value in environ.items()
-                    if not name.startswith(patches.OPTIONS)
-                }
-                | kept
-            )
+            os.environ.update(theirs | ours)
             self.environ = environment()
-        self.warned += [self.decode(form) for form in message.get("warnings", ())]
         # The program has already written its output. Only a test that inspects output, and has
         # replaced the stream for that, gets it again.
-        if sys.stdout is not self.output:
-            write_parts(sys.stdout, message.get("stdout", ()))
-        if sys.stderr is not self.errors:
-            write_parts(sys.stderr, message.get("stderr", ()))
+        for name, stream in self.streams.items():
+            now = getattr(sys, name)
+            if now is stream or name not in message:
+                continue
+            data = self.decode(message[name])
+            if isinstance(now, io.TextIOWrapper):
+                now.flush()
+                now.buffer.write(data)
+            else:
+                now.write(data.decode("utf-8", "replace"))
 
     # Names of the program
 
@@ -389,7 +373,6 @@ class Tester(Peer):
 
     def fetch(self, name: str) -> Any:
         """Return a handle or value for one name of the program."""
-        # What the program imports from the library is genuine here, by its text.
         if name in self.imported:
             return self.imported[name]
         try:
@@ -401,49 +384,63 @@ class Tester(Peer):
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
         return value
 
-    imported: dict[str, Any]
-
     def note_check(self) -> None:
         self.checked += 1
 
 
-# Built-in types: an object of a class derived from one has content that does not cross.
-BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
+def read_input(size: int) -> bytes:
+    """Read a line of standard input as the test has set it."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        return sys.stdin.buffer.readline(size)
+    # A character has four bytes at most.
+    return sys.stdin.readline(size // 4).encode("utf-8", "surrogateescape")
 
 
-def is_own(kind: type) -> bool:
+def take_log(name: str, level: int, message: str) -> None:
+    """Pass what the program has logged to the test's logger of that name."""
+    logging.getLogger(name).log(level, "%s", message)
+
+
+def take_warning(warning: Warning) -> None:
+    # At the line of the test that called the program.
+    warnings.warn(warning, stacklevel=8)
+
+
+SERVICES: dict[str, Callable[..., Any]] = {
+    "ask": lambda prompt: builtins.input(prompt),  # which the test may have replaced
+    "input": read_input,
+    "log": take_log,
+    "warn": take_warning,
+}
+
+
+def copied(value: Any) -> Any:
+    """Copy containers of the test: their content is about to change."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return kind(map(copied, value)) if kind in (list, set, tuple) else value
+
+
+def is_own(kind: Any) -> bool:
     """Whether a class is defined by the test."""
-    return getattr(kind, "__module__", None) == "__main__" and not is_theirs(kind)
+    return isinstance(kind, type) and kind.__module__ == "__main__" and not is_theirs(kind)
 
 
-def take_log(name: str, level: int, message: str, arguments: Any, function: str) -> None:
-    """Pass a record that the program has logged to the test's logger of that name."""
-    logger = logging.getLogger(name)
-    if logger.isEnabledFor(level):
-        record = logger.makeRecord(
-            name, level, PROGRAM_FILE, 0, message, tuple(arguments), None, function
-        )
-        logger.handle(record)
-
-
-def read_input(kind: str, *arguments: Any) -> Any:
-    """Read standard input as the test has set it: the test may have replaced it."""
-    if kind == "input":
-        return builtins.input(*arguments)
-    if kind == "bytes":
-        return sys.stdin.buffer.read()
-    return sys.stdin.readline(*arguments) if kind == "readline" else sys.stdin.read(*arguments)
-
-
-def run_source(tester: Tester, source: str, code: str) -> None:
+def run_source(tester: Tester, source: str) -> None:
     """Run one test as Python would, then what it defines for a framework; raises if it fails."""
     # The source, for tracebacks and for the failing line
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    if runs := REFUSED.search(source):
+        raise cannot_judge(f"the test may run code of the program in its own process: {runs[0]}")
+    # No file of the program's folder is ever imported, whatever the test does to sys.path.
+    sys.meta_path[:] = [
+        f if f is not PathFinder else GenuineFinder([*sys.path]) for f in sys.meta_path
+    ]
     # The program's names; waits until it is loaded
     theirs = tester.names()
-    tester.imported = genuine_imports(code)
     # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
     # doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
@@ -451,43 +448,37 @@ def run_source(tester: Tester, source: str, code: str) -> None:
     scope = module.__dict__
     # Functions that the prepared test calls (`checks.prepare`)
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {
-        checks.TYPE_OF: type_of,
-        checks.CALL_METHOD: method_call,
-        checks.CALLABLE: is_callable,
-    }
+    scope |= {checks.CALL_METHOD: method_call, checks.TYPED: Typed}
+    scope |= {checks.ASKED["type"]: type_of, checks.ASKED["callable"]: is_callable}
     # What the test reads, defines and imports
     nodes = checks.nodes_of(tree)
-    read, defined = names = checks.names_of(nodes)
-    modules = modules_of(nodes, read - defined)
-    for name in sorted(checks.modules_imported(nodes) & set(DOUBTFUL)):
-        tester.doubt(f"{DOUBTFUL[name]} ({name})")
-    if checks.asks_for_identity(nodes):
-        tester.doubt(
+    read, defined = checks.names_of(nodes)
+    imports = checks.modules_imported(nodes)
+    looking = sorted(imports & DOUBTFUL)
+    tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
+    if checks.asks_for_identity(source, imports):
+        tester.doubts.append(
             "asks for identity with an object of the library, matches classes, or looks into arrays"
         )
     # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
-    by_pytest = frameworks.make_fit(source, nodes)
-    scope |= {
-        checks.ENTERED: tester.entered.add,
-        **namespace(tester.fetch, nodes, names, theirs, modules),
-    }
+    frameworks.make_fit(source)
+    scope |= {checks.ENTERED: tester.entered.add}
+    scope |= namespace(tester.fetch, nodes, read, defined, theirs, tester.imported)
     # Run the file itself
     tests = checks.test_names(tree)
-    program = (theirs & read) - defined - set(modules)
+    program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
+    program |= checks.names_imported(nodes, is_genuine)
+    tester.blocks = checks.prepare(tree, nodes, program, tests)
     try:
-        exec(compile(checks.prepare(tree, nodes, program, tests), FILE, "exec"), scope)
+        exec(compile(tree, FILE, "exec"), scope)
     except SystemExit as end:
         # `sys.exit(0)` at the end of a test is no failure if the test said it itself.
         if end.code not in (None, 0) or not is_own_end(end):
             raise
     # Run what is defined for a framework and has not run yet
     if tests - tester.entered:
-        if by_pytest:
-            frameworks.run(module, tests, defined)
-        else:
-            frameworks.run_ourselves(scope, tests, defined)
+        frameworks.Runner(scope, defined).run(tests)
     # HumanEval's form: a function `check(candidate)` that nobody has called.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         check(ask("main function"))
@@ -521,9 +512,9 @@ def failing_line(error: BaseException, source: str) -> str:
 
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test and report the outcome, here where no code of the program runs."""
-    tester = Tester(Channel(peer), job["test"])
+    tester = Tester(Channel(peer), job["test"], job["code"])
     try:
-        run_source(tester, job["test"], job["code"])
+        run_source(tester, job["test"].removeprefix("\ufeff"))
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         # A reason for "cannot judge" goes first, then the failure itself.
         reason = TestSide.reason or (
@@ -534,27 +525,3 @@ def run(job: dict[str, Any], results: Channel, peer: int) -> None:
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"cannot": TestSide.reason} if TestSide.reason else {"ended": job["sentinel"]})
-
-
-def run_in_one(job: dict[str, Any], results: Channel) -> None:
-    """Run a program and its test in this one process, as plain Python would.
-
-    The process is confined like any other, but the program can fake the verdict.
-    """
-    source = job["test"]
-    try:
-        scope = load_program(job["code"], job.get("prelude", ""))
-        sys.meta_path.append(ProgramFinder(sys.modules["__main__"]))
-        tree = ast.parse(source, FILE)
-        nodes, tests = checks.nodes_of(tree), checks.test_names(tree)
-        by_pytest = frameworks.make_fit(source, nodes)
-        exec(compile(tree, FILE, "exec"), scope)
-        if by_pytest and tests:
-            frameworks.run(sys.modules["__main__"], tests, checks.names_of(nodes)[1])
-        elif tests:
-            frameworks.run_ourselves(scope, tests, checks.names_of(nodes)[1])
-    except BaseException as error:  # whatever was raised, the test has not passed
-        cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
-        results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
-    else:
-        results.send({"ended": job["sentinel"]})

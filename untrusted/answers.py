@@ -1,0 +1,62 @@
+"""Compare the answer of a program, as its process has sent it, with an expected literal."""
+
+import math
+from typing import Any
+
+from untrusted.inside.wire import encode_literal
+
+LITERALS = {"int", "complex", "set", "frozenset", "dict", "bytes", "bytearray", "tuple"}
+
+
+def is_literal(wire: Any) -> bool:
+    """Whether a message consists only of the forms of literals, which `matches` can judge."""
+    if isinstance(wire, list):
+        return all(map(is_literal, wire))
+    if not isinstance(wire, dict):
+        return True
+    tag, content = wire.get("t"), wire.get("v")
+    if not (isinstance(tag, str) and tag in LITERALS):
+        return False
+    return (
+        isinstance(content, str)
+        if tag == "int"
+        else isinstance(content, list) and is_literal(content)
+    )
+
+
+def canonical(wire: Any) -> Any:
+    """Return a form that is the same for all values that Python's == calls equal.
+
+    1, 1.0 and True -> 1; {2, 1} and frozenset({1, 2}) -> ("set", [1, 2])
+
+    Sets and dictionaries become sorted lists and are never built: no chosen hash can slow this
+    process down.
+    """
+    if isinstance(wire, bool | int):
+        return int(wire)
+    if isinstance(wire, float):
+        return int(wire) if math.isfinite(wire) and wire == int(wire) else wire
+    if isinstance(wire, list):
+        return ("list", [canonical(item) for item in wire])
+    if not isinstance(wire, dict):
+        return wire
+    tag, content = wire["t"], wire["v"]
+    if tag == "int":
+        return int(content, 16)
+    parts = [canonical(part) for part in content]
+    if tag == "complex" and parts[1] == 0:
+        # A complex number without an imaginary part equals its real part.
+        return parts[0]
+    # Sorted by text, as the items may be of types that have no order.
+    if tag in ("set", "frozenset"):
+        return ("set", sorted(parts, key=repr))
+    if tag == "dict":
+        return (tag, sorted(zip(parts[::2], parts[1::2], strict=True), key=repr))
+    if tag in ("bytes", "bytearray"):
+        return ("bytes", bytes.fromhex(content[0]) if tag == "bytes" else bytes(content))
+    return (tag, parts)
+
+
+def matches(expected: Any, wire: Any) -> bool:
+    """Compare a message with the expected literal as Python's == compares the values."""
+    return canonical(encode_literal(expected)) == canonical(wire)

@@ -1,0 +1,81 @@
+"""Run a program and its test in one process, as plain Python would: there is no border.
+
+The process is confined like any other, but the program can fake the verdict. Imports the standard
+library only, and pytest where it is installed.
+"""
+
+import ast
+import importlib.util
+import sys
+import tempfile
+from typing import Any
+
+from untrusted.inside import checks, frameworks, shim
+from untrusted.inside.channel import Channel
+from untrusted.inside.handles import TestSide
+from untrusted.inside.names import ProgramFinder
+from untrusted.inside.program import describe_exception, load_program
+from untrusted.inside.tester import FILE, failing_line
+
+# pytest without plugins, caches, configuration files or rewritten assertions.
+OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib", "-c", "/dev/null",
+           "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
+
+
+def run_in_one(job: dict[str, Any], results: Channel) -> None:
+    """Run a program and its test, and report the outcome."""
+    source = job["test"]
+    try:
+        scope = load_program(job["code"], job.get("prelude", ""))
+        sys.meta_path.append(ProgramFinder(sys.modules["__main__"]))
+        tree = ast.parse(source, FILE)
+        by_pytest = importlib.util.find_spec("pytest") is not None
+        frameworks.make_fit(source)
+        if by_pytest:
+            del sys.modules["pytest"]
+            importlib.import_module("pytest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
+        exec(compile(tree, FILE, "exec"), scope)
+        if tests := checks.test_names(tree):
+            if by_pytest:
+                run_pytest(tests)
+            else:
+                frameworks.Runner(scope, checks.names_of(checks.nodes_of(tree))[1]).run(tests)
+    except BaseException as error:  # whatever was raised, the test has not passed
+        cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
+        results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
+    else:
+        results.send({"ended": job["sentinel"]})
+
+
+def run_pytest(tests: set[str]) -> None:
+    """Run tests of `__main__` with pytest; raises AssertionError unless all of them passed."""
+    import pytest
+    from _pytest.config import main
+
+    failures: list[str] = []
+
+    class Prepared(pytest.Module):
+        def _getobj(self) -> Any:
+            return sys.modules["__main__"]
+
+    class Plugin:
+        def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
+            return Prepared.from_parent(parent, path=module_path)
+
+        def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Any:
+            # An object that the program calls a test is none.
+            return [] if isinstance(collector, Prepared) and name not in tests else None
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                failures.append(crash.message if crash is not None else str(report.longrepr))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/test_program.py"
+        open(path, "x").close()
+        status = main(
+            [*OPTIONS, f"--rootdir={folder}", f"--basetemp={folder}/tmp", path], [Plugin()]
+        )
+    if status:
+        raise AssertionError(failures[0] if failures else f"pytest ended with {status}")
