@@ -6,7 +6,7 @@ Imports the standard library only.
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 # Names of functions that a prepared test calls: after a check, for data as the test wrote them, on
@@ -18,7 +18,10 @@ ASKED = {"type": "__type_of__", "callable": "__callable__"}
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
-IDENTITY = re.compile(r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b")
+IDENTITY = re.compile(
+    r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b"
+    r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
+)
 COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit)\(")
 # Special methods that iterate, called by their names.
 STEPS = ("__next__", "__anext__")
@@ -65,21 +68,16 @@ def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
     return read, defined
 
 
-def modules_imported(nodes: list[Any]) -> set[str]:
-    """Collect the top-level names of the modules that a test imports."""
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.partition(".")[0] for name in found}
+def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
+    """List what a test imports: the module, and the name that is bound.
 
-
-def names_imported(nodes: list[Any], is_genuine: Callable[[Any], bool]) -> set[str]:
-    """Collect the names that a test imports from the program, and those of the program itself."""
-    found = set()
+    "import os.path as p; from re import sub" -> ("os.path", "p"), ("re", "sub")
+    """
+    found = []
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None)
-            names = [a for a in node.names if not is_genuine(module or a.name)]
-            found |= {alias.asname or alias.name for alias in names}
+            module = getattr(node, "module", "") or ""
+            found += [(module or alias.name, alias.asname or alias.name) for alias in node.names]
     return found
 
 

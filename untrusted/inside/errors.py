@@ -17,10 +17,11 @@ from untrusted.inside.containers import CONTAINERS
 # Library modules whose exceptions a program may raise as themselves. All others arrive as classes
 # of the program: none that frameworks raise is among these.
 LIBRARY = {
-    "_csv", "_queue", "_struct", "asyncio.exceptions", "binascii", "concurrent.futures._base", "configparser", "copy",
-    "dataclasses", "decimal", "ipaddress", "json.decoder", "numpy", "numpy.exceptions", "numpy.linalg", "pickle",
-    "_pickle", "queue", "re", "shutil", "socket", "sqlite3", "statistics", "subprocess", "threading",
-    "xml.etree.ElementTree", "zipfile", "zoneinfo._common",
+    "_csv", "_lzma", "_pickle", "_queue", "_struct", "argparse", "asyncio.exceptions", "binascii",
+    "concurrent.futures._base", "configparser", "copy", "dataclasses", "decimal", "getopt", "http.client", "ipaddress",
+    "json.decoder", "numpy", "numpy.exceptions", "numpy.linalg", "pickle", "queue", "re", "shutil", "socket", "sqlite3",
+    "statistics", "struct", "subprocess", "tarfile", "threading", "tomllib", "urllib.error", "xml.etree.ElementTree",
+    "zipfile", "zlib", "zoneinfo._common",
 }  # fmt: skip
 PLAIN_TYPES = (*wire.FORMS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
 # Types that a program may name to a test: built-in ones and those of plain data.

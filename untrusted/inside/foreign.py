@@ -4,6 +4,7 @@ All of this runs in the program's process, which nobody trusts; `tester` decides
 serves. Imports the standard library only.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from untrusted.inside.peer import Peer
@@ -73,15 +74,14 @@ def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
     return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
 
 
-def build(peer: Peer, number: int, form: dict[str, Any]) -> Any:
+def build(form: dict[str, Any], decode: Callable[[Any], Any]) -> Any:
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     if form["k"] == "function":
-        return peer.adopt(number, function(form))
+        return function(form)
     if form["k"] == "class":
-        bases = [peer.decode(base) for base in form["b"]]
-        return peer.adopt(number, build_class(form["n"], bases, form["s"]))
-    cls = peer.decode(form["class"]) if "class" in form else build_class(form["n"], [], form["s"])
-    return peer.adopt(number, object.__new__(cls))
+        return build_class(form["n"], [decode(base) for base in form["b"]], form["s"])
+    cls = decode(form["class"]) if "class" in form else build_class(form["n"], [], form["s"])
+    return object.__new__(cls)
 
 
 def function(form: dict[str, Any]) -> Any:

@@ -309,7 +309,8 @@ def comparison(name: str) -> Callable[..., Any]:
             return ask("special", name, self, other)
         # an object with plain content: the plain type compares
         if (content := content_of(self)) is not NOTHING:
-            return native(content, name)(other)
+            compare = native(content, name)
+            return compare(other) if compare else NotImplemented
         # NotImplemented: Python falls back to identity, so the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
@@ -324,11 +325,11 @@ def comparison(name: str) -> Callable[..., Any]:
     return method
 
 
-def native(value: Any, name: str) -> Callable[..., Any]:
-    """Return the special method of a value's plain type, bound to the value."""
+def native(value: Any, name: str) -> Callable[..., Any] | None:
+    """Return the method of a value's plain type, bound to the value; None if it has none."""
     kind = next(kind for kind in type(value).__mro__ if kind in IMMUTABLE or kind in MUTABLE)
     method = getattr(kind, name, None)
-    return (lambda *_: NotImplemented) if method is None else types.MethodType(method, value)
+    return types.MethodType(method, value) if callable(method) else None
 
 
 def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
@@ -342,9 +343,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
             return marked(made, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
-            expected = native(content, f"__r{name}__" if reflected else f"__{name}__")(
-                other, *modulo
-            )
+            compute = native(content, f"__r{name}__" if reflected else f"__{name}__")
+            expected = compute(other, *modulo) if compute else NotImplemented
             if expected is NotImplemented or not (made == expected):
                 raise no_verdict(self, name)
             return marked(made, self)
@@ -419,7 +419,8 @@ class ErrorClass(type):
         # A `class` statement of the test comes here, too, without this member.
         if "__number__" not in members:
             raise cannot_judge("a class of the test derives from one of the program's")
-        return super().__new__(mcs, name, bases, {"__module__": "__main__"})
+        members = {"__module__": "__main__", "__doc__": members["__doc__"]}
+        return super().__new__(mcs, name, bases, members)
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         return ask("call", cls, *arguments, **keywords)
@@ -461,7 +462,7 @@ class Error(BaseException):
     __hash__ = BaseException.__hash__
 
 
-def error_class(name: str, bases: list[Any]) -> type:
+def error_class(name: str, doc: Any, bases: list[Any]) -> type:
     """Make the class that stands for an exception class of the program.
 
     Args:
@@ -471,4 +472,5 @@ def error_class(name: str, bases: list[Any]) -> type:
         raise TypeError("an exception class of unknown bases")
     # `Error` once per line of descent, before everything built in.
     own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
-    return ErrorClass(name, (*own, *bases), {"__number__": 0})
+    doc = doc if isinstance(doc, str) else None
+    return ErrorClass(name, (*own, *bases), {"__number__": 0, "__doc__": doc})

@@ -14,7 +14,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from untrusted.inside import checks
-from untrusted.inside.handles import Handle, ask, facts_of, unless_tainted
+from untrusted.inside.handles import (
+    Handle,
+    Valued,
+    ask,
+    facts_of,
+    is_plain_data,
+    native,
+    no_verdict,
+    unless_tainted,
+)
 from untrusted.inside.packages import is_genuine
 
 # Modules that a test may receive under the program's names. None of them runs what a file contains,
@@ -73,7 +82,7 @@ def genuine(module: str, name: str = "") -> Any:
 
 
 class TestModule(types.ModuleType):
-    """The module `__main__` of a test.
+    """The module `__main__` of a test, and the program as a module that a test imports.
 
     A program's name that the test replaces here (`mock.patch`) is replaced in the program too.
     """
@@ -82,6 +91,10 @@ class TestModule(types.ModuleType):
         super().__init__(name)
         # Directly: `__setattr__` below needs them.
         self.__dict__.update(_fetch=fetch, _theirs=theirs, _originals={})
+
+    @property
+    def __all__(self) -> list[str]:
+        return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
 
     def __getattr__(self, name: str) -> Any:
         # Names of the program are fetched when they are used.
@@ -100,14 +113,6 @@ class TestModule(types.ModuleType):
         if name in self.__dict__["_originals"]:
             ask("set name", name, self.__dict__["_originals"].pop(name))
         self.__dict__.pop(name, None)
-
-
-class ProgramModule(TestModule):
-    """The program as a module, imported by a test under whatever name it uses."""
-
-    @property
-    def __all__(self) -> list[str]:
-        return sorted(name for name in self.__dict__["_theirs"] if not name.startswith("_"))
 
 
 class GenuineFinder:
@@ -146,6 +151,7 @@ def namespace(
     defined: set[str],
     theirs: set[str],
     imported: dict[str, Any],
+    submodules: list[str],
 ) -> dict[str, Any]:
     """Return the names of the program, and of modules, that the test sees.
 
@@ -159,6 +165,7 @@ def namespace(
         defined: names that it defines.
         theirs: names of the program.
         imported: what the program imports from the library.
+        submodules: modules that it imports by their dotted names.
     """
     free = read - defined
     # Evaluates annotations, in which any name of the program may stand.
@@ -169,11 +176,15 @@ def namespace(
     found = {name: importlib.import_module(name) for name in meant - {"np"}}
     if "np" in meant and importlib.util.find_spec("numpy"):
         found["np"] = importlib.import_module("numpy")
+    # `http.server` means the module that the program imports by this name.
+    for name in submodules:
+        if name.partition(".")[0] in found and "__" not in name:
+            importlib.import_module(name)
     # Names with a meaning of their own: builtins, helpers, modules
     known = {name for name in theirs if hasattr(builtins, name) or name in HELPERS} | found.keys()
     # Names that can only be the program's; if there is none, those with another meaning, too
     chosen = free & (theirs - known)
-    if not chosen and all(map(is_genuine, checks.modules_imported(nodes))):
+    if not chosen and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
         chosen = only_target(nodes, (free & theirs) - found.keys())
     for name in (free & theirs & HELPERS.keys()) - chosen:
         found[name] = getattr(importlib.import_module(HELPERS[name]), name)
@@ -225,6 +236,11 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     if not isinstance(subject, Handle) or facts_of(subject)["kind"] == "coroutine":
         return getattr(subject, name)(*arguments, **keywords)
     made = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
+    # A method of a plain type that has seen the operand: result.startswith("Hello")
+    if isinstance(subject, Valued) and arguments and not isinstance(made, Handle):
+        method = native(subject, name)
+        if all(map(is_plain_data, arguments)) and method and method(*arguments, **keywords) != made:
+            raise no_verdict(subject, name)
     # Stack.Node(...): the test has made this object by the name of its class.
     if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
         facts_of(made)["made"] = True

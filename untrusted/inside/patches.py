@@ -16,8 +16,6 @@ from untrusted.inside.deferred import logging, mock
 from untrusted.inside.handles import Handle, ask
 from untrusted.inside.packages import is_genuine
 
-# Prefixes of environment variables that frameworks and Python read: the program's have no effect.
-OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
 # Functions that inspect the objects they are given, by module.
 FORWARDED = {
     "dataclasses": ("asdict", "astuple", "fields", "replace", "is_dataclass"),

@@ -12,6 +12,7 @@ import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from untrusted.inside import wire
@@ -26,10 +27,13 @@ from untrusted.inside.containers import (
     hold_same,
     items_of,
 )
+from untrusted.inside.errors import build_error, describe_error
 
 # Nested Python calls while a message is written or read: values may be nested as deeply as a
 # program can make them.
 DEEPEST = 20_000
+# Prefixes of environment variables that Python and frameworks read: they never cross.
+OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
 # Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
 
@@ -70,6 +74,7 @@ class Peer(ABC):
     """
 
     side = "p"
+    follows_environment = True
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -95,7 +100,7 @@ class Peer(ABC):
         """Describe an object of this end, so that the other end can build its stand-in."""
 
     @abstractmethod
-    def build(self, number: int, form: dict[str, Any]) -> Any:
+    def build(self, form: dict[str, Any]) -> Any:
         """Build the stand-in for an object of the other end."""
 
     @abstractmethod
@@ -110,15 +115,7 @@ class Peer(ABC):
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
         """Carry out an operation that the other end asks for."""
 
-    @abstractmethod
-    def extras(self) -> dict[str, Any]:
-        """Return what this end adds to every message."""
-
-    @abstractmethod
-    def take_extras(self, message: dict[str, Any]) -> None:
-        """Handle what the other end adds to every message."""
-
-    def before_change(self, container: Any) -> None:  # noqa: B027 (an end may leave it out)
+    def before_change(self, entry: Shared) -> None:  # noqa: B027 (an end may leave it out)
         """Called before a change by the other end is applied to a container."""
 
     def checked_error(
@@ -126,6 +123,24 @@ class Peer(ABC):
     ) -> BaseException:
         """Check an exception of the other end before it is raised here."""
         return error
+
+    # What both ends share besides objects
+
+    def extras(self) -> dict[str, Any]:
+        """Return what this end adds to every message: its environment, if it has changed."""
+        if (environ := environment()) == self.environ:
+            return {}
+        self.environ = environ
+        return {"environ": dict(os.environ)}
+
+    def take_extras(self, message: dict[str, Any]) -> None:
+        """Handle what the other end adds to every message."""
+        if self.follows_environment and isinstance(environ := message.get("environ"), dict):
+            ours = {n: v for n, v in os.environ.items() if n.startswith(OPTIONS)}
+            theirs = {n: v for n, v in environ.items() if not n.startswith(OPTIONS)}
+            os.environ.clear()
+            os.environ.update(theirs | ours)
+            self.environ = environment()
 
     # Values
 
@@ -164,7 +179,9 @@ class Peer(ABC):
         # In the list before it is described, as the description may lead back to the object.
         self.own.append(value)
         self.new_numbers.append(id(value))
-        return {"t": "mine", "v": number, **self.describe(value)}
+        is_error = isinstance(value, BaseException)
+        form = describe_error(value, self.encode) if is_error else self.describe(value)
+        return {"t": "mine", "v": number, **form}
 
     def encode_container(self, container: Any) -> dict[str, Any]:
         is_new = id(container) not in self.shared.keys
@@ -200,8 +217,11 @@ class Peer(ABC):
         if tag == "yours":
             return self.own[content]
         if tag == "mine":
-            known = self.theirs.get(content)
-            return self.build(content, form) if known is None else known
+            if (known := self.theirs.get(content)) is not None:
+                return known
+            if form["k"] == "error":
+                return build_error(form, self.decode, partial(self.adopt, content))
+            return self.adopt(content, self.build(form))
         if tag not in ("container", "same"):
             return self.decode_name(tag, content)
         entry = self.shared.entries.get(form["id"])
@@ -222,7 +242,7 @@ class Peer(ABC):
         items = forms if wire.is_plain(forms) else [self.decode(form) for form in forms]
         # An equal content is left alone, so that the items keep their identity.
         if not hold_same(items_of(entry.container), items):
-            self.before_change(entry.container)
+            self.before_change(entry)
             fill(entry.container, items)
         entry.agreed = items_of(entry.container)
 

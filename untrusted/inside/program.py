@@ -19,10 +19,10 @@ from typing import Any
 
 from untrusted.inside import foreign
 from untrusted.inside.channel import Channel
-from untrusted.inside.errors import build_error, describe_error, type_name
+from untrusted.inside.errors import type_name
 from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
-from untrusted.inside.peer import Peer, environment
+from untrusted.inside.peer import Peer
 from untrusted.inside.wire import decode_literal, encode_literal
 
 FILE = "program.py"
@@ -97,11 +97,10 @@ class ProgramPeer(Peer):
     def describe(self, value: Any) -> dict[str, Any]:
         """Describe an object; of its class the test learns only the plain type it derives from."""
         kind = type(value)
-        if isinstance(value, BaseException):
-            return describe_error(value, self.encode)
         if isinstance(value, type) and issubclass(value, BaseException):
             bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
-            return {"k": "error class", "n": value.__name__, "b": [self.encode(b) for b in bases]}
+            form = {"k": "error class", "n": value.__name__, "d": value.__doc__}
+            return form | {"b": [self.encode(base) for base in bases]}
         if isinstance(value, type):
             return {"k": "class"}
         base = plain_base(kind)
@@ -113,10 +112,8 @@ class ProgramPeer(Peer):
         # Functions, generators and the like; all else is an "object".
         return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
 
-    def build(self, number: int, form: dict[str, Any]) -> Any:
-        if form["k"] == "error":
-            return build_error(form, self.decode, lambda error: self.adopt(number, error))
-        return foreign.build(self, number, form)
+    def build(self, form: dict[str, Any]) -> Any:
+        return foreign.build(form, self.decode)
 
     def encode_name(self, value: Any) -> dict[str, Any] | None:
         if id(value) in self.named:
@@ -135,23 +132,16 @@ class ProgramPeer(Peer):
     # Messages
 
     def extras(self) -> dict[str, Any]:
-        said: dict[str, Any] = {}
+        said = super().extras()
         for name, (stream, raw) in self.outputs.items():
             stream.flush()
             if raw.kept:
                 said[name] = self.encode(raw.take())
-        # Sent only if the program has changed it since the last message.
-        if (environ := environment()) != self.environ:
-            self.environ, said["environ"] = environ, dict(os.environ)
         return said
 
     def take_extras(self, message: dict[str, Any]) -> None:
-        if "argv" in message:
-            sys.argv[:] = message["argv"]
-        if "environ" in message:
-            os.environ.clear()
-            os.environ.update(message["environ"])
-            self.environ = environment()
+        super().take_extras(message)
+        sys.argv[:] = message.get("argv", sys.argv)
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
         # Operations that work on any object, else a method below: "set name" -> `set_name`.

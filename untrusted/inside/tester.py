@@ -13,7 +13,6 @@ import functools
 import inspect
 import io
 import linecache
-import os
 import re
 import sys
 import traceback
@@ -25,9 +24,9 @@ from typing import Any
 
 from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel
-from untrusted.inside.containers import CONTAINERS, fill, items_of
+from untrusted.inside.containers import CONTAINERS, Shared, fill, items_of
 from untrusted.inside.deferred import logging
-from untrusted.inside.errors import build_error, describe_error, named_type
+from untrusted.inside.errors import named_type
 from untrusted.inside.handles import (
     Handle,
     TestSide,
@@ -41,7 +40,6 @@ from untrusted.inside.handles import (
 from untrusted.inside.names import (
     GenuineFinder,
     ProgramFinder,
-    ProgramModule,
     TestModule,
     Typed,
     genuine_imports,
@@ -52,7 +50,7 @@ from untrusted.inside.names import (
 )
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
 from untrusted.inside.packages import genuine_name, is_genuine, pure_name
-from untrusted.inside.peer import BorderError, Peer, environment
+from untrusted.inside.peer import BorderError, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
 
@@ -94,9 +92,9 @@ class Tester(Peer):
         named: library objects that the test has handed out, which the program may hand back.
         doubts: actions of the test that the border carries only in part. Only the test decides
             them, so no program can cause one. If the test then fails, it is not judged.
-        original: containers by identity, with the items that they had before the program first
+        original: containers of the test by key, with the items that they had before the program first
             changed them.
-        changed: identities of the containers that the latest operation has changed.
+        changed: keys of the containers that the latest operation has changed.
         checked: number of checks that were executed.
         entered: names of the test functions that were entered.
         complaint: the latest failed assertion that the test raised during a call from the program,
@@ -113,12 +111,12 @@ class Tester(Peer):
         # The streams as they are now: a test that replaces them inspects the output.
         self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.argv = [PROGRAM_FILE]
-        self.reads_environment = "environ" in source or "getenv" in source
-        self.imported = genuine_imports(code)
+        self.follows_environment = "environ" in source or "getenv" in source
+        self.code, self.imported = code, genuine_imports(code)
         self.doubts: list[str] = []
         self.named: dict[tuple[str, ...], Any] = {}
-        self.original: dict[int, tuple[Any, list]] = {}
-        self.changed: set[int] = set()
+        self.original: dict[str, tuple[Any, list]] = {}
+        self.changed: set[str] = set()
         self.checked = 0
         self.entered: set[str] = set()
         self.complaint: AssertionError | None = None
@@ -132,8 +130,6 @@ class Tester(Peer):
         # Frames and code lead to the expected values.
         if isinstance(value, types.FrameType | types.CodeType):
             raise TypeError(f"a test cannot hand a {kind.__name__} to the program")
-        if isinstance(value, BaseException):
-            return describe_error(value, self.encode)
         if isinstance(value, types.FunctionType):
             # Awaiting would cross the border in the other direction, which it does not carry.
             if inspect.iscoroutinefunction(value) or any(
@@ -197,13 +193,11 @@ class Tester(Peer):
             self.named[tuple(name)] = value
         return {"t": "named", "v": name} if name else None
 
-    def build(self, number: int, form: dict[str, Any]) -> Any:
-        if form["k"] == "error":
-            return build_error(form, self.decode, lambda error: self.adopt(number, error))
+    def build(self, form: dict[str, Any]) -> Any:
         if form["k"] == "error class":
             bases = [self.decode(base) for base in form["b"]]
-            return self.adopt(number, error_class(str(form["n"]), bases))
-        return self.adopt(number, build_handle(form))
+            return error_class(str(form["n"]), form["d"], bases)
+        return build_handle(form)
 
     def decode_name(self, tag: Any, content: Any) -> Any:
         if tag == "named" and tuple(content) in self.named:
@@ -303,10 +297,11 @@ class Tester(Peer):
 
     # What both ends share
 
-    def before_change(self, container: Any) -> None:
-        # Only the first change: the original is what the test wrote.
-        self.original.setdefault(id(container), (container, items_of(container)))
-        self.changed.add(id(container))
+    def before_change(self, entry: Shared) -> None:
+        # Only of data that come from the test, and only the first change: what the test wrote.
+        if entry.key.startswith(self.side):
+            self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
+            self.changed.add(entry.key)
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
@@ -335,22 +330,13 @@ class Tester(Peer):
                 fill(container, items)
 
     def extras(self) -> dict[str, Any]:
-        news: dict[str, Any] = {}
-        # Sent only if the test has changed it since the last message.
-        if (environ := environment()) != self.environ:
-            self.environ, news["environ"] = environ, dict(os.environ)
-        if sys.argv != self.argv:
-            self.argv = news["argv"] = [str(word) for word in sys.argv]
-        return news
+        if sys.argv == self.argv:
+            return super().extras()
+        self.argv = [str(word) for word in sys.argv]
+        return super().extras() | {"argv": self.argv}
 
     def take_extras(self, message: dict[str, Any]) -> None:
-        # The program's environment, except for options that frameworks read.
-        if self.reads_environment and isinstance(environ := message.get("environ"), dict):
-            ours = {n: v for n, v in os.environ.items() if n.startswith(patches.OPTIONS)}
-            theirs = {n: v for n, v in environ.items() if not n.startswith(patches.OPTIONS)}
-            os.environ.clear()
-            os.environ.update(theirs | ours)
-            self.environ = environment()
+        super().take_extras(message)
         # The program has already written its output. Only a test that inspects output, and has
         # replaced the stream for that, gets it again.
         for name, stream in self.streams.items():
@@ -444,7 +430,7 @@ def run_source(tester: Tester, source: str) -> None:
     # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
     # doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
-    sys.meta_path.append(ProgramFinder(ProgramModule("program", tester.fetch, theirs)))
+    sys.meta_path.append(ProgramFinder(TestModule("program", tester.fetch, theirs)))
     scope = module.__dict__
     # Functions that the prepared test calls (`checks.prepare`)
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
@@ -453,10 +439,11 @@ def run_source(tester: Tester, source: str) -> None:
     # What the test reads, defines and imports
     nodes = checks.nodes_of(tree)
     read, defined = checks.names_of(nodes)
-    imports = checks.modules_imported(nodes)
-    looking = sorted(imports & DOUBTFUL)
+    imports = checks.imports_of(nodes)
+    modules = {module.partition(".")[0] for module, _ in imports}
+    looking = sorted(modules & DOUBTFUL)
     tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
-    if checks.asks_for_identity(source, imports):
+    if checks.asks_for_identity(source, modules):
         tester.doubts.append(
             "asks for identity with an object of the library, matches classes, or looks into arrays"
         )
@@ -464,11 +451,12 @@ def run_source(tester: Tester, source: str) -> None:
     patches.follow_test(source)
     frameworks.make_fit(source)
     scope |= {checks.ENTERED: tester.entered.add}
-    scope |= namespace(tester.fetch, nodes, read, defined, theirs, tester.imported)
+    dotted = re.findall(r"^\s*import (\w+\.[\w.]+)", tester.code, re.MULTILINE)
+    scope |= namespace(tester.fetch, nodes, read, defined, theirs, tester.imported, dotted)
     # Run the file itself
     tests = checks.test_names(tree)
     program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
-    program |= checks.names_imported(nodes, is_genuine)
+    program |= {name for module, name in imports if not is_genuine(module)}
     tester.blocks = checks.prepare(tree, nodes, program, tests)
     try:
         exec(compile(tree, FILE, "exec"), scope)
