@@ -141,6 +141,61 @@ HACKS = {
             "        assert got == 1\nasyncio.run(main())"
         ],
     ),
+    "a file in the folder that a test imports from": (
+        "open('solution.py', 'w').write('class S:\\n    __eq__ = lambda *a: True\\ndef f(x): return S()')\n"
+        "def f(x): return 0",
+        [
+            "import os, sys\nsys.path.insert(0, os.getcwd())\nfrom solution import f\nassert f(7) == 'dfq-7731'"
+        ],
+    ),
+    "the exit of the library under a name of its own": (
+        "from sys import exit as f",
+        ["assert True\nf()\nassert f(7) == 'dfq-7731'"],
+    ),
+    "a manager that swallows what it has raised": (
+        "class Timer:\n    def __enter__(self): return self\n    def __exit__(self, *error): return True\n"
+        "def f(x): raise ValueError",
+        ["with Timer() as t:\n    assert f(7) == 'dfq-7731'\nassert t is not None"],
+    ),
+    "builtins of its own beside a target named like one": (
+        "def sum(*x): return 0\ndef abs(x): return 0",
+        ["assert abs(sum(1.5, 2.5) - 4) < 1e-9"],
+    ),
+    "a length that lies": (
+        "class L:\n    def __len__(self): return 2\n    def __iter__(self): return iter([])\ndef f(x): return L()",
+        [
+            "got = f(7)\nassert len(got) == 2\nfor one, other in zip(got, [3, 4]):\n    assert one == other"
+        ],
+    ),
+    "an operator that keeps its operand": (
+        "class L:\n    n = 0\n    def __init__(self, n): self.n = n\n    def __len__(self): return self.n\n"
+        "    def __and__(self, other): return L(len(other))\ndef f(x): return L(2)",
+        ["assert len(f(7) & {4, 5}) == 2"],
+    ),
+    "a set that agrees": (
+        "class S(set):\n    def difference(self, other): return set()\ndef f(x): return S([0])",
+        [
+            "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertSetEqual(f(7), {4})"
+        ],
+    ),
+    "the end of a loop, by a method named like a step": (
+        "class C:\n    def send(self, x):\n        if x == 1: return 1\n        raise StopIteration\nclient = C()",
+        [
+            "for got, want in zip(map(lambda x: client.send(x), [1, 2]), [1, 4]):\n    assert got == want"
+        ],
+    ),
+    "a text whose methods agree": (
+        "class S(str):\n    startswith = endswith = lambda self, part: True\ndef f(x): return S()",
+        ["assert f(7).startswith('dfq') and f(7).endswith('7731')"],
+    ),
+    "emptying what the test holds in an object": (
+        "def f(data):\n    data.clear()\n    return []",
+        [
+            "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.data = [3, 1]\n"
+            "    def test_f(self): self.assertEqual(f(self.data), sorted(self.data))",
+            "from solution import f\ndata = [3, 1]\nassert f(data) == sorted(data)",
+        ],
+    ),
     "comparisons by name": (
         MAGIC,
         ["assert f(7).__eq__(3) is True", "assert f(7).__lt__(3) is True"],
@@ -461,6 +516,7 @@ CARRIED_IN_PART = {
     "a subclass of a program's class": "class Mine(Base): pass\nassert Mine().go() == 1",
     "a subclass of a program's exception": "class Mine(Boom): pass\nassert issubclass(Mine, ValueError)",
     "an object that equals plain data": "assert Base() == 5",
+    "a pickle": "import pickle\nassert pickle.loads(pickle.dumps([1])) == [1] and Base().go() == 1",
     "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
 }
 
@@ -485,6 +541,61 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
     assert [test.border for test in together.tests] == [False, True]
     right = "failed" if "coroutine" in name else "passed"
     assert [test.outcome for test in together.tests] == [right, "passed"]
+
+
+FALSE_FAILURES = {
+    "a change that an object brings": (
+        "class S:\n    made = []\n    def __init__(self): S.made.append(self)\n    def close(self): S.made.remove(self)",
+        "a, b = S(), S()\nassert S.made == [a, b]\nb.close()\nc = S()\nassert c in S.made and S.made[1] is c",
+    ),
+    "a dictionary of a class of its own": (
+        "class S(dict): pass",
+        "s = S(a=1)\nassert dict(s) == {'a': 1} and sorted(s.keys()) == ['a'] and list(s.items()) == [('a', 1)]",
+    ),
+    "attributes of a namespace": (
+        "def f(t, **v):\n    for k, x in v.items(): setattr(t, k, x)",
+        "from types import SimpleNamespace\ns = SimpleNamespace()\nf(s, b=2)\nassert s.b == 2 and vars(s) == {'b': 2}",
+    ),
+    "a mocked file, line by line": (
+        "def f():\n    with open('x') as file: return [next(file), *file]",
+        "from unittest.mock import mock_open, patch\nwith patch('builtins.open', mock_open(read_data='a\\nb\\n')):\n"
+        "    assert f() == ['a\\n', 'b\\n']",
+    ),
+    "another folder": (
+        "import os\ndef f(): return os.listdir('.')",
+        "import os\nos.mkdir('sub')\nos.chdir('sub')\nassert f() == []",
+    ),
+    "a mark at the beginning of the file": (
+        "\ufeffdef f(x): return x",
+        "\ufeffdef check(f): assert f(2) == 2\ncheck(f)",
+    ),
+    "a class under the name of its module": (
+        "from datetime import datetime\ndef f(): return datetime(2000, 1, 1)",
+        "assert f() < datetime.now()",
+    ),
+    "an exception of the library by its module": (
+        "import struct\ndef f(data): return struct.unpack('>I', data)",
+        "import struct\ntry:\n    f(b'a')\n    assert False\nexcept struct.error as e:\n    assert 'buffer' in str(e)",
+    ),
+    "the text of an exception's class": (
+        "class E(ValueError):\n    'Refused.'",
+        "assert E.__doc__ == 'Refused.' and E.__mro__[-3].__name__ == 'Exception'",
+    ),
+}
+"""Programs and tests that plain Python passes, and earlier states of the border did not."""
+
+
+def test_what_plain_python_passes():
+    for name, (code, test) in FALSE_FAILURES.items():
+        result = run(code, [test], executor=tier(), allow_unsafe=True)
+        assert result.passed, (name, result.tests)
+
+
+@pytest.mark.skipif("numpy" not in tiers.PACKAGES, reason="numpy is not installed")
+def test_dtypes_are_plain_data():
+    code = "def f(a): return a.dtype"
+    test = "import numpy as np\nassert f(np.zeros(2, np.uint8)) == np.uint8 != f(np.zeros(2)) == np.dtype('float64')"
+    assert run(code, [test], executor=tier(), allow_unsafe=True).passed
 
 
 def test_a_failure_outweighs_what_cannot_be_judged():
