@@ -83,6 +83,17 @@ def test_a_worker_gives_what_the_local_sandbox_gives(url):
     assert all(isinstance(place, Executor) for place in (workers, Local(), RayCluster(), E2B()))
 
 
+def test_a_worker_gets_the_whole_request(url):
+    subclassed = Program("class Base: pass", ("class Mine(Base): pass\nassert Mine()",))
+    (alone,) = HttpWorkers(urls=(url,)).run_many([subclassed])
+    (together,) = HttpWorkers(urls=(url,), same_process=True).run_many([subclassed])
+    assert (alone.outcome, together.outcome) == ("cannot_judge", "passed")
+    assert [alone.tests[0].border, together.tests[0].border] == [True, False]
+    other = HttpWorkers(urls=(url,), packages=("secrets_of_the_host",))
+    with pytest.raises(ValueError, match="packages=.*secrets_of_the_host.*must be among"):
+        other.run_many([subclassed])
+
+
 @pytest.mark.parametrize("given", ["", "Bearer wrong", "Bearer", f"bearer {TOKEN}", "Bearer é"])
 def test_a_wrong_token_gets_nothing(url, given):
     assert ask(url, body=b'{"jobs": []}', Authorization=given.encode().decode("latin-1"))[0] == 401

@@ -33,7 +33,7 @@ from untrusted.results import (
     sandbox_errors,
 )
 from untrusted.runner import Pool, choose_tier
-from untrusted.tiers import ExecutorName
+from untrusted.tiers import PACKAGES, ExecutorName
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/run":
             return self.refuse(404, f"no such path: {self.path}")
         try:
-            programs = self.read_programs()
+            programs, same_process = self.read_request()
         except ValueError as error:
             return self.refuse(400, str(error))
         if len(programs) > self.server.queue_size:
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(503, "the queue is full")
         # Run all jobs; the answer waits for the last one.
         try:
-            futures = [self.server.pool.submit(program) for program in programs]
+            futures = [self.server.pool.submit(program, same_process) for program in programs]
             answer = results_text([future.result() for future in futures])
         except Exception as error:  # the border: whatever broke is the worker's fault
             logger.exception("a request failed")
@@ -170,7 +170,8 @@ class Handler(BaseHTTPRequestHandler):
         self.refuse(401, "the token is missing or wrong")
         return False
 
-    def read_programs(self) -> list[Program]:
+    def read_request(self) -> tuple[list[Program], bool]:
+        """Return the programs, and whether tests without a border may judge them."""
         length = self.headers.get("Content-Length", "")
         # Checked before reading: the length decides how much memory the body takes.
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
@@ -181,7 +182,11 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError("the request is nested too deeply") from error
         if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
             raise ValueError("a request must be an object with the list `jobs`")
-        return [Program.from_json(program) for program in data["jobs"]]
+        # The packages were chosen when the worker was started.
+        if unknown := sorted(set(data.get("packages") or ()) - set(PACKAGES)):
+            raise ValueError(f"packages={unknown!r:.80}: must be among {', '.join(PACKAGES)}")
+        programs = [Program.from_json(program) for program in data["jobs"]]
+        return programs, data.get("same_process") is True
 
     def refuse(self, status: int, reason: str) -> None:
         self.respond(status, json.dumps({"error": reason}))
@@ -253,7 +258,8 @@ class HttpWorkers(BatchExecutor):
             try:
                 return self.ask(url, programs, token)
             except urllib.error.HTTPError as error:
-                reason = f"{url} answered {error.code}"
+                said = printable(error.read(1000).decode("utf-8", "replace"))
+                reason = f"{url} answered {error.code} {said}"
                 error.close()
                 # Errors that another worker would give as well; 503 and the rest are tried again.
                 if error.code in (400, 401, 404, 413):

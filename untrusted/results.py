@@ -214,10 +214,13 @@ class BatchExecutor(ABC):
     Attributes:
         batch: number of programs that are sent together.
         attempts: tries of a batch before its programs become sandbox errors.
+        packages, same_process: as in `Local`; None leaves the packages to whoever runs them.
     """
 
     batch: int = 8
     attempts: int = 3
+    packages: tuple[str, ...] | None = None
+    same_process: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "attempts"):
@@ -252,13 +255,15 @@ class BatchExecutor(ABC):
     ) -> Iterator[tuple[int, list[Result]]]:
         """Yield the number and results of each finished batch; cancelled ones may be left out."""
 
-    @staticmethod
-    def request_text(programs: Sequence[Program], **settings: Any) -> str:
+    def request_text(self, programs: Sequence[Program], **settings: Any) -> str:
         """Return a request to run programs as JSON.
 
         Args:
             settings: settings of the executor that answers the request.
         """
+        settings |= {"same_process": self.same_process}
+        if self.packages is not None:
+            settings["packages"] = self.packages
         return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
 
 

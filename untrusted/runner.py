@@ -189,8 +189,8 @@ class Local:
             return []
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
         workers = min(self.workers or os.cpu_count() or 1, len(programs))
-        with Pool(tier, workers, cancel, self.packages, self.same_process) as pool:
-            futures = [pool.submit(program) for program in programs]
+        with Pool(tier, workers, cancel, self.packages) as pool:
+            futures = [pool.submit(program, self.same_process) for program in programs]
             # Progress in the order of completion, results in the order of the programs.
             for done, _ in enumerate(as_completed(futures), 1):
                 if on_progress:
@@ -210,30 +210,25 @@ class Pool:
         workers: int,
         cancel: Cancel | None = None,
         packages: tuple[str, ...] = PACKAGES,
-        same_process: bool = False,
     ) -> None:
         self.tier = tier
         self.stop = threading.Event()
         start = functools.partial(
-            Session,
-            tier,
-            lambda: self.stop.is_set() or (cancel and cancel.is_set()),
-            packages,
-            same_process,
+            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages
         )
         self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
         self.free = list(self.sandboxes)
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
-    def submit(self, program: Program) -> "Future[Result]":
+    def submit(self, program: Program, same_process: bool = False) -> "Future[Result]":
         """Run a program as soon as a sandbox is free."""
-        return self.threads.submit(self.work, program)
+        return self.threads.submit(self.work, program, same_process)
 
-    def work(self, program: Program) -> Result:
+    def work(self, program: Program, same_process: bool) -> Result:
         # Never empty: there are as many sandboxes as threads. `pop` and `append` are atomic.
         sandbox = self.free.pop()
         try:
-            return sandbox.run(program)
+            return sandbox.run(program, same_process)
         finally:
             self.free.append(sandbox)
 
@@ -259,13 +254,13 @@ class Sandbox:
         self.tier, self.start = tier, start
         self.session: Session | None = None
 
-    def run(self, program: Program) -> Result:
+    def run(self, program: Program, same_process: bool = False) -> Result:
         """Run a program; a failure of the sandbox is retried and never counts as a wrong answer."""
         reason = ""
         for _ in range(ATTEMPTS):
             try:
                 self.session = self.session or self.start()
-                return run_program(self.session, program)
+                return run_program(self.session, program, same_process)
             except SandboxFailureError as error:
                 logger.warning("the sandbox failed: %s", error)
                 reason = str(error)
@@ -281,9 +276,9 @@ class Sandbox:
         self.session = None
 
 
-def run_program(session: Session, program: Program) -> Result:
+def run_program(session: Session, program: Program, same_process: bool = False) -> Result:
     """Run a program once, test by test; raises SandboxFailureError if the sandbox fails."""
-    session.begin(program.limits)
+    session.begin(program.limits, same_process)
     deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
     # Without tests, the program itself is run once.

@@ -87,10 +87,9 @@ class Session:
         tier: Tier,
         is_cancelled: Callable[[], Any] = lambda: False,
         packages: tuple[str, ...] = PACKAGES,
-        same_process: bool = False,
     ) -> None:
         self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
-        self.limits, self.same_process = Limits(), same_process
+        self.limits, self.same_process = Limits(), False
         # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one.
         self.folder = (
             work_folder(packages)
@@ -147,9 +146,9 @@ class Session:
             said = [line for line in reason if line.strip()]
             raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
 
-    def begin(self, limits: Limits) -> None:
+    def begin(self, limits: Limits, same_process: bool) -> None:
         """Prepare for the next program: set its limits, clear the output."""
-        self.limits = limits
+        self.limits, self.same_process = limits, same_process
         for head in self.heads.values():
             head.clear()
 
