@@ -56,13 +56,14 @@ class CannotJudgeError(BaseException):
 class TestSide:
     """Holds the test's end of the channel, which all handles use; there is one per process."""
 
-    # `reason`: why the test cannot be judged; empty if it can.
+    # `reason`: why the test cannot be judged; empty if it can. `calls`: number of calls so far.
     peer: Any = None
-    reason = ""
+    reason, calls = "", 0
 
 
 def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Have the program carry out an operation."""
+    TestSide.calls += operation in ("call", "call method", "set", "delete")
     return TestSide.peer.do(operation, *arguments, **keywords)
 
 
@@ -198,12 +199,11 @@ class Handle:
 
     def __len__(self) -> int:
         made = unless_tainted(self, ask("special", "__len__", self))
-        facts_of(self)["length"] = made
-        return made
+        return agreed(self, "length", made)
 
     def __iter__(self) -> Any:
         made = unless_tainted(self, ask("special", "__iter__", self))
-        return counted(self, made) if facts_of(self).get("length") else made
+        return made if made is self else counted(self, made)
 
     def __next__(self) -> Any:
         is_coroutine = facts_of(self)["kind"] == "coroutine"
@@ -235,16 +235,28 @@ class Handle:
         return ask("copy", self, True)
 
 
-def counted(handle: Any, iterator: Any) -> Iterator[Any]:
-    """Yield what an object yields: at least as much as the length that the test has been told.
+def agreed(handle: Any, name: str, number: int) -> int:
+    """Return a number of items, which must not be less than a length that the test has been told.
 
     `assert len(f(3)) == 2; for x, y in zip(f(3), [1, 2]): assert x == y`
+
+    Args:
+        name: "length", or "items" at the end of a loop.
     """
-    number, promised = 0, facts_of(handle)["length"]
+    facts = facts_of(handle)
+    facts[name] = number, TestSide.calls
+    (length, told), (items, looped) = (facts.get(key, (0, -1)) for key in ("length", "items"))
+    # The object may have changed if the test has had the program do anything in between.
+    if told == looped and items < length:
+        raise no_verdict(handle, "a length that is not the number of items")
+    return number
+
+
+def counted(handle: Any, iterator: Any) -> Iterator[Any]:
+    number = 0
     for number, item in enumerate(iterator, 1):  # noqa: B007 (used below)
         yield item
-    if number < promised and ask("special", "__len__", handle) >= promised:
-        raise no_verdict(handle, "a length that is not the number of items")
+    agreed(handle, "items", number)
 
 
 class Valued(Handle):

@@ -15,11 +15,14 @@ from typing import Any
 
 from untrusted.inside import checks
 from untrusted.inside.handles import (
+    NOTHING,
     Handle,
     Valued,
     ask,
+    content_of,
     facts_of,
     is_plain_data,
+    marked,
     native,
     no_verdict,
     unless_tainted,
@@ -38,6 +41,9 @@ IMPORTED = {
 CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions that decide, with the module they come from if a test uses them without an import.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
+# Methods that compare with their argument, as operators do.
+SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
+VIEWS = ("keys", "values", "items")
 # Returns one name of the program, from its process.
 Fetch = Callable[[str], Any]
 
@@ -235,7 +241,13 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     """Call a method; with a single message if the object is the program's."""
     if not isinstance(subject, Handle) or facts_of(subject)["kind"] == "coroutine":
         return getattr(subject, name)(*arguments, **keywords)
+    # The content of a dictionary is that of the plain type, unless the test has made the object.
+    is_view = name in VIEWS and not arguments and not facts_of(subject).get("made")
+    if is_view and (content := content_of(subject)) is not NOTHING:
+        return getattr(content, name)()
     made = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
+    if name in SET_METHODS and not facts_of(subject).get("made"):
+        marked(made, subject, tainted=True)
     # A method of a plain type that has seen the operand: result.startswith("Hello")
     if isinstance(subject, Valued) and arguments and not isinstance(made, Handle):
         method = native(subject, name)
