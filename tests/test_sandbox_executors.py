@@ -90,7 +90,7 @@ def test_a_worker_gets_the_whole_request(url):
     assert (alone.outcome, together.outcome) == ("cannot_judge", "passed")
     assert [alone.tests[0].border, together.tests[0].border] == [True, False]
     other = HttpWorkers(urls=(url,), packages=("secrets_of_the_host",))
-    with pytest.raises(ValueError, match="packages=.*secrets_of_the_host.*must be among"):
+    with pytest.raises(ValueError, match=r"packages=.*secrets_of_the_host.*must be among"):
         other.run_many([subclassed])
 
 

@@ -70,6 +70,7 @@ class Peer(ABC):
         side: prefix of the keys of containers that this end sends first ("p" or "t").
         own: objects of this end that the other end knows; the index is the number.
         theirs: stand-ins here for objects of the other end, by number.
+        whole: the class of the object that is being described.
         broken: the first problem with the channel or a message; no verdict is valid after it.
     """
 
@@ -90,6 +91,7 @@ class Peer(ABC):
         self.message_keys: set[str] = set()
         self.new_keys: list[str] = []
         self.new_numbers: list[int] = []
+        self.whole: Any = None
         self.environ = environment()
         self.broken: BaseException | None = None
 
@@ -179,6 +181,8 @@ class Peer(ABC):
         # In the list before it is described, as the description may lead back to the object.
         self.own.append(value)
         self.new_numbers.append(id(value))
+        if not isinstance(value, type):
+            self.whole = type(value)
         is_error = isinstance(value, BaseException)
         form = describe_error(value, self.encode) if is_error else self.describe(value)
         return {"t": "mine", "v": number, **form}

@@ -99,7 +99,6 @@ class Tester(Peer):
         entered: names of the test functions that were entered.
         complaint: the latest failed assertion that the test raised during a call from the program,
             as long as the program has not passed it on.
-        whole: the object that is being described.
         blocks: the `with` blocks of the test that check something (`checks.blocks_of`).
     """
 
@@ -122,7 +121,6 @@ class Tester(Peer):
         self.checked = 0
         self.entered: set[str] = set()
         self.complaint: AssertionError | None = None
-        self.whole: Any = None
         self.blocks: list[tuple[int, int]] = []
 
     # What crosses
@@ -151,7 +149,6 @@ class Tester(Peer):
             if self.whole is not value:
                 self.doubts.append(f"hands its class {value.__name__} to the program")
             return self.describe_class(value)
-        self.whole = kind
         if (
             kind is types.CoroutineType
             or kind.__module__.startswith("asyncio")
