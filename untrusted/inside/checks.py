@@ -213,10 +213,12 @@ class Preparation:
             sides = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and self.is_comparing(node):
             sides = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-        if not any(map(self.depends, sides)):
+        dependent = [self.depends(side) for side in sides]
+        if not any(dependent):
             return []
         # A literal, which reads nothing, cannot have been changed.
-        return [side for side in sides if not self.depends(side) and self.uses(side)[1]]
+        plain = [side for side, depends in zip(sides, dependent, strict=True) if not depends]
+        return [side for side in plain if self.uses(side)[1]]
 
     def as_written(self, expression: ast.expr) -> ast.expr:
         inner = nodes_of(expression)
