@@ -147,15 +147,15 @@ def at_place_of(new: Any, old: ast.AST) -> Any:
     return ast.fix_missing_locations(ast.copy_location(new, old))
 
 
-def call_of(name: str, arguments: list[Any], old: ast.AST) -> ast.Call:
+def call_node(name: str, arguments: list[Any], old: ast.AST) -> ast.Call:
     return at_place_of(ast.Call(ast.Name(name, ast.Load()), arguments, []), old)
 
 
 def counted(statement: ast.stmt) -> ast.stmt:
-    return at_place_of(ast.Expr(call_of(CHECKED, [], statement)), statement)
+    return at_place_of(ast.Expr(call_node(CHECKED, [], statement)), statement)
 
 
-class Preparation:
+class TestPreparation:
     """Counts the checks of a test, and lets the program change only one side of a comparison.
 
     `result = f(data); assert result == sorted(data)` would be passed by a program that empties
@@ -226,7 +226,7 @@ class Preparation:
         if any(isinstance(n, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr) for n in inner):
             return expression
         no_parameters = ast.arguments([], [], None, [], [], None, [])
-        return call_of(
+        return call_node(
             GIVEN, [at_place_of(ast.Lambda(no_parameters, expression), expression)], expression
         )
 
@@ -298,7 +298,7 @@ def ask_for_classes(node: Any) -> None:
         and node.attr == "__class__"
         and isinstance(node.ctx, ast.Load)
     ):
-        node.value = call_of(TYPED, [node.value], node)
+        node.value = call_node(TYPED, [node.value], node)
     if not isinstance(node, ast.Call):
         return
     function = node.func
@@ -311,7 +311,7 @@ def ask_for_classes(node: Any) -> None:
         node.args = [function.value, name, *node.args]
 
 
-def blocks_of(preparation: Preparation) -> list[tuple[int, int]]:
+def blocks_of(preparation: TestPreparation) -> list[tuple[int, int]]:
     """List the `with` blocks that check something: the first line, and that of the last check."""
     found = []
     for node in preparation.nodes:
@@ -329,14 +329,14 @@ def prepare(
 
     Returns the `with` blocks that check something (`blocks_of`).
     """
-    preparation = Preparation(nodes, program)
+    preparation = TestPreparation(nodes, program)
     blocks = blocks_of(preparation)
     preparation.apply()
     for node in nodes:
         ask_for_classes(node)
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name in tests:
-            call = ast.Expr(call_of(ENTERED, [ast.Constant(node.name)], node))
+            call = ast.Expr(call_node(ENTERED, [ast.Constant(node.name)], node))
             # After the docstring, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
             node.body.insert(start, at_place_of(call, node))

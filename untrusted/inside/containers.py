@@ -43,7 +43,7 @@ CONTAINERS: dict[str, type] = {
 OUR_REFERENCES = 3
 
 
-def empty(kind: type, extra: Any) -> Any:
+def empty_container(kind: type, extra: Any) -> Any:
     if kind is collections.deque:
         return collections.deque(maxlen=extra)
     return kind(extra) if kind in EXTRAS else kind()

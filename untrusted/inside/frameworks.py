@@ -102,12 +102,12 @@ class Runner:
             may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
             wanted = [n for n in parameters_of(function) if n not in given]
             for choice in choices_of([*used, *wanted], fixtures):
-                call = Call(self, fixtures, owner, choice)
+                call = FunctionRun(self, fixtures, owner, choice)
                 if call.run(name, function, scope, (used, wanted, given), may_fail=may_fail):
                     self.passed += 1
 
 
-class Call:
+class FunctionRun:
     """One call of a test function, with the fixtures that it takes.
 
     Attributes:

@@ -203,7 +203,7 @@ class Handle:
 
     def __iter__(self) -> Any:
         made = unless_tainted(self, ask("special", "__iter__", self))
-        return made if made is self else counted(self, made)
+        return made if made is self else yielded(self, made)
 
     def __next__(self) -> Any:
         is_coroutine = facts_of(self)["kind"] == "coroutine"
@@ -252,7 +252,7 @@ def agreed(handle: Any, name: str, number: int) -> int:
     return number
 
 
-def counted(handle: Any, iterator: Any) -> Iterator[Any]:
+def yielded(handle: Any, iterator: Any) -> Iterator[Any]:
     number = 0
     for number, item in enumerate(iterator, 1):  # noqa: B007 (used below)
         yield item

@@ -22,7 +22,7 @@ from untrusted.inside.containers import (
     EXTRAS,
     Shared,
     SharedContainers,
-    empty,
+    empty_container,
     fill,
     hold_same,
     items_of,
@@ -239,7 +239,7 @@ class Peer(ABC):
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
             return wire.build_array(*form["v"])
-        return empty(CONTAINERS[form["kind"]], self.decode(form["with"]))
+        return empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list) -> None:
         """Replace the content of a container by what the other end has sent."""
