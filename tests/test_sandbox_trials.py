@@ -41,9 +41,9 @@ UNJUDGED = {
     "objects": 10,
     "types": 2,
     "numpy": 2,
-    "kodcode": 2,
+    "kodcode": 3,
     "library": 1,
-    "cheats outsider": 1,
+    "cheats outsider": 2,
     "cheats border": 2,
     "cheats values": 1,
 }
@@ -132,8 +132,8 @@ def with_one_test(trial):
 def test_batteries_are_as_large_as_promised():
     names = [trial.name for trials in BATTERIES.values() for trial in trials]
     assert len(names) == len(set(names))
-    assert len(HONEST) >= 460
-    assert len(CHEATS) >= 220
+    assert len(HONEST) >= 475
+    assert len(CHEATS) >= 270
     assert all(trial.program.tests for trial in HONEST + CHEATS)
 
 
