@@ -49,9 +49,10 @@ MAX_MEMORY_MAPS = 40_000
 """Linux grants a process 65,530; a large compiled program takes some 250."""
 
 LONGEST = (
-    "sampler", "sandbox_cases", "attention", "sandbox", "cli", "response_format", "engine", "coupled_grpo",
-    "sandbox_trials", "regular_grammar", "drafts", "interruption", "block_pipeline", "sandbox_containment",
-    "variable_length", "api", "sft", "trainer", "serve", "slots", "chat_command",
+    "drafts", "sandbox_cases", "response_format", "sampler", "sandbox", "block_pipeline", "sft", "attention",
+    "sandbox_trials", "inference", "slots", "full_size", "sandbox_containment", "cli", "lookahead", "serve", "estimators",
+    "coupled_grpo", "masked_diffusion", "regular_grammar", "speed", "full_width", "interruption", "engine", "expansion",
+    "growing_server", "variable_length", "api", "trainer", "frontier", "chat_command",
 )  # fmt: skip
 """Modules that take longest. Some compute and some wait for time limits, so that workers share the cores."""
 

@@ -143,16 +143,18 @@ def test_a_block_computed_after_others_is_as_computed_with_all(golden_model):
     ids, mask = ragged_prompts()
     ids = np.concatenate([ids, np.random.default_rng(1).integers(0, 490, (3, 7))], axis=1)
     present = np.concatenate([mask, np.ones((3, 7))], axis=1).astype(bool)
-    ids, positions = jnp.asarray(ids), jnp.asarray(np.maximum(np.cumsum(present, axis=1) - 1, 0))
+    positions = np.maximum(np.cumsum(present, axis=1) - 1, 0)
     grid, width = BlockPipeline(9, 16, 3, 2), 16
-    everything = grid.admitted(jnp.asarray(present), jnp.arange(width))
-    expected = golden_model.model(ids, everything, positions)
-    cache = golden_model.model.empty_cache(3, width)
+    everything = np.asarray(jax.jit(grid.admitted)(present, np.arange(width)))
+    model = golden_model.model
+    recompute = jax.jit(model.recompute)
+    expected = jax.jit(model.__call__)(ids, everything, positions)
+    cache = jax.jit(model.empty_cache, static_argnums=(0, 1))(3, width)
     # The second part again, and the row before it.
-    for start, end in ((0, 12), (8, 15), (11, 16)):
+    for start, end in ((0, 12), (8, 15), (9, 16)):
         rows = slice(start, end)
-        part, cache = golden_model.model.recompute(
-            ids[:, rows], everything[:, rows], positions[:, rows], cache, jnp.int32(start)
+        part, cache = recompute(
+            ids[:, rows], everything[:, rows], positions[:, rows], cache, np.int32(start)
         )
         real = present[:, rows]
         np.testing.assert_allclose(
@@ -209,12 +211,12 @@ def test_blocks_follow_each_other_if_they_must(tiny):
 
 
 def test_room_for_as_many_blocks_as_are_begun_is_room_without_an_end(tiny):
-    """Eight blocks, of which a window holds five; one at a time takes longer."""
+    """Five blocks, of which a window holds four; one at a time takes longer."""
     enough, longer = 0, 0
     for seed in range(12):
         model = with_random_weights(tiny, np.random.default_rng(seed))
         many, four, single = (
-            options(block_length=3, add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1)
+            options(add_threshold=0.3, active_blocks=each) for each in (MANY, 4, 1)
         )
         *_, most = forced(model, prompt(seed)[0].tolist(), many.decoding)
         if most <= 4:
@@ -234,22 +236,23 @@ def test_a_stop_token_ends_the_row_and_begins_no_block(tiny):
     """The text up to it is the published one, which goes on with the blocks begun; ours is not
     decoded further.
     """
+    settings = options(add_threshold=0.2)
+    models = [with_random_weights(tiny, np.random.default_rng(seed)) for seed in range(5)]
+    wholes = [
+        tokens_of(decoded(model, prompt(seed), settings))[0] for seed, model in enumerate(models)
+    ]
+    # The same for every model, as stop tokens are compiled in: one of each answer.
+    stops = tuple(sorted({int(whole[PROMPT + 7]) for whole in wholes}))
     stopped, fewer = 0, 0
-    for seed in range(5):
-        model, settings = (
-            with_random_weights(tiny, np.random.default_rng(seed)),
-            options(add_threshold=0.2),
-        )
-        whole = tokens_of(decoded(model, prompt(seed), settings))[0]
-        stops = (int(whole[PROMPT + 7]),)
+    for seed, model in enumerate(models):
         tokens, forwards, begun, _ = forced(
             model, prompt(seed)[0].tolist(), settings.decoding, stops
         )
         state = decoded(model, prompt(seed), settings, stop_ids=stops)
         ours = tokens_of(state)[0].tolist()
-        end = tokens.index(stops[0], PROMPT)
+        end = next(place for place in range(PROMPT, len(tokens)) if tokens[place] in stops)
         assert ours[: end + 1] == tokens[: end + 1]
-        assert set(ours[end:]) <= {stops[0], *tokens[end:]}
+        assert set(ours[end:]) <= {*stops, *tokens[end:]}
         assert not np.asarray(state.masked).any()
         assert int(state.extra.begun[0]) == begun
         assert int(state.forwards) <= forwards
@@ -282,15 +285,12 @@ def test_rows_of_a_ragged_batch_are_what_they_are_alone(golden_sampler, settings
     np.testing.assert_array_equal(tokens_of(together)[:, :9], ids)
     ends = np.asarray(together.commit_step).max(axis=1)
     assert int(together.forwards) == ends.max() + 1
-    for row in (0, 2):
-        bare = ids[row][mask[row] == 1][None]
-        alone = decoded(golden_sampler, bare, settings, columns=14, seed=keys[row : row + 1])
-        np.testing.assert_array_equal(tokens_of(alone)[0, -14:], tokens_of(together)[row, -14:])
-        np.testing.assert_array_equal(alone.commit_step[0, -14:], together.commit_step[row, -14:])
-        np.testing.assert_allclose(
-            alone.confidence[0, -14:], together.confidence[row, -14:], atol=1e-5
-        )
-        assert int(alone.forwards) == ends[row] + 1
+    # The row with most padding, and without any.
+    alone = decoded(golden_sampler, ids[:1, -3:], settings, columns=14, seed=keys[:1])
+    np.testing.assert_array_equal(tokens_of(alone)[0, -14:], tokens_of(together)[0, -14:])
+    np.testing.assert_array_equal(alone.commit_step[0, -14:], together.commit_step[0, -14:])
+    np.testing.assert_allclose(alone.confidence[0, -14:], together.confidence[0, -14:], atol=1e-5)
+    assert int(alone.forwards) == ends[0] + 1
 
 
 @pytest.mark.parametrize("settings", ROWS.values(), ids=ROWS)
@@ -308,7 +308,7 @@ def test_a_stream_ends_with_the_same_text_and_tells_every_step(golden_sampler, s
 
 def test_it_is_another_computation_than_without_the_mask(golden_sampler):
     """One block after another, each alone: what differs is the attention."""
-    canvas = Canvas.after(*ragged_prompts(), 12)
+    canvas = Canvas.after(*ragged_prompts(), 14)
     settings = options(block_length=4, add_threshold=1.0, threshold=1.0)
     causal = golden_sampler.generate(canvas, settings)
     plain = golden_sampler.generate(
@@ -317,8 +317,9 @@ def test_it_is_another_computation_than_without_the_mask(golden_sampler):
     assert (np.asarray(causal.confidence) != np.asarray(plain.confidence)).any()
 
 
-def test_a_last_block_may_be_shorter_and_a_block_the_whole_answer(tiny):
-    for columns, length in ((1, 5), (6, 5), (7, 0)):
+def test_a_block_may_be_longer_than_the_answer_or_all_of_it(tiny):
+    """Everywhere above, the last block is shorter."""
+    for columns, length in ((1, 5), (7, 0)):
         settings = options(block_length=length)
         state = decoded(tiny, prompt(1), settings, columns=columns)
         tokens, forwards, _, _ = forced(
@@ -342,9 +343,7 @@ def test_other_thresholds_compile_nothing(tiny, other):
 def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
     settings = options(max_new_tokens=24, threshold=0.9, block_length=8)
     texts = tiny_inference.complete(["def f(x):", "y = 1\nz"], settings)
-    assert texts == [
-        tiny_inference.complete([each], settings)[0] for each in ("def f(x):", "y = 1\nz")
-    ]
+    assert tiny_inference.complete(["y = 1\nz"], settings) == texts[1:]
     with pytest.raises(ValueError, match="cache='causal': only completes prompts"):
         tiny_inference.infill("def f(x):", "\n", 8, options=settings)
 

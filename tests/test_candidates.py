@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 from cases.generation import greedy
 
-from jax_lm.diffusion.candidates import (
-    Candidates,
-    SamplingParams,
-    confidence,
-    disturbed,
-    draw,
-    filtered,
-    row_entropy,
-)
-from jax_lm.diffusion.commit_rules import ranks
+from jax_lm.diffusion import candidates as of_candidates
+from jax_lm.diffusion import commit_rules
+from jax_lm.diffusion.candidates import Candidates, SamplingParams
 from jax_lm.diffusion.nucleus import Rows
 from jax_lm.options import ALGS, GenerationOptions
 
 MASK_ID = 0
+# Compiled: called plainly, every small operation is a program of its own.
+confidence, disturbed, draw, ranks = map(
+    jax.jit,
+    (of_candidates.confidence, of_candidates.disturbed, of_candidates.draw, commit_rules.ranks),
+)
+filtered = jax.jit(of_candidates.filtered, static_argnames=("top_k", "excluded_id"))
+all_log_probs = jax.jit(lambda rows, ids: rows.log_probs(rows.logits, ids))
 
 
 def params(**options):
     """Settings of a block of one column, as numbers."""
-    return jax.tree.map(jnp.asarray, SamplingParams.of(greedy(1, **options), 1, 1))
+    return jax.tree.map(np.asarray, SamplingParams.of(greedy(1, **options), 1, 1))
 
 
 def uniform(rows, positions):
@@ -51,7 +51,7 @@ def plain_filter(logits, top_p, top_k, min_p=0.0):
 def dense(candidates, size):
     """Candidate probabilities laid out over the vocabulary."""
     if isinstance(candidates, Rows):
-        return np.exp(np.asarray(candidates.log_probs(candidates.logits, jnp.arange(size))))
+        return np.exp(np.asarray(all_log_probs(candidates, np.arange(size))))
     rows = np.zeros((*candidates.ids.shape[:2], size))
     np.put_along_axis(
         rows, np.asarray(candidates.ids), np.exp(np.asarray(candidates.log_probs)), axis=-1
@@ -65,7 +65,7 @@ def dense(candidates, size):
 )
 def test_filters_equal_a_full_sort(top_p, top_k):
     logits = np.random.default_rng(0).normal(size=(4, 30, 120)).astype(np.float32) * 3
-    ours = dense(filtered(jnp.asarray(logits), params(top_p=top_p), top_k=top_k), 120)
+    ours = dense(filtered(logits, params(top_p=top_p), top_k=top_k), 120)
     theirs = np.apply_along_axis(plain_filter, -1, logits.astype(np.float64), top_p, top_k)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
 
@@ -74,7 +74,7 @@ def test_filters_equal_a_full_sort(top_p, top_k):
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.5, 1.0])
 def test_min_p_equals_a_full_sort(top_p, top_k, min_p):
     logits = np.random.default_rng(2).normal(size=(4, 30, 120)).astype(np.float32) * 3
-    ours = dense(filtered(jnp.asarray(logits), params(top_p=top_p, min_p=min_p), top_k=top_k), 120)
+    ours = dense(filtered(logits, params(top_p=top_p, min_p=min_p), top_k=top_k), 120)
     theirs = np.apply_along_axis(plain_filter, -1, logits.astype(np.float64), top_p, top_k, min_p)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
     assert (ours > 0).sum() == (theirs > 0).sum()
@@ -83,19 +83,17 @@ def test_min_p_equals_a_full_sort(top_p, top_k, min_p):
 @pytest.mark.parametrize("vocabulary", [30, 120])
 @pytest.mark.parametrize("top_k", [1, 7, 50])
 def test_a_traced_top_k_is_the_static_one(vocabulary, top_k):
-    logits = jnp.asarray(
-        np.random.default_rng(3).normal(size=(4, 30, vocabulary)).astype(np.float32) * 3
-    )
+    logits = np.random.default_rng(3).normal(size=(4, 30, vocabulary)).astype(np.float32) * 3
     if vocabulary > 50:
         # Ties are cut at k; without a k that cuts anything, top_p keeps them all.
-        logits = logits.at[0].set(1.0)
-    traced = filtered(logits, params(top_p=0.9)._replace(top_k=jnp.int32(top_k)), top_k=50)
+        logits[0] = 1.0
+    traced = filtered(logits, params(top_p=0.9)._replace(top_k=np.int32(top_k)), top_k=50)
     static = filtered(logits, params(top_p=0.9), top_k=top_k)
     np.testing.assert_allclose(
         dense(traced, vocabulary), dense(static, vocabulary), rtol=0, atol=2e-6
     )
     with pytest.raises(ValueError, match="needs a static top_k"):
-        filtered(logits, params()._replace(top_k=jnp.int32(top_k)), top_k=None)
+        filtered(logits, params()._replace(top_k=np.int32(top_k)), top_k=None)
 
 
 @pytest.mark.parametrize("number", [1e39, 1e300])
@@ -170,6 +168,6 @@ def test_entropy_is_that_of_the_logits_without_mask():
     probs = np.exp(exact - exact.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)
     expected = -(probs * np.log(np.where(probs > 0, probs, 1))).sum(-1)
-    found = np.asarray(row_entropy(jnp.asarray(logits), 7))
+    found = np.asarray(of_candidates.row_entropy(jnp.asarray(logits), 7))
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
     assert (found >= 0).all()

@@ -1,5 +1,6 @@
 """Commit rules and the schedule of the reference."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,14 +16,18 @@ from jax_lm.diffusion.commit_rules import (
 )
 from jax_lm.options import Decoding
 
+# Compiled: called plainly, every small operation is a program of its own.
+RANKS, RUN, ABOVE = map(jax.jit, (ranks, longest_run, above_threshold))
+WITHIN, BUDGET = map(jax.jit, (within_entropy, budget))
+
 
 def counts(masks, steps):
     """What a row of `masks` masks commits at each step."""
-    committed, masked = [], jnp.ones((1, masks), bool)
+    committed, masked, count_of = [], np.ones((1, masks), bool), jax.jit(commit_counts)
     for ratio in transfer_ratios(steps):
-        count = int(commit_counts(masked, jnp.asarray(ratio))[0])
+        count = int(count_of(masked, ratio)[0])
         committed.append(count)
-        masked = jnp.arange(masks)[None] >= sum(committed)
+        masked = np.arange(masks)[None] >= sum(committed)
     return committed
 
 
@@ -61,17 +66,15 @@ def test_ranks_order_masked_positions_and_ties_go_left_to_right():
 
 def committed(decoding, probability, holes=None):
     """Which of a row of masks are committed, in the order of their probability."""
-    probability = jnp.asarray([probability], jnp.float32)
-    masked = jnp.ones(probability.shape, bool)
-    holes = jnp.array([holes or probability.shape[1]])
-    rank, rule = ranks(probability, masked), decoding.settings
+    probability = np.float32([probability])
+    masked = np.ones(probability.shape, bool)
+    holes = np.array([holes or probability.shape[1]])
+    rank, rule = RANKS(probability, masked), decoding.settings
     if rule.commit == "factor":
-        chosen = longest_run(jnp.float32(rule.factor), rank, probability, masked)
+        chosen = RUN(np.float32(rule.factor), rank, probability, masked)
     else:
-        decay = jnp.float32(rule.decay if rule.commit == "dynamic" else 0)
-        chosen = above_threshold(
-            jnp.float32(rule.threshold), decay, rank, probability, masked, holes
-        )
+        decay = np.float32(rule.decay if rule.commit == "dynamic" else 0)
+        chosen = ABOVE(np.float32(rule.threshold), decay, rank, probability, masked, holes)
     return np.flatnonzero(np.asarray(chosen)[0]).tolist()
 
 
@@ -122,7 +125,7 @@ def test_budget_carries_over_what_was_not_used():
     holes = jnp.array([24])
 
     def allowed(left, step):
-        return int(budget(jnp.arange(24)[None] < left, holes, jnp.int32(step), jnp.int32(8))[0])
+        return int(BUDGET(np.arange(24)[None] < left, holes, np.int32(step), np.int32(8))[0])
 
     assert allowed(24, 0) == 3
     assert allowed(23, 1) == 5
@@ -141,13 +144,9 @@ def test_entropies_are_bounded_as_by_brute_force():
         [0, 0.01, 1], (1000, 9)
     )
     masked, scores = rng.random((1000, 9)) < 0.7, rng.random((1000, 9))
-    rank = np.asarray(ranks(jnp.asarray(scores), jnp.asarray(masked)))
+    rank = np.asarray(RANKS(scores, masked))
     for bound in (0.0, 0.05, 1.0, np.inf):
-        chosen = np.asarray(
-            within_entropy(
-                jnp.float32(bound), jnp.asarray(rank), jnp.asarray(entropy), jnp.asarray(masked)
-            )
-        )
+        chosen = np.asarray(WITHIN(np.float32(bound), rank, entropy, masked))
         for row in range(1000):
             order = sorted(np.flatnonzero(masked[row]), key=lambda column: rank[row, column])
             count = (
@@ -157,11 +156,11 @@ def test_entropies_are_bounded_as_by_brute_force():
 
 
 def test_a_bound_of_0_commits_one_and_what_is_certain():
-    rank, masked = jnp.arange(4)[None], jnp.ones((1, 4), bool)
+    rank, masked = jnp.arange(4)[None], np.ones((1, 4), bool)
 
     def chosen(*entropy):
         return np.flatnonzero(
-            within_entropy(jnp.float32(0), rank, jnp.array([entropy]), masked)[0]
+            WITHIN(np.float32(0), rank, np.float32([entropy]), masked)[0]
         ).tolist()
 
     assert chosen(0.5, 0.5, 0.1, 0.0) == [0]

@@ -8,23 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.diffusion.masking import (
-    attention_mask,
-    begun,
-    confident_ranks,
-    mask_tokens,
-    noise_levels,
-    over_samples,
-    sample_positions,
-    sample_starts,
-    shift_right,
-    unforced_ratio,
+from jax_lm.diffusion import masking
+from jax_lm.diffusion.masking import attention_mask
+
+# Compiled: called plainly, every small operation is a program of its own.
+begun, shift_right, sample_positions, sample_starts, unforced_ratio = map(
+    jax.jit,
+    (
+        masking.begun,
+        masking.shift_right,
+        masking.sample_positions,
+        masking.sample_starts,
+        masking.unforced_ratio,
+    ),
 )
+mask_tokens = jax.jit(masking.mask_tokens, static_argnames="mask_id")
+confident_ranks = jax.jit(masking.confident_ranks, static_argnames="share")
+noise_levels = jax.jit(masking.noise_levels, static_argnames=("draws", "minimum"))
+over_samples = jax.jit(masking.over_samples, static_argnames="reduce")
 
 LEVEL_DRAWS = ("even", "antithetic", "independent")
 MASK_ID = 99
-PACKED = jnp.array([[4, 4, 4, 7, 7, -1], [2, 2, 2, 2, 2, 2]])
-FORWARD = jax.jit(mask_tokens, static_argnames="mask_id")
+PACKED = np.array([[4, 4, 4, 7, 7, -1], [2, 2, 2, 2, 2, 2]])
 
 
 @pytest.fixture
@@ -42,19 +47,17 @@ def forward(key, tokens, canvas, levels, samples=None):
         else samples
     )
     levels = np.broadcast_to(np.float32(levels).reshape(-1, 1), tokens.shape)
-    noisy, masked = FORWARD(
-        key, *map(jnp.asarray, (tokens, canvas, samples, levels)), mask_id=MASK_ID
-    )
+    noisy, masked = mask_tokens(key, tokens, canvas, samples, levels, MASK_ID)
     return np.asarray(noisy), np.asarray(masked)
 
 
 def test_shift_moves_rows_one_to_the_right_and_keeps_the_first():
-    rows = jnp.arange(24.0).reshape(2, 4, 3)
-    np.testing.assert_array_equal(shift_right(rows), np.asarray(rows)[:, [0, 0, 1, 2]])
+    rows = np.arange(24.0, dtype=np.float32).reshape(2, 4, 3)
+    np.testing.assert_array_equal(shift_right(rows), rows[:, [0, 0, 1, 2]])
 
 
 def test_shift_does_not_cross_samples():
-    rows = jnp.arange(12.0).reshape(2, 6, 1)
+    rows = np.arange(12.0, dtype=np.float32).reshape(2, 6, 1)
     shifted = shift_right(rows, sample_starts(PACKED))
     np.testing.assert_array_equal(shifted[..., 0], [[0, 0, 1, 3, 3, 5], [6, 6, 7, 8, 9, 10]])
 
@@ -63,7 +66,7 @@ def test_positions_and_sums_of_samples():
     np.testing.assert_array_equal(
         sample_positions(PACKED), [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
     )
-    values = jnp.arange(12.0).reshape(2, 6)
+    values = np.arange(12.0, dtype=np.float32).reshape(2, 6)
     np.testing.assert_array_equal(
         over_samples("sum", values, PACKED), [[3, 3, 3, 7, 7, 5], [51] * 6]
     )
@@ -92,8 +95,8 @@ def test_even_and_antithetic_levels_are_less_noisy():
     samples = jnp.arange(8)[:, None]
     deviation = {}
     for draws in LEVEL_DRAWS:
-        means = jax.vmap(lambda key, d=draws: jnp.mean(noise_levels(key, samples, d) ** 2))
-        deviation[draws] = float(means(jax.random.split(jax.random.key(0), 2000)).std())
+        means = jax.jit(jax.vmap(lambda key, d=draws: jnp.mean(noise_levels(key, samples, d) ** 2)))
+        deviation[draws] = float(np.std(means(jax.random.split(jax.random.key(0), 2000))))
     # Eight independent draws of t^2 have a deviation of 0.298 / sqrt(8).
     assert deviation["independent"] == pytest.approx(0.105, rel=0.1)
     assert deviation["antithetic"] < 0.5 * deviation["independent"]
@@ -110,12 +113,14 @@ def test_even_levels_stay_even_for_thousands_of_samples():
 
 @pytest.mark.parametrize("draws", LEVEL_DRAWS)
 def test_level_of_a_sample_depends_on_its_number_alone(draws):
-    levels = noise_levels(jax.random.key(2), PACKED, draws)
-    again = noise_levels(jax.random.key(2), jnp.array([[7], [2], [4]]), draws)
+    levels, again = (
+        np.asarray(noise_levels(jax.random.key(2), samples, draws))
+        for samples in (PACKED, np.array([[7], [2], [4]]))
+    )
     np.testing.assert_array_equal(
         levels[:, [0, 3]], [[again[2, 0], again[0, 0]], [again[1, 0]] * 2]
     )
-    assert len(set(np.asarray(again)[:, 0].tolist())) == 3
+    assert len(set(again[:, 0].tolist())) == 3
 
 
 @pytest.mark.parametrize("level", [1e-3, 0.3, 1.0])
@@ -175,10 +180,10 @@ def test_unforced_ratio_is_that_of_the_two_probabilities(level):
     for count in (1, 2, 3):
         plain = math.comb(3, count) * level**count * (1 - level) ** (3 - count)
         forced = (counts == count).mean()
-        ratio = float(unforced_ratio(*jnp.float32([[[level]], [[3]], [[count]]]))[0, 0])
+        ratio = float(unforced_ratio(*np.float32([[[level]], [[3]], [[count]]]))[0, 0])
         assert plain / ratio == pytest.approx(forced, abs=4 * (forced / 20_000) ** 0.5 + 1e-4)
     # The case that matters: far from 1.
-    assert float(unforced_ratio(*jnp.float32([[[0.02]], [[3]], [[1]]]))[0, 0]) < 0.1
+    assert float(unforced_ratio(*np.float32([[[0.02]], [[3]], [[1]]]))[0, 0]) < 0.1
 
 
 def test_masks_depend_on_the_key_alone(rows):
@@ -197,10 +202,9 @@ def test_masks_of_a_sample_do_not_depend_on_its_place(rows):
     packed_levels = np.repeat(levels[[2, 0]], 40)[None]
     key = jax.random.key(8)
     _, packed = mask_tokens(
-        key,
-        *map(jnp.asarray, (packed_tokens, packed_canvas, packed_samples, packed_levels)),
-        MASK_ID,
+        key, packed_tokens, packed_canvas, packed_samples, packed_levels, MASK_ID
     )
+    packed = np.asarray(packed)
     np.testing.assert_array_equal(packed[0, :40], alone[2])
     np.testing.assert_array_equal(packed[0, 40:], alone[0])
 
@@ -216,17 +220,11 @@ def test_masks_by_rank_are_the_least_likely_of_each_canvas():
         rng.normal(size=samples.shape),
         np.array([0.35, 0.8])[:, None] * np.ones(samples.shape),
     )
-    arrays = tuple(map(jnp.asarray, (canvas, samples)))
-    ranks = confident_ranks(jax.random.key(1), jnp.asarray(log_probs, jnp.float32), *arrays, 1.0)
-    assert np.isnan(ranks[~canvas]).all()
-    _, masked = mask_tokens(
-        jax.random.key(1),
-        jnp.zeros_like(arrays[1]),
-        *arrays,
-        jnp.asarray(levels, jnp.float32),
-        MASK_ID,
-        ranks,
-    )
+    key = jax.random.key(1)
+    ranks = confident_ranks(key, log_probs.astype(np.float32), canvas, samples, 1.0)
+    assert np.isnan(np.asarray(ranks)[~canvas]).all()
+    tokens, levels = np.zeros_like(samples), levels.astype(np.float32)
+    _, masked = mask_tokens(key, tokens, canvas, samples, levels, MASK_ID, ranks)
     expected = np.zeros_like(canvas)
     for row, sample in ((0, 5), (0, 2), (1, 7)):
         places = np.flatnonzero((samples[row] == sample) & canvas[row])
@@ -239,8 +237,8 @@ def test_a_canvas_is_begun_by_up_to_what_its_level_leaves(rows):
     """From its first position on, in packed rows as well, and evenly up to (1 - t) n."""
     tokens, canvas = rows
     samples = np.repeat(np.arange(2 * len(tokens)).reshape(-1, 2), 64, axis=1)
-    levels = jnp.full(tokens.shape, 0.25, jnp.float32)
-    found = np.asarray(begun(jax.random.key(5), jnp.asarray(canvas), jnp.asarray(samples), levels))
+    levels = np.full(tokens.shape, 0.25, np.float32)
+    found = np.asarray(begun(jax.random.key(5), canvas, samples, levels))
     assert not found[~canvas].any()
     shares = []
     for row, first in itertools.product(range(len(tokens)), (0, 64)):
@@ -255,16 +253,13 @@ def test_a_canvas_is_begun_by_up_to_what_its_level_leaves(rows):
 def test_a_share_of_the_samples_is_ranked_and_the_others_keep_their_draws(rows):
     tokens, canvas = rows
     samples = np.broadcast_to(np.arange(len(tokens))[:, None], tokens.shape)
-    arrays = tuple(map(jnp.asarray, (canvas, samples)))
-    log_probs = jnp.asarray(np.random.default_rng(4).normal(size=tokens.shape), jnp.float32)
-    ranks = np.asarray(confident_ranks(jax.random.key(6), log_probs, *arrays, 0.3))
+    log_probs = np.random.default_rng(4).normal(size=tokens.shape).astype(np.float32)
+    ranks = np.asarray(confident_ranks(jax.random.key(6), log_probs, canvas, samples, 0.3))
     ranked = ~np.isnan(ranks).all(axis=1)
     np.testing.assert_array_equal(~np.isnan(ranks), canvas & ranked[:, None])
     assert ranked.mean() == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / len(tokens)) ** 0.5)
-    levels = jnp.full(tokens.shape, 0.5, jnp.float32)
-    _, masked = mask_tokens(
-        jax.random.key(6), jnp.asarray(tokens), *arrays, levels, MASK_ID, jnp.asarray(ranks)
-    )
+    levels = np.full(tokens.shape, 0.5, np.float32)
+    _, masked = mask_tokens(jax.random.key(6), tokens, canvas, samples, levels, MASK_ID, ranks)
     masked = np.asarray(masked)
     np.testing.assert_array_equal(
         masked[~ranked], forward(jax.random.key(6), tokens, canvas, 0.5)[1][~ranked]
@@ -273,12 +268,12 @@ def test_a_share_of_the_samples_is_ranked_and_the_others_keep_their_draws(rows):
 
 
 def test_attention_opens_from_causal_to_full_within_samples():
-    samples = jnp.concatenate([PACKED, jnp.full((2, 60), 9)], axis=1)
-    own = np.asarray(samples[:, :, None] == samples[:, None, :])
+    samples = np.concatenate([PACKED, np.full((2, 60), 9)], axis=1)
+    own = samples[:, :, None] == samples[:, None, :]
     past = np.tril(np.ones(own.shape[1:], bool))
     mask = jax.jit(attention_mask)
     closed, half, full = (
-        np.asarray(mask(samples, jnp.full(2, share, jnp.float32), jax.random.key(0)))
+        np.asarray(mask(samples, np.full(2, share, np.float32), jax.random.key(0)))
         for share in (0, 0.5, 1)
     )
     np.testing.assert_array_equal(closed, own & past)
@@ -304,11 +299,12 @@ def drawn_sizes(jaxpr):
 
 
 def test_attention_draws_one_mask_for_all_rows():
-    samples, key = jnp.repeat(PACKED, 8, axis=0), jax.random.key(0)
-    openness = jnp.full(16, 0.5)
+    samples, key = np.repeat(PACKED, 8, axis=0), jax.random.key(0)
+    openness = np.full(16, 0.5, np.float32)
     assert list(drawn_sizes(jax.make_jaxpr(attention_mask)(samples, openness, key).jaxpr)) == [
         6 * 6
     ]
     # Rows of a step have the same draw, wherever they are.
-    alone = attention_mask(samples[3:4], openness[:1], key)
-    np.testing.assert_array_equal(attention_mask(samples, openness, key)[3:4], alone)
+    mask = jax.jit(attention_mask)
+    alone = mask(samples[3:4], openness[:1], key)
+    np.testing.assert_array_equal(np.asarray(mask(samples, openness, key))[3:4], alone)

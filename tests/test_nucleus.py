@@ -59,15 +59,15 @@ def sorted_nucleus(row, top_p):
 
 def nuclei(rows, top_p):
     """Who is in the nucleus of each row, as `nucleus` says; all rows at once."""
+    return np.asarray(kept_of(rows, np.float32(top_p)))
 
-    @jax.jit
-    def kept(rows, top_p):
-        values = rows[None]
-        weights = weigh(values, jnp.max(values, axis=-1, keepdims=True), jnp.float32(1))
-        border = nucleus(values, weights, top_p, jnp.ones(values.shape[:2], bool))
-        return border.includes(values, jnp.arange(values.shape[-1]))[0]
 
-    return np.asarray(kept(jnp.asarray(rows), jnp.float32(top_p)))
+@jax.jit
+def kept_of(rows, top_p):
+    values = rows[None]
+    weights = weigh(values, jnp.max(values, axis=-1, keepdims=True), jnp.float32(1))
+    border = nucleus(values, weights, top_p, jnp.ones(values.shape[:2], bool))
+    return border.includes(values, jnp.arange(values.shape[-1]))[0]
 
 
 def require_equal(ours, row, top_p, name):

@@ -30,6 +30,10 @@ from jax_lm.training.update import gradient
 ROWS, LENGTH = 6, 5
 PROMPT, COMPLETION, MASK = 6, 10, 95
 TOLERANCE = 0.5
+# Compiled once for all tests; called plainly, every small operation is a program of its own.
+LOSS = jax.jit(policy_loss, static_argnames=("form", "tolerance"))
+FORWARD = jax.jit(forward_process, static_argnums=(2, 3, 4))
+TOKEN_SCORES = jax.jit(token_scores)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def inputs():
 
 
 def loss_of(inputs, form):
-    total, weight, metrics = policy_loss(*map(jnp.asarray, inputs), form, tolerance=TOLERANCE)
+    total, weight, metrics = LOSS(*inputs, form=form, tolerance=TOLERANCE)
     return float(total / weight), {
         name: float(getattr(value, "value", value)) for name, value in metrics.items()
     }
@@ -98,8 +102,8 @@ def test_loss_is_the_formula(inputs, loss_type, changes):
 def test_parts_of_a_batch_sum_up_to_its_loss(inputs, loss_type):
     form = PolicyLoss(loss_type=loss_type)
     parts = [
-        policy_loss(*(jnp.asarray(part[rows]) for part in inputs), form)
-        for rows in (slice(0, 2), slice(2, 6))
+        LOSS(*(part[rows] for part in inputs), form=form, tolerance=0.0)
+        for rows in (slice(0, 3), slice(3, 6))
     ]
     together = sum(part[0] for part in parts) / sum(part[1] for part in parts)
     assert float(together) == pytest.approx(loss_of(inputs, form)[0], rel=1e-6)
@@ -122,7 +126,7 @@ def test_before_the_first_update_the_gradient_is_that_of_the_advantage(inputs):
         )
         return loss, metrics
 
-    gradient, metrics = jax.grad(total, has_aux=True)(jnp.asarray(scores))
+    gradient, metrics = jax.jit(jax.grad(total, has_aux=True))(scores)
     np.testing.assert_allclose(gradient, np.where(mask, -advantage[:, None], 0), rtol=1e-6)
     assert float(metrics["max_log_ratio"]) == 0
     assert float(metrics["clipped_share"].value) == float(metrics["unequal_share"].value) == 0
@@ -137,8 +141,8 @@ def test_one_token_far_away_ends_no_run(advantage):
     def total(scores):
         return policy_loss(scores, old, None, *rows, PolicyLoss(beta=0.0)).total
 
-    scores = jnp.array([[0.0, 200.0, 0.1]])
-    loss, slope = jax.value_and_grad(total)(scores)
+    scores = np.float32([[0.0, 200.0, 0.1]])
+    loss, slope = map(np.asarray, jax.jit(jax.value_and_grad(total))(scores))
     assert np.isfinite(loss)
     assert np.isfinite(slope).all()
     np.testing.assert_allclose(slope[0, [0, 2]], -advantage * np.exp([0.0, 0.1]), rtol=1e-6)
@@ -165,15 +169,17 @@ def test_metrics_are_means_over_the_completion(inputs):
 
 def test_divergence_goes_on_as_a_line_that_still_draws_back():
     """A token far below the reference is pulled up as hard as at the clamp, not let go."""
-    s = jnp.array([[-40.0, -5.1, -5.0, -4.9, 0.0, 4.9, 5.1, 40.0]])
-    reference = jnp.zeros_like(s)
-    value = divergence(s, reference, 5.0)[0]
-    slope = jax.grad(lambda scores: jnp.sum(divergence(scores, reference, 5.0)))(s)[0]
-    d = -np.asarray(s[0], np.float64)
+    s = np.float32([[-40.0, -5.1, -5.0, -4.9, 0.0, 4.9, 5.1, 40.0]])
+    reference = jnp.zeros(s.shape)
+    diverge = jax.jit(divergence, static_argnums=2)
+    value = np.asarray(diverge(s, reference, 5.0))[0]
+    total = jax.jit(jax.grad(lambda scores: jnp.sum(divergence(scores, reference, 5.0))))
+    slope = np.asarray(total(s))[0]
+    d = -s[0].astype(np.float64)
     np.testing.assert_allclose(value, [plain_divergence(one, 5.0) for one in d], rtol=1e-5)
     np.testing.assert_allclose(slope, 1 - np.exp(np.clip(d, -5, 5)), rtol=1e-5)
     # Without a clamp it is the published form, and inside the clamp both are the same.
-    published = divergence(s, reference, float("inf"))[0]
+    published = np.asarray(diverge(s, reference, float("inf")))[0]
     np.testing.assert_allclose(published, np.exp(d) - d - 1, rtol=1e-5)
     np.testing.assert_array_equal(published[3:6], value[3:6])
 
@@ -255,9 +261,7 @@ def test_groups_are_checked():
 @pytest.fixture(scope="module")
 def rows():
     """Four rows of a prompt and a completion, without padding."""
-    return jnp.asarray(
-        np.random.default_rng(0).integers(0, 90, (4, PROMPT + COMPLETION)), jnp.int32
-    )
+    return np.random.default_rng(0).integers(0, 90, (4, PROMPT + COMPLETION)).astype(np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -273,9 +277,11 @@ def scored(tiny_model):
 
 
 def copies_of(tokens, estimator=None, *, seed=0, rollout=0, iteration=1, ids=None):
-    ids = jnp.arange(len(tokens)) if ids is None else jnp.asarray(ids)
-    keys = sample_keys(seed, rollout, iteration, ids)
-    return forward_process(keys, tokens, COMPLETION, MASK, estimator or Estimator())
+    """The copies as NumPy arrays."""
+    ids = np.arange(len(tokens)) if ids is None else ids
+    keys = sample_keys(seed, rollout, iteration, jnp.asarray(ids))
+    copies = FORWARD(keys, tokens, COMPLETION, MASK, estimator or Estimator())
+    return jax.tree.map(np.asarray, copies)
 
 
 @pytest.mark.parametrize("pairs", [1, 3])
@@ -289,15 +295,16 @@ def test_pairs_are_exact_complements_and_nothing_leaks(rows, pairs):
     assert ((copies.tokens[:, :, PROMPT:] == MASK) == copies.scored).all()
     assert (copies.tokens[:, :, :PROMPT] == rows[:, None, :PROMPT]).all()
     assert (
-        jnp.where(copies.scored, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:])
+        np.where(copies.scored, rows[:, None, PROMPT:], copies.tokens[:, :, PROMPT:])
         == rows[:, None, PROMPT:]
     ).all()
 
 
 def test_weights_are_the_inverse_shares():
     estimator = Estimator(num_mask_pairs=1)
-    tokens = jnp.zeros((512, 2000), jnp.int32)
-    copies = forward_process(sample_keys(0, 0, 1, jnp.arange(512)), tokens, 2000, MASK, estimator)
+    tokens = np.zeros((512, 2000), np.int32)
+    copies = FORWARD(sample_keys(0, 0, 1, jnp.arange(512)), tokens, 2000, MASK, estimator)
+    copies = jax.tree.map(np.asarray, copies)
     t = 1 / copies.weights[:, 1]
     assert (copies.weights[:, 0] == 1).all()
     np.testing.assert_allclose(1 / copies.weights[:, 2], 1 - t, rtol=1e-6)
@@ -308,15 +315,19 @@ def test_weights_are_the_inverse_shares():
 
 
 def test_decoupled_masks_are_independent_and_full_mask_is_one_copy():
-    tokens = jnp.zeros((256, 1000), jnp.int32)
+    tokens = np.zeros((256, 1000), np.int32)
     keys = sample_keys(0, 0, 1, jnp.arange(256))
-    copies = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="decoupled"))
+
+    def copied(estimator):
+        return jax.tree.map(np.asarray, FORWARD(keys, tokens, 1000, MASK, estimator))
+
+    copies = copied(Estimator(estimator="decoupled"))
     t = 1 / copies.weights[:, 1]
     both = (copies.scored[:, 1] & copies.scored[:, 2]).mean(axis=1)
     np.testing.assert_allclose(both, t * (1 - t), atol=6 * np.sqrt(0.25 / 1000))
-    coupled = forward_process(keys, tokens, 1000, MASK, Estimator())
+    coupled = copied(Estimator())
     assert (copies.scored[:, 1] == coupled.scored[:, 1]).all()
-    full = forward_process(keys, tokens, 1000, MASK, Estimator(estimator="full_mask"))
+    full = copied(Estimator(estimator="full_mask"))
     assert full.scored.shape[1] == 1
     assert full.scored.all()
 
@@ -355,18 +366,18 @@ def plain_scores(logits, index, masked, weights):
 def test_scores_are_the_formula(rows, pairs):
     copies = copies_of(rows, Estimator(num_mask_pairs=pairs))
     shape = (4, 1 + 2 * pairs, COMPLETION, 13)
-    logits = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 3, jnp.float32)
+    logits = (np.random.default_rng(1).normal(size=shape) * 3).astype(np.float32)
     index = rows[:, PROMPT:] % 13
-    ours = token_scores(logits, index, copies.scored, copies.weights)
+    ours = TOKEN_SCORES(logits, index, copies.scored, copies.weights)
     np.testing.assert_allclose(
         ours, plain_scores(logits, index, np.asarray(copies.scored), copies.weights), rtol=2e-6
     )
 
 
 def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
-    copies = copies_of(rows)
+    copies = jax.tree.map(jnp.asarray, copies_of(rows))
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3, COMPLETION, 13)), jnp.float32)
-    index = rows[:, PROMPT:] % 13
+    index = jnp.asarray(rows[:, PROMPT:] % 13)
     stacked = logits.swapaxes(0, 1).reshape(12, COMPLETION, 13)
     ours = selective_log_softmax(stacked, index, copies.weights.T, copies.scored[:, 1])
     np.testing.assert_array_equal(ours, token_scores(logits, index, copies.scored, copies.weights))
@@ -383,34 +394,35 @@ def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
 
 def test_full_mask_scores_are_log_probabilities(rows):
     copies = copies_of(rows, Estimator(estimator="full_mask"))
-    logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 1, COMPLETION, 13)), jnp.float32)
+    logits = np.random.default_rng(1).normal(size=(4, 1, COMPLETION, 13)).astype(np.float32)
     index = rows[:, PROMPT:] % 13
     expected = np.take_along_axis(
         np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1
     )
     np.testing.assert_allclose(
-        token_scores(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6
+        TOKEN_SCORES(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6
     )
 
 
 def test_padding_changes_no_score(scored, rows):
     """Neither how much there is, nor what is in it, nor how much the other rows of a chunk have."""
     copies = copies_of(rows)
-    present = jnp.arange(rows.shape[1]) >= jnp.arange(4)[:, None]
+    present = np.arange(rows.shape[1]) >= np.arange(4)[:, None]
     plain = scored(rows, present, copies, chunk=1)
     padding = ((0, 0), (5, 0))
     padded_copies = copies._replace(
-        tokens=jnp.pad(copies.tokens, ((0, 0), *padding), constant_values=7)
+        tokens=np.pad(copies.tokens, ((0, 0), *padding), constant_values=7)
     )
     padded = scored(
-        jnp.pad(rows, padding, constant_values=7), jnp.pad(present, padding), padded_copies, chunk=2
+        np.pad(rows, padding, constant_values=7), np.pad(present, padding), padded_copies, chunk=2
     )
     np.testing.assert_allclose(padded, plain, atol=2e-5)
 
 
 def test_chunks_change_neither_scores_nor_gradients(tiny_model, rows):
     graph, state = nnx.split(tiny_model)
-    copies, present = copies_of(rows), jnp.ones(rows.shape, bool)
+    rows, copies = jax.tree.map(jnp.asarray, (rows, copies_of(rows)))
+    present = jnp.ones(rows.shape, bool)
     factors = jnp.asarray(np.random.default_rng(2).normal(size=(4, COMPLETION)), jnp.float32)
 
     def value(chunk, remat):
@@ -438,7 +450,8 @@ def test_remat_keeps_the_inputs_of_layers_alone(tiny_config, rows, capsys):
     """Inside a layer there are arrays as wide as its feed-forward."""
     config = dataclasses.replace(tiny_config, intermediate_size=1024)
     graph, state = nnx.split(DreamForCausalLM(config))
-    copies, present = copies_of(rows), jnp.ones(rows.shape, bool)
+    rows, copies = jax.tree.map(jnp.asarray, (rows, copies_of(rows)))
+    present = jnp.ones(rows.shape, bool)
 
     def kept(remat):
         def total(state):
@@ -466,8 +479,8 @@ def test_memory_holds_the_logits_of_one_chunk(tiny_config, rows):
     config = dataclasses.replace(tiny_config, vocab_size=16_384, num_hidden_layers=1)
 
     graph, state = nnx.split(DreamForCausalLM(config))
-    tokens = jnp.tile(rows, (8, 1))
-    copies = copies_of(tokens)
+    tokens = np.tile(rows, (8, 1))
+    tokens, copies = jax.tree.map(jnp.asarray, (tokens, copies_of(tokens)))
 
     def temporary(chunk):
         def total(state):
