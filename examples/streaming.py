@@ -24,7 +24,9 @@ def main(
     engine = DiffuCoderInference(model)
     text = ""
     for event in engine.stream(
-        [prompt], GenerationOptions(max_new_tokens=max_new_tokens, temperature=0.0)
+        # With top_p, most positions have one candidate left, and such ties go from left to right.
+        [prompt],
+        GenerationOptions(max_new_tokens=max_new_tokens, temperature=0.0, top_p=None, top_k=None),
     ):
         pieces = [engine.tokenizer.decode([token]) for token in event.token_ids]
         shown = ", ".join(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
+from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
@@ -28,7 +29,7 @@ from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.declared import run_main
 from jax_lm.host.precision import DTYPES, fitting_dtype
-from jax_lm.model_source import BUILTIN_MODEL, find_model
+from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
@@ -97,7 +98,7 @@ class DiffuCoderInference:
         self.found = find_model(model_path, adapter)
         folder, self.is_builtin = (
             self.found.folder,
-            model_path is None and self.found.folder == BUILTIN_MODEL,
+            model_path in (None, BUILTIN_NAME) and self.found.folder == BUILTIN_MODEL,
         )
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
@@ -382,13 +383,25 @@ class DiffuCoderInference:
         # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         every = every if on_state is None else 1
+        # Whoever watches sees the model's own probabilities too, where the method keeps them.
+        start_state, settings = None, options.decoding.settings
+        is_plain = not (canvas.room or options.draft or options.lookahead)
+        if on_state and is_plain and settings.cache != "causal":
+            kept = TokenLogProbs.empty(canvas.tokens.shape, 1)
+            start_state = self.sampler.start(canvas, seed)._replace(logprobs=kept)
         # decode
         batch, width = canvas.tokens.shape
         planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
         with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
             for state in constrained_states(
-                self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
+                self.sampler,
+                canvas,
+                options,
+                self.tokenizer,
+                seed=seed,
+                every=every,
+                state=start_state,
             ):
                 if on_progress:
                     holes = int(canvas.layout(state.extra).holes.sum())

@@ -11,16 +11,14 @@ from pathlib import Path
 
 from jax_lm.checkpoints import huggingface, peft
 from jax_lm.checkpoints.fingerprint import weights_fingerprint
+from jax_lm.checkpoints.huggingface import BUILTIN_MODEL, BUILTIN_NAME
 from jax_lm.checkpoints.loading import open_checkpoint
 from jax_lm.checkpoints.peft import NamedBase, StoredAdapter
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
+from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
-
-BUILTIN_MODEL = Path(__file__).parent / "assets" / "builtin"
-# The name of the built-in model in the files of an adapter.
-BUILTIN_NAME = "builtin"
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,21 @@ class ModelSource:
         return replace(
             self.name, fingerprint=self.name.fingerprint or folder_fingerprint(self.folder)
         )
+
+
+def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
+    """Return whether a model was tuned to answer messages.
+
+    Of the published models, these are the ones with a separate padding token, and those whose name
+    says so (Dream's). The built-in model has that token too but counts as a base model, since it
+    can answer both ways.
+    """
+    # the cache of the hub: models--owner--name/snapshots/revision
+    cached = (part for part in folder.parts if part.startswith("models--"))
+    name = next(cached, folder.resolve().name)
+    has_pad = tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None
+    is_named = "instruct" in name.lower() and tokenizer.chat_template is not None
+    return folder != BUILTIN_MODEL and (has_pad or is_named)
 
 
 def find_model(

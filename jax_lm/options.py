@@ -59,6 +59,14 @@ DECODING_DEFAULTS: dict[str, Any] = {
     "active_blocks": 4,
 }
 
+# Commit rules that read a setting; with others it would be ignored.
+READ_BY = {
+    "threshold": ("threshold", "dynamic"),
+    "factor": ("factor",),
+    "decay": ("dynamic",),
+    "entropy_bound": ("entropy",),
+}
+
 # Settings that only cache="causal" has.
 CAUSAL_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
 
@@ -150,6 +158,12 @@ class Decoding:
             raise ValueError(f"decay={settings.decay}: must lie in [0, 1]")
         if not settings.entropy_bound >= 0:
             raise ValueError(f"entropy_bound={settings.entropy_bound}: must not be negative")
+        for name, rules in READ_BY.items():
+            if getattr(self, name) is not None and settings.commit not in rules:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: has no meaning with commit={settings.commit!r}, "
+                    f"only with {' or '.join(rules)}"
+                )
         if settings.block_length < 0:
             raise ValueError(
                 f"block_length={settings.block_length}: must be positive, 0 (whole canvas) or None"

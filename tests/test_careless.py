@@ -7,10 +7,14 @@ typo, models that are none.
 import errno
 import json
 import os
+import resource
 import shlex
+import signal
 import socket
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 
@@ -19,6 +23,7 @@ from jax_lm.cli.arguments import table
 from jax_lm.conversion import convert
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.training.checkpoints import RunCheckpoints
 
 CARELESS = [
     # Commands and options that do not exist.
@@ -68,6 +73,11 @@ CARELESS = [
     ("eval humanevil", "SUITE 'humanevil': must be one of builtin, humaneval, humaneval+"),
     ("eval", "eval needs SUITE"),
     ("plan --topology v5e:2x2 --model-config 7b --batch-size 0", "batch_size=0: must be at least 1"),
+    ("plan --topology v5e:3x5 --model-config 7b", "topology='v5e:3x5': there is no such slice"),
+    ("plan --topology v5p:2x2x3 --model-config 7b", "topology='v5p:2x2x3': there is no such slice"),
+    ("generate --preset turbo --commit steps --threshold 0.5 x", "threshold=0.5: has no meaning with commit='steps'"),
+    ("generate --factor 2 x", "factor=2.0: has no meaning with commit='steps', only with factor"),
+    ("generate --commit entropy --decay 0.5 x", "decay=0.5: has no meaning with commit='entropy'"),
     ("info --max-length 0", "max_length=0: must be at least 1"),
     ("bench --batch-sizes 0", "batch_sizes=(0,): must name at least one number"),
     ("bench --batch-sizes one", "--batch-sizes 'one': must be INT"),
@@ -88,8 +98,13 @@ CARELESS = [
     ("experiment --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("experiment", "experiment needs --out"),
     ("eval builtin --limit 1 --out taken", "out='taken': must be a folder"),
+    ("sft --data good.jsonl --out gs://bucket/run --max-steps 1", "out='gs:/bucket/run': must be a folder; a bucket"),
     ("sft --data good.jsonl --out taken --max-steps 1", "out='taken': must be a folder"),
     ("analyze --limit 1 --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
+    ("merge-lora --adapter absent --out held", "out='held': exists already, and nothing is overwritten"),
+    ("analyze --limit 1 --out held", "out='held/analysis.json': exists already"),
+    ("data prepare-acecode --data good.jsonl --out words.txt", "out='words.txt': exists already"),
+    ("data show words.txt --kind text --template chat", "texts are learnt whole"),
     ("merge-lora --adapter absent --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("merge-lora --adapter absent --out taken/model", "out='taken/model': must be a folder, or not exist yet ("),
     ("sft --data good.jsonl --out taken/run --max-steps 1", "taken is not a writable folder)"),
@@ -127,6 +142,8 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "taken").write_text("taken")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "analysis.json").write_text("{}")
     (tmp_path / "words.txt").write_text("some words\n")
     (tmp_path / "marks.py").write_text("def f(<|hole:-3|>):\n")
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
@@ -216,6 +233,28 @@ def test_a_full_disk_is_one_line_whoever_says_so(capsys, error):
     assert one_line(capsys).startswith(
         ("error: No space left on device: ", "error: Disk quota exceeded: ")
     )
+
+
+def test_a_full_disk_during_a_checkpoint_is_one_line(tmp_path, capfd):
+    """Orbax's threads would log a thousand lines of tracebacks besides."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    arrays = {"a": jnp.array(np.random.default_rng(0).normal(size=(500, 500)))}
+
+    def command():
+        with RunCheckpoints(tmp_path / "run", 2) as checkpoints:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+            checkpoints.save(1, arrays, {"x": 1})
+        return 0
+
+    try:
+        assert terminal.run_guarded(command, debug=False) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    captured = capfd.readouterr()
+    assert captured.err.startswith(f"error: File too large: {tmp_path}/run/1.")
+    assert len(captured.err.splitlines()) == 1
 
 
 def test_a_full_disk_below_another_error_is_found(capsys):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.commands.chat import Dialogue
+from jax_lm.cli.commands.chat import Dialogue, TypedLines
 from jax_lm.host import interruption
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
@@ -71,6 +71,8 @@ def test_the_commands(conversation, capsys, tmp_path):
     talked.take("Write gcd.")
     assert talked.take(f"/save {tmp_path / 'chat.json'}")
     assert json.loads((tmp_path / "chat.json").read_text()) == talked.messages
+    assert talked.take(f"/save {tmp_path / 'chat.json'}")
+    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
     assert talked.take("/reset")
     assert talked.messages == [{"role": "system", "content": "Be brief."}]
     capsys.readouterr()
@@ -117,6 +119,25 @@ def test_an_interrupt_takes_the_message_back(conversation, capsys, monkeypatch):
     monkeypatch.setattr(talked, "write", stopped)
     assert talked.take("Write gcd.")
     assert (talked.messages, forgiven, capsys.readouterr().err) == ([], [1], "stopped\n")
+
+
+def test_ctrl_c_while_a_text_is_typed_ends_the_text_alone(conversation, capsys, monkeypatch):
+    answers = iter(["def f():", KeyboardInterrupt(), "x = <|hole:2|>", ".", "/exit"])
+
+    def typed(_):
+        answer = next(answers)
+        if isinstance(answer, KeyboardInterrupt):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("builtins.input", typed)
+    talked = conversation()
+    talked.lines = TypedLines()
+    assert talked.take("/infill")
+    assert capsys.readouterr().err == "stopped\n"
+    assert talked.take("/infill")
+    assert capsys.readouterr().out.startswith("x = ")
+    assert next(talked.lines) == "/exit"
 
 
 def test_a_piped_conversation(monkeypatch, capsys):

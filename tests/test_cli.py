@@ -1,16 +1,22 @@
 """The command line: what it prints, and that wrong input is one line and exit status 2."""
 
+import ast
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cases.reference import GOLDEN
 
 from jax_lm.cli import main as cli
+from jax_lm.cli.arguments.generation import Generate
+from jax_lm.cli.commands import generation
+from jax_lm.options import Decoding, GenerationOptions
 
 QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
 
@@ -60,6 +66,46 @@ def test_prompt_from_standard_input(capsys, monkeypatch, argument):
     status, out, err = run(capsys, "generate", *argument, *QUICK)
     assert (status, "Traceback" in err) == (0, False)
     assert out == run(capsys, "generate", "def add(a, b):", *QUICK)[1]
+
+
+def test_a_long_generation_says_how_long_and_what_is_quicker(monkeypatch, capsys):
+    clock = iter([0.0, 2.0, 8.0, 9.0])
+    monkeypatch.setattr(generation.time, "monotonic", lambda: next(clock))
+    estimate, reports = generation.Estimate(GenerationOptions(), width=300), []
+    for done in (1, 5, 17, 33):
+        estimate.update(lambda done, total, note="": reports.append(done), done, 256)
+    # 16 tokens in 8 s since the first call; 256 steps of 300 rows, or 8 x 300 + 248 x 33
+    assert capsys.readouterr().err == (
+        "about 2 min to go; --preset fast computes 7.3 times fewer rows, and --preset turbo takes "
+        "fewer steps as well\n"
+    )
+    assert reports == [1, 5, 17, 33]
+    fast = GenerationOptions(decoding=Decoding(preset="fast"))
+    assert generation.Estimate(fast, width=300).advice(256) == ""
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*(ROOT / name for name in ("README.md", "docs/quickstart.md", "docs/serving.md"))]
+SHOWN = re.compile(
+    r"""generate (--prefix .*)|(?:infill\(|prompt=)("def.*?"),\s+(?:suffix=)?(".*?"),\s+(?:max_tokens=)?(\d+)"""
+)
+
+
+def test_infills_that_are_shown_write_what_they_should(capsys, engine):
+    """Of the help, README and pages: the filled program runs, and does what its name says."""
+    texts = [Generate.__doc__ or "", *(page.read_text() for page in PAGES)]
+    found = {match.groups() for text in texts for match in SHOWN.finditer(text)}
+    assert len(found) >= 2
+    for words, prefix, suffix, length in found:
+        if words:
+            status, program, _ = run(capsys, "generate", *shlex.split(words))
+            assert status == 0
+        else:
+            before, after = ast.literal_eval(prefix), ast.literal_eval(suffix)
+            program = before + engine.infill(before, after, int(length)) + after
+        names: dict = {}
+        exec(program, names)
+        assert names["gcd"](12, 18) == 6, program
 
 
 CRLF = "\ufeffdef gcd(a, b):\r\n    while b:\r\n<|hole:15|>\r\n    return a\r\n\r\n"
@@ -481,6 +527,18 @@ def test_help_lists_the_suites(capsys):
         "One of builtin, humaneval, humaneval+, mbpp, mbpp+, infilling, livecodebench."
         in " ".join(out.split())
     )
+
+
+def test_commands_that_need_a_model_know_the_built_in_one_by_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run(capsys, "verify", "builtin", "--json")
+    assert (status, all(check["passed"] for check in json.loads(out))) == (0, True)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "def f(): pass"}))
+    words = ["--data", "a.jsonl", "--model", "builtin", "--out", "tokens", "--workers", "1"]
+    assert run(capsys, "data", "tokenize", *words)[0] == 0
+    # a folder of that name comes first
+    (tmp_path / "builtin").mkdir()
+    assert "has no" in run(capsys, "verify", "builtin")[1:][0] + run(capsys, "verify", "builtin")[2]
 
 
 def test_the_built_in_model_has_a_name():

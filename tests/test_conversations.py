@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_lm.data.batches import Row, close_sample
-from jax_lm.data.columns import BadRowError
+from jax_lm.data.columns import BadRowError, ConversationForm
 from jax_lm.data.conversations import (
     conversation_rows,
     read_samples,
@@ -17,7 +17,7 @@ from jax_lm.data.conversations import (
     text_rows,
 )
 from jax_lm.data.sources import JsonFiles
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -57,20 +57,40 @@ def test_last_answer_of_a_conversation_is_learnt(tokenizer, tmp_path):
     assert row.open
 
 
-def test_prompt_and_response_are_a_conversation(tokenizer, tmp_path):
+def test_prompt_and_response_are_plain_text_unless_the_template_is_asked_for(tokenizer, tmp_path):
     data = write(tmp_path / "a.jsonl", {"prompt": "Two?", "response": "2"})
     [row] = read_samples(data, conversation_rows(tokenizer, 512)).rows
+    assert texts(row, tokenizer) == ["Two?", "2<|endoftext|>"]
     chat = [{"role": "user", "content": "Two?"}]
+    form = ConversationForm(template="chat")
+    [row] = read_samples(data, conversation_rows(tokenizer, 512, form)).rows
     assert texts(row, tokenizer) == [tokenizer.apply_chat_template(chat), "2<|im_end|>"]
     without = DiffuCoderTokenizer(tokenizer.backend, None)
-    [row] = read_samples(data, conversation_rows(without, 512)).rows
-    assert texts(row, tokenizer) == ["Two?", "2<|endoftext|>"]
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        conversation_rows(without, 512, form)({"prompt": "Two?", "response": "2"})
+
+
+def test_every_answer_of_a_conversation_may_be_learnt(tokenizer):
+    form = ConversationForm(turns="all")
+    silent = [*MESSAGES[:2], {"role": "assistant", "content": " "}, *MESSAGES[1:]]
+    for messages, count in ((MESSAGES, 2), (silent, 2)):
+        rows = conversation_rows(tokenizer, 512, form)({"messages": messages})
+        assert len(rows) == count
+        learnt = [texts(row, tokenizer)[1] for row in rows]
+        assert learnt == ["1<|im_end|>", "def two(): return 2<|im_end|>"]
+        # each after all that was said before it
+        assert texts(rows[1], tokenizer)[0] == tokenizer.apply_chat_template(messages[:-1])
+    first = conversation_rows(tokenizer, 512, form)({"messages": MESSAGES})[0]
+    assert texts(first, tokenizer)[0] == tokenizer.apply_chat_template(MESSAGES[:2])
+    assert len(conversation_rows(tokenizer, 512)({"messages": MESSAGES})) == 1
 
 
 def test_texts_are_learnt_whole_in_parts(tokenizer, tmp_path):
     data = write(tmp_path / "a.jsonl", {"text": "def one():\n    return 1\n" * 9}, {"text": "x"})
     rows = read_samples(data, text_rows(tokenizer, 16)).rows
-    assert all(all(row.canvas) and not row.open and len(row.ids) <= 16 for row in rows)
+    # nothing before a sample's first token can predict it
+    assert all(row.canvas == (False, *[True] * (len(row.ids) - 1)) for row in rows)
+    assert all(not row.open and len(row.ids) <= 16 for row in rows)
     whole = tokenizer.decode(i for row in rows for i in row.ids)
     assert whole == "def one():\n    return 1\n" * 9 + "<|endoftext|>x<|endoftext|>"
 

@@ -147,7 +147,7 @@ def test_what_is_not_read_back_as_written_never_appears(tmp_path, monkeypatch):
         save_file(tensors | {first: np.zeros_like(tensors[first])}, path, **options)
 
     monkeypatch.setattr("jax_lm.checkpoints.stored.save_file", careless)
-    with pytest.raises(CheckpointError, match="was not read back as it was written"):
+    with pytest.raises(CheckpointError, match="were not read back as they were written"):
         convert(CHECKPOINT, tmp_path / "copy", Conversion(format="huggingface"))
     assert list(tmp_path.iterdir()) == []
 

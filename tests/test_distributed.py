@@ -23,6 +23,54 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 PROCESSES, DEVICES = 2, 2
 
 
+SHARED = """
+import sys
+from pathlib import Path
+from jax_lm.host import distributed
+distributed.start(coordinator=sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+try:
+    distributed.require_shared(Path(sys.argv[3]))
+    print("shared")
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_processes_find_out_whether_they_share_a_folder(tmp_path, is_shared):
+    """They would wait for each other's checkpoints for ever."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    folders = [tmp_path / ("run" if is_shared else f"run{process}") for process in range(2)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHARED, address, str(process), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for process, folder in enumerate(folders)
+    ]
+    try:
+        # the library of the collectives writes to standard output as well
+        said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if is_shared:
+        assert said == ["shared", "shared"]
+        assert list(folders[0].iterdir()) == []
+        return
+    for text, folder in zip(said, folders, strict=True):
+        assert text == (
+            f"out={str(folder)!r}: must be a folder that all 2 processes share; process 0 sees the "
+            "files of 1 of them"
+        )
+        assert not folder.exists()
+
+
 def child() -> None:
     """One process: generates and takes a training step, and prints both as JSON."""
     import jax

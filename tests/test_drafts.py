@@ -19,7 +19,7 @@ from jax_lm.diffusion.drafts import DraftCanvases, count_right
 from jax_lm.diffusion.sampler import Sampler, run
 from jax_lm.diffusion.state import BatchInputs, SamplerState, Window
 from jax_lm.diffusion.step import StepConfig
-from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, Decoding, GenerationOptions
+from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, READ_BY, Decoding, GenerationOptions
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.slots import Slots
@@ -55,12 +55,15 @@ def random_canvas(rng):
 def random_options(rng, decoding):
     """Any order, commit rule, draw and schedule."""
     commit = str(rng.choice(COMMIT_RULES))
+    drawn = {
+        "threshold": float(rng.choice([0.05, 0.3, 0.9])),
+        "factor": float(rng.choice([0.5, 2.0])),
+        "entropy_bound": float(rng.choice([0.0, 0.5, 3.0])),
+    }
     rule = replace(
         decoding,
         commit=commit,
-        threshold=float(rng.choice([0.05, 0.3, 0.9])),
-        factor=float(rng.choice([0.5, 2.0])),
-        entropy_bound=float(rng.choice([0.0, 0.5, 3.0])),
+        **{name: value for name, value in drawn.items() if commit in READ_BY[name]},
     )
     return GenerationOptions(
         temperature=float(rng.choice([0.0, 0.8])),

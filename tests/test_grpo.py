@@ -113,6 +113,27 @@ def test_tests_that_cannot_be_read_are_named_before_training(capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        ([{"prompt": "a"}], [], "reward 'code' needs one of the columns 'test_cases'"),
+        (
+            [{"prompt": "a", "test_cases": ["assert f()"]}],
+            ["--reward-funcs", "completed_code"],
+            "reward 'completed_code' needs the column 'prefix'",
+        ),
+    ],
+)
+def test_columns_that_rewards_need_are_checked_before_the_model(
+    capsys, tmp_path, monkeypatch, rows, words, message
+):
+    monkeypatch.setattr("jax_lm.cli.commands.training.load_model", lambda *_: pytest.fail("loaded"))
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli.main(["grpo", "--out", str(tmp_path / "run"), "--data", str(data), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 OPTIONS = {
     "--num-generations": "4", "--prompts-per-step": "2", "--num-iterations": "3", "--num-train-epochs": "2",
     "--max-steps": "9", "--max-prompt-length": "64", "--max-new-tokens": "32", "--num-steps": "16",

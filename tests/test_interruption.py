@@ -57,6 +57,39 @@ def interrupted(words, seconds, folder):
     return process.returncode, err, time.perf_counter() - start
 
 
+LOST = """
+import time
+from jax_lm.host import interruption
+interruption.RETRY = 0.3
+interruption.watch_interrupts()
+with interruption.interruptible(), interruption.suspend_deadline():
+    try:
+        print("ready", flush=True)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        pass  # as in a callback of a library, which cannot pass it on
+    try:
+        for _ in range(300):
+            time.sleep(0.1)
+        print("lost")
+    except KeyboardInterrupt:
+        interruption.mark_handled()
+        time.sleep(1)
+        print("handled")
+"""
+
+
+def test_an_interrupt_that_was_lost_is_raised_again():
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOST], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "handled\n"
+    assert process.returncode == 0
+
+
 @pytest.fixture
 def folder(tmp_path, builtin_folder):
     row = '{"prompt": "Write a function that adds two numbers.", "response": "def add(a, b):\\n    return a + b"}\n'

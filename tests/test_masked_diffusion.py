@@ -23,6 +23,7 @@ from jax_lm.training.config import (
 from jax_lm.training.masked_diffusion import (
     ByStep,
     diffusion_loss,
+    held_out_terms,
     loss_terms,
     partition,
     token_weights,
@@ -362,6 +363,21 @@ def test_held_out_losses_are_those_of_masks_at_random(shallow_config, batch, tmp
     # The rate moves nothing.
     assert losses[0.5]["eval_loss"] == losses[0.0]["eval_loss"]
     assert losses[0.5]["loss"] != losses[0.0]["loss"]
+
+
+def test_held_out_losses_are_computed_in_the_parts_of_a_batch(shallow, shallow_config):
+    """A batch that an update computes in parts does not fit a device as a whole."""
+    graph, state = shallow
+    weights = nnx.to_pure_dict(state)
+    rows = collate([[sample] for sample in samples_of(8)], 16, 91)
+    objective = diffusion_loss(graph, LossConfig(), shallow_config.mask_token_id)
+    arguments = weights, {}, rows, jnp.int32(0)
+    whole, parted = (
+        held_out_terms(objective, "float32", parts).lower(*arguments).compile() for parts in (1, 4)
+    )
+    np.testing.assert_allclose(parted(*arguments), whole(*arguments), rtol=1e-6)
+    sizes = [each.memory_analysis().temp_size_in_bytes for each in (whole, parted)]
+    assert sizes[1] < sizes[0] / 2
 
 
 def test_masks_that_are_drawn_already_cannot_be_chosen_by_confidence(

@@ -24,8 +24,19 @@ def lines(out):
 def test_console_and_json_lines_are_always_written(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="jax_lm.training.metrics"):
         write(tmp_path, [4])
-    assert caplog.messages == ["step 4/9  loss 0.25"]
+    assert caplog.messages == [f"all metrics: {tmp_path / 'metrics.jsonl'}", "step 4/9  loss 0.25"]
     assert lines(tmp_path) == [{"step": 4, "loss": 0.25}]
+
+
+def test_the_console_shows_a_few_numbers_and_the_file_all(tmp_path, caplog):
+    metrics = {"loss": 0.5, "kl": 0.1, "score_seconds": 3.0, "reward": 0.75, "eval_reward": 0.5}
+    with (
+        caplog.at_level(logging.INFO, logger="jax_lm.training.metrics"),
+        open_writers(tmp_path, (), steps=9, resumed_at=0, config={}) as write_entry,
+    ):
+        write_entry(4, metrics)
+    assert caplog.messages[-1] == "step 4/9  loss 0.5  reward 0.75  eval_reward 0.5"
+    assert lines(tmp_path) == [{"step": 4} | metrics]
 
 
 def test_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):

@@ -290,6 +290,36 @@ def test_what_is_not_computed_is_refused_by_name(model, tmp_path, fields, named)
     assert CONFIG in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "tensor", "named"),
+    [
+        (
+            {"use_dora": True},
+            "model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight",
+            "use_dora=True",
+        ),
+        ({"modules_to_save": ["lm_head"]}, "lm_head.weight", "modules_to_save="),
+        ({"bias": "all"}, "model.layers.0.self_attn.q_proj.bias", "bias='all'"),
+        (
+            {"target_modules": ["q_proj", "embed_tokens"]},
+            "model.embed_tokens.lora_embedding_A",
+            "embed_tokens",
+        ),
+    ],
+)
+def test_a_feature_is_refused_by_its_name_whatever_tensors_it_brings(
+    model, tmp_path, fields, tensor, named
+):
+    shapes = linear_shapes(model)
+    publish(tmp_path, shapes, targeted(shapes, "q_proj"), **fields)
+    held = load_file(tmp_path / WEIGHTS)
+    added = {f"base_model.model.{tensor}": np.zeros((4, 4), np.float32)}
+    save_file(held | added, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=named) as caught:
+        read_adapter(tmp_path)
+    assert CONFIG in str(caught.value)
+
+
 def change(*names, **tensors):
     """A damage: tensors that go, and those that come."""
 

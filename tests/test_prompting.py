@@ -1,6 +1,8 @@
 """Prompts as published, and the program in an answer."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,8 @@ from jax_lm.evaluation.prompting import (
     CompletionPrompting,
     choose_prompting,
     extract_answer,
-    is_instruct,
 )
+from jax_lm.model_source import is_instruct
 from jax_lm.options import GenerationOptions
 
 PROMPT = 'from math import sqrt\n\n\ndef root(x):\n    """ The root of x.\n    """\n'
@@ -127,7 +129,26 @@ def test_a_gap_keeps_what_a_function_may_not():
 
 
 def test_the_built_in_model_counts_as_a_base_model(engine):
-    assert not is_instruct(engine)
+    assert not is_instruct(engine.found.folder, engine.tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("models--Dream-org--Dream-v0-Instruct-7B/snapshots/1f2e", True),
+        ("models/Dream-Coder-v0-Instruct-7B", True),
+        ("models--Dream-org--Dream-v0-Base-7B/snapshots/1f2e", False),
+        ("instructed/Dream-v0-Base-7B", False),
+    ],
+)
+def test_instruct_models_without_a_padding_token_are_known_by_name(engine, folder, expected):
+    class OfDream:
+        """Dream's tokenizer: a chat template, no padding token."""
+
+        backend = SimpleNamespace(token_to_id=lambda token: None)
+        chat_template = engine.tokenizer.chat_template
+
+    assert is_instruct(Path(folder), OfDream()) == expected
 
 
 def test_questions_are_asked_in_chat_where_it_is_wanted(engine):

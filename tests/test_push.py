@@ -135,6 +135,19 @@ def test_a_dry_run_sends_nothing(folder, monkeypatch, capsys):
     assert re.search(r"left out: .*modeling_dream.py", said)
 
 
+def test_an_orbax_folder_is_named_as_such(folder, tmp_path):
+    (tmp_path / "weights.orbax").mkdir()
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=r"is in the Orbax layout.*diffucoder convert"):
+        hub.prepare_upload(tmp_path, REPO)
+
+
+def test_the_card_promises_no_package_index(folder):
+    card = hub.model_card(folder, REPO, None)
+    assert "pip install" not in card
+    assert f'diffucoder generate --model {REPO} "def fibonacci(n):"' in card
+
+
 def test_a_card_of_their_own_goes_as_it_is(folder, tmp_path):
     own = tmp_path / "own"
     shutil.copytree(folder, own)

@@ -45,7 +45,7 @@ def test_what_is_typed_wins(recipe, form):
 
 def test_a_typed_number_of_steps_overrules_the_epochs_of_a_recipe():
     words = ["sft", "--config", "recipes/sft_builtin.yaml", "--data", "d", "--out", "o"]
-    assert cli.parse(words).settings.num_train_epochs == 8
+    assert cli.parse(words).settings.num_train_epochs == 20
     steps = cli.parse([*words, "--max-steps", "4"]).settings
     assert (steps.num_train_epochs, steps.training.max_steps) == (None, 4)
     assert cli.parse(words[:1] + words[3:]).settings.num_train_epochs == 3

@@ -104,6 +104,8 @@ def test_the_wheel_runs_in_a_clean_environment(built, tmp_path, version):
     options = ("--temperature", "0", "--preset", "turbo", "--max-new-tokens", "32")
     text = run(programs / "diffucoder", "generate", *options, "def is_even(n):", folder=tmp_path)
     assert text == "def is_even(n):\n    return n % 2 == 0\n"
+    # what a careful user runs first
+    assert "NOT STOPPED" not in run(programs / "diffucoder", "sandbox", "check", folder=tmp_path)
     assert "fits" in run(
         programs / "diffucoder",
         "plan",

@@ -652,6 +652,27 @@ def test_what_a_users_reward_returns_is_checked(returned, message):
         total(["p", "p"], ["a", "b"])
 
 
+def test_what_a_users_reward_raises_is_one_line_with_its_place():
+    def own(prompts, completions, **columns):
+        return [float(len(text) / columns["weights"][0]) for text in completions]
+
+    total = WeightedSum({"own": own}, {"own": 1.0})
+    place = rf"reward 'own' raised KeyError\('weights'\) in {__file__}, line \d+"
+    for call in (lambda: total(["p"], ["a"]), lambda: total.try_out("p", test_cases=["x"])):
+        with pytest.raises(ValueError, match=place):
+            call()
+    total.try_out("p", weights=2.0)
+
+
+def test_columns_are_checked_before_a_run():
+    rows = [{"prompt": "p", "test_cases": ["assert f()"], "prefix": None}]
+    weighted_sum({"code": 1.0, "soft_overlong_punishment": 1.0}).require_columns(rows)
+    with pytest.raises(ValueError, match="'completed_code' needs the column 'prefix'"):
+        weighted_sum({"completed_code": 1.0}).require_columns(rows)
+    with pytest.raises(ValueError, match="'code' needs one of the columns 'test_cases'"):
+        weighted_sum({"code": 1.0}).require_columns([{"prompt": "p"}])
+
+
 def test_weighted_sum_refuses_columns_of_another_length_even_unused_ones():
     with pytest.raises(ValueError, match="column 'source' has 1 values for 2 completions"):
         weighted_sum({"format": 1.0})(["p"] * 2, ["a"] * 2, source=["x"])

@@ -1,5 +1,10 @@
 """Errors as one line, and bars only where somebody looks."""
 
+import io
+import logging
+import time
+import types
+
 import jax
 import pytest
 
@@ -62,7 +67,44 @@ def test_status_is_handed_on():
 def test_bars_only_on_a_terminal(monkeypatch, capsys, is_terminal, setting, shown):
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("NO_RICH_LOGGING", setting)
+    # off a terminal there are lines, not bars
     with terminal.progress("loading") as report:
-        assert (report is not None) == shown
+        assert (report is not None) == (setting != "1")
+        assert isinstance(report, types.FunctionType) or not shown
         if report:
             report(1, 2)
+
+
+def test_off_a_terminal_a_line_is_written_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 30.0, 40.0, 100.0, 110.0, 4000.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress("evaluating", "the first call compiles") as report:
+        for done in (10, 12, 24, 25, 30):
+            report(done, 100)
+    # 14 in 70 s since the first call: 76 are left
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluating: 24/100, about 6 min left",
+        "evaluating: 30/100, about 3.9 h left",
+    ]
+
+
+def test_a_long_first_call_is_announced(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
+    with terminal.progress("generating", "the first call of a size compiles"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "generating: the first call of a size compiles\n"
+
+
+def test_log_lines_go_where_the_bar_has_put_standard_error(monkeypatch):
+    """A handler with a stream of its own would write into the bar."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        terminal.show_log()
+        bar = io.StringIO()
+        monkeypatch.setattr("sys.stderr", bar)
+        logging.getLogger("jax_lm.x").warning("step 1")
+        assert bar.getvalue() == "step 1\n"
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import threading
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_lm.host import interruption
+from jax_lm.training import trainer as trainer_module
 from jax_lm.training.checkpoints import RunCheckpoints
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.trainer import State, Trainer
@@ -225,6 +228,45 @@ def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path, in_backgrou
     assert resumed.run(Stream())
     for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+class SlowStream(Stream):
+    """Batches of which one takes long, as a rollout does; the state before it is what `save` returns."""
+
+    def __init__(self, slow_at):
+        super().__init__()
+        self.slow_at, self.ended = slow_at, threading.Event()
+
+    def draw(self, state):
+        if self.taken == self.slow_at:
+            interruption.answers[signal.SIGTERM]()
+            assert self.ended.wait(60)
+            raise KeyboardInterrupt
+        return super().draw(state)
+
+
+def test_termination_in_a_long_draw_ends_the_process_with_a_checkpoint(
+    whole, tmp_path, monkeypatch
+):
+    stream, statuses = SlowStream(slow_at=6), []
+
+    def leave(status):
+        statuses.append(status)
+        stream.ended.set()
+        # the process would be gone
+        threading.Event().wait()
+
+    monkeypatch.setattr(trainer_module, "DRAW_PATIENCE", 0.05)
+    monkeypatch.setattr(trainer_module.os, "_exit", leave)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(regression, params(), settings(), out=tmp_path).run(stream, evaluate=bias)
+    assert statuses == [143]
+    assert [line["step"] for line in entries(tmp_path)] == [3, 4, 6]
+    resumed = Trainer(regression, params(), settings(), out=tmp_path)
+    assert resumed.run(Stream(), evaluate=bias)
+    for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert without_times(entries(tmp_path)) == without_times(entries(whole.out))
 
 
 @pytest.mark.parametrize("killed_at", [6, 11])

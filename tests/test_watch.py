@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from rich.text import Text
 
-from jax_lm.cli.commands.watching import MASK_GLYPH, canvas_text, colour
+from jax_lm.cli.commands.watching import MASK_GLYPH, canvas_text, colour, count_ties, fold
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
 
@@ -38,6 +39,33 @@ def test_canvas_fills_in(engine):
         "green",
         "bright_green",
     }
+
+
+def test_colours_are_those_of_the_model_before_the_filters(engine):
+    """At the defaults every token is certain after top_p: one colour, and all order is a tie."""
+    options = GenerationOptions(max_new_tokens=48)
+    states = []
+    watched = engine.decode(
+        [TEMPLATE], options, on_state=lambda canvas, state: states.append((canvas, state))
+    )
+    assert watched.rows == engine.decode([TEMPLATE], options).rows
+    canvas, state = states[-1]
+    kept = np.asarray(state.confidence)[0] > 0
+    own = np.exp(np.asarray(state.logprobs.chosen)[0][kept])
+    filtered = np.asarray(state.confidence)[0][kept]
+    assert (filtered == 1).sum() > 0.9 * kept.sum() > len(np.unique(filtered))
+    assert len(np.unique(own)) > 0.5 * kept.sum()
+    styles = {str(span.style) for span in canvas_text(state, engine.tokenizer, canvas).spans}
+    assert styles > {"bright_green"}
+    said = count_ties(state)
+    assert f"{(filtered == 1).sum()} of {kept.sum()} tokens had one candidate left" in said
+
+
+def test_lines_break_at_the_width_and_keep_their_columns():
+    text = Text("    for i in ").append("range(░░░):", style="dim").append("\n\n    x")
+    folded = fold(text, 16)
+    assert folded.plain == "    for i in ran\nge(░░░):\n\n    x"
+    assert [folded.plain[span.start : span.end] for span in folded.spans] == ["ran", "ge(░░░):"]
 
 
 def test_given_text_is_shown_on_request(engine):

@@ -29,6 +29,10 @@ from jax_lm.checkpoints.stored import (
 )
 from jax_lm.host.files import atomic_write, output_folder
 
+# The model that comes with the package, and its name.
+BUILTIN_MODEL = Path(__file__).parents[1] / "assets" / "builtin"
+BUILTIN_NAME = "builtin"
+
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # Longest file name that common file systems allow.
@@ -108,6 +112,8 @@ def resolve(
         return path
     if is_file and path.suffix == ".gguf":
         return require_gguf().as_folder(path)
+    if kind == "model" and str(path_or_hub_id) == BUILTIN_NAME:
+        return BUILTIN_MODEL
     if is_file:
         raise CheckpointError(f"{kind} {str(path)!r} is a file; expected a folder or a .gguf file")
     hub_id = HUB_ID.fullmatch(str(path_or_hub_id))

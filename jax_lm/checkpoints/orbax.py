@@ -13,6 +13,9 @@ from jaxtyping import Array
 from orbax.checkpoint import v1 as ocp
 
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, first_line
+from jax_lm.host import terminal
+
+terminal.silence_orbax()
 
 
 def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:

@@ -203,6 +203,8 @@ def read_adapter(folder: Path) -> StoredAdapter:
         raise CheckpointError(
             f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, which is never read"
         )
+    # Before the tensors: of DoRA, say, the field names what the tensor's name only hints at.
+    config = read_config(fields, folder / CONFIG)
     tensors, root = rename_tensors(folder / WEIGHTS)
     fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
     name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
@@ -210,9 +212,11 @@ def read_adapter(folder: Path) -> StoredAdapter:
         raise CheckpointError(
             f"{folder / CONFIG}: base_model_name_or_path and revision must be text"
         )
-    config = replace(read_config(fields, folder / CONFIG), root=root)
     return StoredAdapter(
-        folder, config, tensors, NamedBase(name or None, revision or None, fingerprint)
+        folder,
+        replace(config, root=root),
+        tensors,
+        NamedBase(name or None, revision or None, fingerprint),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from jax_lm.cli import parsing
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.host import declared, interruption, platforms, terminal
+from jax_lm.host import declared, interruption, terminal
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 # First words of two-word commands: data, parity, sandbox.
@@ -70,8 +70,6 @@ def run(words: list[str]) -> int:
         sys.stdout.write(declared.help_text(COMMANDS[name].arguments, f"diffucoder {name}"))
         return 0
     arguments = parse(words)
-    # JAX is imported only from here on: backends must be chosen before that
-    platforms.silence_absent(os.environ)
     # "data.Show" -> module data; "data show" -> run_data_show
     module = COMMANDS[name].place.partition(".")[0]
     command = importlib.import_module(f"jax_lm.cli.commands.{module}")

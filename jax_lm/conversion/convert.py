@@ -192,8 +192,8 @@ def source_tensors(
     if missing and not conversion.allow_missing_bias:
         raise CheckpointError(
             f"{path} lacks {len(missing)} q, k and v biases, as all files of that port do (first: "
-            f"{next(iter(missing))!r}): without them it is another model. "
-            "--allow-missing-bias fills in zeros"
+            f"{next(iter(missing))!r}). Without them the model computes something else; "
+            "--allow-missing-bias fills them with zeros"
         )
     # The zeros get the dtype of the other tensors.
     dtype = next(iter(stored.values())).dtype
@@ -294,10 +294,11 @@ def check_copy(
     )
     if different:
         raise CheckpointError(
-            f"{different[0]!r} was not read back as it was written, nor {len(different) - 1} others"
+            f"{len(different)} tensors were not read back as they were written, "
+            f"the first is {different[0]!r}"
         )
     if probe is not None and not np.array_equal(probe_logits(model), probe, equal_nan=True):
-        raise CheckpointError("the converted checkpoint has other logits than the source")
+        raise CheckpointError("the converted checkpoint computes other logits than the source")
 
 
 def split_progress(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from jax_lm.checkpoints import checksums, huggingface, peft
+from jax_lm.checkpoints import checksums, huggingface, loading, peft
 from jax_lm.checkpoints.description import code_files
 from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES, WEIGHT_FILES
 from jax_lm.checkpoints.stored import CheckpointError, first_line
@@ -59,6 +59,11 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
     # An adapter has no config.json; a merged model may have both files.
     if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
         return adapter_upload(folder, repo, license_name)
+    if (folder / loading.ORBAX_FOLDER).exists():
+        raise CheckpointError(
+            f"{folder} is in the Orbax layout, which the hub's libraries do not read: "
+            f"`diffucoder convert {folder} OTHER` makes a folder in the Hugging Face layout"
+        )
     # Nothing is uploaded that would not load.
     files = huggingface.tensor_files(folder)
     for check in verify(folder):
@@ -137,7 +142,8 @@ A masked-diffusion language model of the Dream architecture: {parameter_count(co
 {config.num_hidden_layers} layers of width {config.hidden_size:,},
 a vocabulary of {config.vocab_size:,} tokens, {precision}.
 
-    pip install jax-diffucoder
+With jax-diffucoder, installed from a checkout of its repository:
+
     diffucoder generate --model {repo} "def fibonacci(n):"
 
 Please add here what the model was trained on, what it is intended for, and how it was evaluated.

@@ -1,6 +1,7 @@
 """Training samples from JSON lines: conversations, prompts with a response, or texts.
 
-The last turn of a conversation, and a response, are learnt; a text is learnt as a whole.
+The last turn of a conversation (or each of the assistant's), and a response, are learnt; a text is
+learnt as a whole.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}
@@ -17,11 +18,12 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jax_lm.data.batches import Row
-from jax_lm.data.columns import BadRowError, Columns, require_columns
+from jax_lm.data.columns import PLAIN_FORM, BadRowError, Columns, ConversationForm, require_columns
 from jax_lm.data.sources import JsonArray, Source, holds_array
 from jax_lm.data.token_shards import Kind
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenizerError
@@ -164,10 +166,15 @@ def row_fields(line: Any) -> dict[str, Any]:
 
 
 def rows_reader(
-    kind: Kind, tokenizer: DiffuCoderTokenizer, max_length: int, columns: Columns = ()
+    kind: Kind,
+    tokenizer: DiffuCoderTokenizer,
+    max_length: int,
+    columns: Columns = (),
+    form: ConversationForm = PLAIN_FORM,
 ) -> Callable[[dict[str, Any]], list[Row]]:
     """Return the function that converts a line's fields to samples; `columns` maps their names."""
-    to_rows = {"text": text_rows, "conversations": conversation_rows}[kind](tokenizer, max_length)
+    conversations = partial(conversation_rows, form=form)
+    to_rows = {"text": text_rows, "conversations": conversations}[kind](tokenizer, max_length)
     return lambda fields: to_rows(rename_columns(fields, columns))
 
 
@@ -187,25 +194,24 @@ def rename_columns(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
 
 
 def conversation_rows(
-    tokenizer: DiffuCoderTokenizer, max_length: int
+    tokenizer: DiffuCoderTokenizer, max_length: int, form: ConversationForm = PLAIN_FORM
 ) -> Callable[[dict[str, Any]], list[Row]]:
-    """Return the function that converts a conversation to one sample.
+    """Return the function that converts a conversation to a sample per response that is learnt.
 
     Everything before the response stays visible, and the response is the canvas. The canvas is
     open: the pad tokens after the response are targets too, so that the model learns to stop.
     """
 
-    def to_rows(fields: dict[str, Any]) -> list[Row]:
-        prompt, response, end = prompt_and_response(fields, tokenizer)
+    def to_row(prompt: str, response: str, end: str) -> Row:
         # prompt [1, 2], response [3], end [4]: ids [1, 2, 3, 4], canvas [0, 0, 1, 1]
         visible = tokenizer.encode(prompt)
         target = [*reject_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
         size = len(visible) + len(target)
         if size > max_length:
             raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
-        return [Row((*visible, *target), (False,) * len(visible) + (True,) * len(target))]
+        return Row((*visible, *target), (False,) * len(visible) + (True,) * len(target))
 
-    return to_rows
+    return lambda fields: [to_row(*each) for each in prompts_and_responses(fields, tokenizer, form)]
 
 
 def text_rows(
@@ -213,7 +219,8 @@ def text_rows(
 ) -> Callable[[dict[str, Any]], list[Row]]:
     """Return the function that cuts a text into samples of at most `max_length` tokens.
 
-    Every token may be masked.
+    Every token may be masked, except for the first one of a sample: the row of a position predicts
+    the next token, so nothing before the first one can predict it.
     """
 
     def to_rows(fields: dict[str, Any]) -> list[Row]:
@@ -225,9 +232,14 @@ def text_rows(
         chunks = (
             tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length)
         )
-        return [Row(chunk, (True,) * len(chunk), open=False) for chunk in chunks]
+        return [Row(chunk, learnt_after(1, len(chunk)), open=False) for chunk in chunks]
 
     return to_rows
+
+
+def learnt_after(visible: int, length: int) -> tuple[bool, ...]:
+    """Return a canvas of `length` positions of which the first `visible` are never masked."""
+    return (False,) * visible + (True,) * (length - visible)
 
 
 def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
@@ -237,23 +249,28 @@ def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
     return ids
 
 
-def prompt_and_response(
-    fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer
-) -> tuple[str, str, str]:
-    """Return the prompt, the response and the token that ends the response.
+def prompts_and_responses(
+    fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer, form: ConversationForm
+) -> list[tuple[str, str, str]]:
+    """Return each prompt with its response and the token that ends the response.
 
     Raises:
         BadRowError: the fields contain no prompt and response, or contain two responses.
     """
-    # messages, of which the last is the response
+    # messages, of which the last is the response, and with `turns="all"` all of the assistant
     for name in CONVERSATIONS:
         if name in fields:
             messages = parse_turns(fields[name], name)
-            return (
-                tokenizer.apply_chat_template(messages[:-1]),
-                messages[-1]["content"],
-                tokenizer.turn_end,
-            )
+            last = len(messages) - 1
+            return [
+                (
+                    tokenizer.apply_chat_template(messages[:turn]),
+                    message["content"],
+                    tokenizer.turn_end,
+                )
+                for turn, message in enumerate(messages)
+                if turn == last or (form.turns == "all" and turn and is_response(message))
+            ]
     # prompt and response
     if "response" in fields and "completion" in fields:
         raise BadRowError("has both a response and a completion, which mean the same")
@@ -262,11 +279,15 @@ def prompt_and_response(
         if not isinstance(fields.get(name), str) or not fields[name].strip():
             lacking = f"no {name} that is text" if "prompt" in fields else NOTHING_TO_LEARN
             raise BadRowError(f"has {lacking}")
-    # A model without a chat template continues the prompt as plain text.
-    if tokenizer.chat_template is None:
-        return fields["prompt"], fields[answer], tokenizer.special.end
+    if form.template == "auto":
+        return [(fields["prompt"], fields[answer], tokenizer.special.end)]
     user = {"role": "user", "content": fields["prompt"]}
-    return tokenizer.apply_chat_template([user]), fields[answer], tokenizer.turn_end
+    return [(tokenizer.apply_chat_template([user]), fields[answer], tokenizer.turn_end)]
+
+
+def is_response(message: Message) -> bool:
+    """Whether a message is something that the assistant says."""
+    return message["role"] == "assistant" and bool(message["content"].strip())
 
 
 def parse_turns(turns: Any, name: str) -> list[Message]:
@@ -283,7 +304,7 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
             f"{name}: must be at least two objects with role and content, or with from and value"
         )
     messages = [parse_turn(turn, name) for turn in turns]
-    if messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip():
+    if not is_response(messages[-1]):
         raise BadRowError(f"{name}: must end with what the assistant says")
     return messages
 

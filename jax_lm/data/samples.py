@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jax_lm.data.batches import Row
-from jax_lm.data.columns import Columns
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.data.conversations import read_samples, read_source, rows_reader
 from jax_lm.data.sources import holds_dataset, open_source, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
@@ -25,6 +25,7 @@ def open_samples(
     *,
     split: str,
     subset: str | None,
+    form: ConversationForm = PLAIN_FORM,
 ) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
     """Open the samples of a run.
 
@@ -44,7 +45,7 @@ def open_samples(
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None
-    to_rows = rows_reader(kind, tokenizer, max_length, columns)
+    to_rows = rows_reader(kind, tokenizer, max_length, columns, form)
     # JSON files are read here, so that messages name the line; `datasets` reads all other data.
     if data.suffix in JSON_FILES or (data.is_file() and data.suffix != ".parquet"):
         require_whole(str(data), split, subset)

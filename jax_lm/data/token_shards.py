@@ -227,9 +227,9 @@ class TextRows:
         return self.shards.pieces(start, min(start + self.max_length, self.shards.tokens))
 
     def __getitem__(self, piece: tuple[int, int]) -> Row:
-        """Read a piece of text, all of which may be masked."""
+        """Read a piece of text, all of which may be masked except for its first token."""
         ids = self.shards.text(*piece)
-        return Row(tuple(ids), (True,) * len(ids), open=False)
+        return Row(tuple(ids), (False, *[True] * (len(ids) - 1)), open=False)
 
 
 def permute(number: int, size: int, key: bytes) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jax_lm.data.batches import Row
-from jax_lm.data.columns import BadRowError, Columns
+from jax_lm.data.columns import PLAIN_FORM, BadRowError, Columns, ConversationForm
 from jax_lm.data.conversations import NAMED, row_fields, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
@@ -52,6 +52,7 @@ class Tokenization:
         kind: whether a line is a text, or a conversation whose last turn is learnt.
         max_length: maximum tokens of a conversation; longer ones are refused. Texts have no limit.
         columns: columns to rename to our names.
+        form: what is seen and learnt of a conversation.
     """
 
     source: Source
@@ -60,6 +61,7 @@ class Tokenization:
     kind: Kind
     max_length: int
     columns: Columns = ()
+    form: ConversationForm = PLAIN_FORM
 
     def plan(self) -> dict[str, Any]:
         """Return the settings as JSON. A run resumes only shards that have the same plan."""
@@ -234,6 +236,7 @@ def rows_reader_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
         tokenizer_of(job),
         sys.maxsize if job.kind == "text" else job.max_length,
         job.columns,
+        job.form,
     )
 
 

@@ -100,8 +100,9 @@ def constrained_states(
     *,
     seed: int | Key[Array, "b"] = 0,
     every: int | None = 1,
+    state: SamplerState | None = None,
 ) -> Iterator[SamplerState]:
-    """Yield the states of `Sampler.stream`; with a grammar only the last.
+    """Yield the states of `Sampler.stream`; with a grammar only the last, and without `state`.
 
     With a grammar, any token may be decoded again.
     """
@@ -112,7 +113,9 @@ def constrained_states(
         )
         yield meet(sampler, canvas, state, constraints, options, stop_ids)
     else:
-        yield from sampler.stream(canvas, options, seed=seed, every=every, stop_ids=stop_ids)
+        yield from sampler.stream(
+            canvas, options, seed=seed, every=every, stop_ids=stop_ids, state=state
+        )
 
 
 def meet(

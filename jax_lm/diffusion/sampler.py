@@ -180,6 +180,8 @@ class Sampler:
             state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)
             params = config.variant.params(params, state)
+            if state.logprobs is not None:
+                params = params._replace(keeps_logprobs=jnp.bool_(True))
             passes = block_passes(canvas, block, done, options.decoding, config)
             inputs = BatchInputs(arrays, self.window(state, block, params), params)
             refresh_steps = decoding.refresh_steps or NEVER

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.model_source import is_instruct
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
 from jax_lm.templates import Template
-from jax_lm.tokenizer import DIFFUSION_PAD
 
 # Middle length taken from the canonical filling.
 ORACLE = "oracle"
@@ -102,7 +102,7 @@ def choose_prompting(
     """
     # A suite without questions, such as infilling, is completed by any model.
     has_questions = all(problem.question for problem in problems)
-    if has_questions and not base and (chat or is_instruct(engine)):
+    if has_questions and not base and (chat or is_instruct(engine.found.folder, engine.tokenizer)):
         return ChatPrompting()
     return CompletionPrompting(middle_length)
 
@@ -115,12 +115,3 @@ def extract_answer(answer: str) -> str:
     # "x = 1\n```\nDone." -> "x = 1\n"; "```\n```python\nx = 1\n```" -> "x = 1\n"
     code = answer.partition(FENCE)[0]
     return code if code.strip() else extract_code(answer)
-
-
-def is_instruct(engine: DiffuCoderInference) -> bool:
-    """Return whether a model was tuned to answer messages.
-
-    Of the published models, these are the ones with a separate padding token. The built-in model
-    has that token too but counts as a base model, since it can answer both ways.
-    """
-    return not engine.is_builtin and engine.tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None

@@ -1,6 +1,7 @@
 """Atomic writes of files, with the permissions of the user's umask."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +41,22 @@ def require_writable(out: Path) -> None:
 
     Commands call this first, and create the folder when they have something to write.
     """
+    # gs://bucket/run; Path has made one slash of two
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out)):
+        raise ValueError(
+            f"out={str(out)!r}: must be a folder; a bucket can be mounted as one (for example by gcsfuse)"
+        )
     # The nearest existing ancestor: out = "runs/a/b" in an empty directory -> "."
     ancestor = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
         reason = "is a file" if ancestor == out else f"{ancestor} is not a writable folder"
         raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})")
+
+
+def require_new(path: Path, name: str = "out") -> None:
+    """Raise ValueError if there is a file, or a folder that is not empty."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"{name}={str(path)!r}: exists already, and nothing is overwritten")
 
 
 def output_folder(out: Path) -> Path:

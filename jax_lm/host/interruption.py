@@ -8,13 +8,14 @@ after `GRACE` seconds, the thread removes unfinished files and ends the process.
 This module must be imported before all others, so it imports nothing that takes time.
 """
 
+import ctypes
 import os
 import select
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,12 @@ HANDLED = b"\0"
 wakeup_fd: int | None = None
 # Seconds until the process is ended after an interrupt; None is no limit.
 grace: float | None = GRACE
+# Seconds after which an interrupt that was raised, but not handled, is raised again.
+RETRY = 2.0
+# Whether KeyboardInterrupt was raised and `mark_handled` has not been called since.
+is_raised = False
+# What the watching thread does at other signals.
+answers: dict[int, Callable[[], None]] = {}
 # Files and folders that are being written under a temporary name.
 unfinished_paths: set[Path] = set()
 
@@ -79,6 +86,8 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename == IMPORTING:
             exit_now()
         frame = frame.f_back
+    global is_raised
+    is_raised = True
     raise KeyboardInterrupt
 
 
@@ -135,8 +144,32 @@ def suspend_deadline() -> Iterator[None]:
 
 def mark_handled() -> None:
     """Report that an interrupt has been handled and the process continues."""
+    global is_raised
+    is_raised = False
     if wakeup_fd is not None:
         os.write(wakeup_fd, HANDLED)
+
+
+@contextmanager
+def on_signal(number: int, answer: Callable[[], None]) -> Iterator[None]:
+    """Call `answer` in the watching thread when a signal arrives, whatever the main thread does.
+
+    The signal needs a handler in Python, or else the interpreter does not report it.
+    """
+    answers[number] = answer
+    try:
+        yield
+    finally:
+        answers.pop(number, None)
+
+
+def raise_again() -> None:
+    """Raise KeyboardInterrupt in the main thread, where an earlier one was lost.
+
+    Code that runs from a callback of a library cannot pass it on.
+    """
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
 def wait_for_interrupts(read_fd: int) -> NoReturn:
@@ -147,9 +180,20 @@ def wait_for_interrupts(read_fd: int) -> NoReturn:
     """
     while True:
         signals = os.read(read_fd, 64)
+        for number, answer in list(answers.items()):
+            if number in signals:
+                answer()
         # A server installs another handler, which finishes the requests in flight.
         if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (exit_now, interrupt):
             # Nothing within the deadline, or a second interrupt instead of `mark_handled`.
-            ready, _, _ = select.select([read_fd], [], [], grace)
+            ready = None
+            while not ready:
+                was_raised = is_raised
+                patience = RETRY if grace is None else grace
+                ready, _, _ = select.select([read_fd], [], [], patience)
+                if grace is not None:
+                    break
+                if was_raised and is_raised and not ready:
+                    raise_again()
             if not ready or HANDLED not in os.read(read_fd, 64):
                 exit_now()

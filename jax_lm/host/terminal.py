@@ -1,7 +1,7 @@
-"""Output to the terminal other than results: progress bars, and errors in one line.
+"""Output to the terminal other than results: progress, and errors in one line.
 
-Progress bars are written to standard error, only if it is a terminal and `NO_RICH_LOGGING=1` is not
-set.
+Progress is written to standard error: as a bar if that is a terminal, else as a line now and then.
+`NO_RICH_LOGGING=1` turns both off.
 """
 
 import errno
@@ -9,6 +9,8 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,9 +30,18 @@ USAGE_ERROR = 2
 TERMINATED = 143
 
 
+# Seconds of silence before the first line of progress off a terminal, and between two lines.
+FIRST_LINE, NEXT_LINE = 20.0, 60.0
+
+
 def shows_progress() -> bool:
     """Whether progress bars are shown: standard error is a terminal, and they are not disabled."""
-    return sys.stderr.isatty() and os.environ.get("NO_RICH_LOGGING") != "1"
+    return sys.stderr.isatty() and not is_quiet()
+
+
+def is_quiet() -> bool:
+    """Whether progress is turned off."""
+    return os.environ.get("NO_RICH_LOGGING") == "1"
 
 
 @runtime_checkable
@@ -42,17 +53,21 @@ class Report(Protocol):
 
 @contextmanager
 def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
-    """Show a progress bar. Yields a callback that updates it, or None if bars are off.
+    """Show progress. Yields a callback that updates it, or None if progress is off.
 
     The remaining time is estimated from the calls after the first one, so neither compilation nor
-    the progress of an earlier run counts.
+    the progress of an earlier run counts. Off a terminal, a line is written now and then.
 
     Args:
         description: text in front of the bar.
         first_note: note shown until the first call.
     """
-    if not shows_progress():
+    if is_quiet():
         yield None
+        return
+    if not shows_progress():
+        with progress_lines(description, first_note) as report:
+            yield report
         return
     # description, bar, percentage, remaining time and note
     columns = (
@@ -72,6 +87,51 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
         yield report
 
 
+@contextmanager
+def progress_lines(description: str, first_note: str) -> Iterator[Report]:
+    """Write a line now and then, for pipes, notebooks and logs."""
+    first: tuple[float, int] | None = None
+    said = time.monotonic()
+
+    def report(done: int, total: int, note: str = "") -> None:
+        nonlocal first, said
+        now = time.monotonic()
+        waiting.cancel()
+        if first is None:
+            first = now, done
+        elif now - said >= NEXT_LINE and done > first[1]:
+            said = now
+            left = (now - first[0]) / (done - first[1]) * (total - done)
+            say(f"{description}: {done}/{total}, about {duration(left)} left{note and '  '}{note}")
+
+    # before the first call, which may wait for a compilation
+    waiting = threading.Timer(FIRST_LINE, lambda: say(f"{description}: {first_note or 'started'}"))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield report
+    finally:
+        waiting.cancel()
+
+
+def duration(seconds: float) -> str:
+    """Format a duration for people: 40 s, 3 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+class CurrentStderr(logging.StreamHandler):
+    """Writes log records to what is `sys.stderr` at the time, which a progress bar replaces.
+
+    The stream of a plain handler would write into the bar.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def say(line: str) -> None:
     """Write a line to standard error."""
     sys.stderr.write(f"{line}\n")
@@ -81,11 +141,21 @@ def show_log() -> None:
     """Send log records of the library to standard error, and only warnings of its dependencies."""
     root = logging.getLogger()
     # absl installs a handler when Orbax is imported, and with a handler `basicConfig` does nothing.
-    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+    ours = (logging.StreamHandler, CurrentStderr)
+    for handler in [handler for handler in root.handlers if type(handler) in ours]:
         root.removeHandler(handler)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for name in ("jax", "orbax", "absl"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[CurrentStderr()])
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    silence_orbax()
+
+
+def silence_orbax() -> None:
+    """Keep Orbax from logging its errors: each of its threads logs a traceback of what it raises.
+
+    Called after Orbax is imported, which makes the logger.
+    """
+    for name in ("orbax", "absl"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def read_text_file(path: Path, *, keep_line_ends: bool = False) -> str:
@@ -146,6 +216,9 @@ def explain_failure(error: BaseException) -> str | None:
     # A full disk may be reported in the text of another exception only.
     if reason := next((text for text in DISK_FULL if any(text in str(e) for e in chain)), None):
         path = next((e.filename for e in chain if isinstance(e, OSError) and e.filename), None)
+        # Failed writing: "/run/checkpoints/1/state": … No space left on device
+        quoted = (re.search(r'"(/[^"\n]*)"', str(e)) for e in chain)
+        path = path or next((match[1] for match in quoted if match), None)
         return f"{reason}: {path or 'nothing more can be written'}"
     if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name or "")):
         install = f"pip install 'jax-diffucoder[{extra}]'"

@@ -138,6 +138,14 @@ class Topology:
             examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])
             raise ValueError(f"topology={text!r}: must be like {examples}")
         sizes = tuple(map(int, shape.split("x")))
+        # Slices of two dimensions have powers of two on their sides, those of three multiples of 4.
+        if family in TPUS and not all(
+            size & (size - 1) == 0 or (axes == 3 and size % 4 == 0) for size in sizes
+        ):
+            known = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies)
+            raise ValueError(
+                f"topology={text!r}: there is no such slice; there are {known} and larger"
+            )
         if math.prod(sizes) > MOST_CHIPS:
             raise ValueError(f"topology={text!r}: must have at most {MOST_CHIPS} chips")
         return cls(family, sizes)

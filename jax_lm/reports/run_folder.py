@@ -9,12 +9,14 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, ClassVar, TypeVar
 
 from jax_lm.host.files import output_folder, write_whole
 
 SETTINGS = "settings.json"
+LOCK = ".lock"
 # Bytes of each weight file that go into its digest.
 SAMPLED_BYTES = 2**20
 
@@ -94,6 +96,21 @@ class RunLog(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run, which is created if it does not exist.
+
+    The lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    # The file stays: without it, two processes could lock two files of the same name.
+    with (output_folder(folder) / LOCK).open("a", encoding="utf-8") as file:
+        lock(file, folder)
+        yield
 
 
 def lock(file: IO[str], folder: Path) -> None:

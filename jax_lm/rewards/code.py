@@ -10,12 +10,12 @@ import logging
 import operator
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jax_lm.rewards.cases import METADATA, TEST_COLUMNS, row_tests
-from jax_lm.rewards.reward import Chat, Columns, Reward, Scores
+from jax_lm.rewards.reward import Columns, Reward, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -147,15 +147,13 @@ class Code(Reward):
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
-    def judge(
-        self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns
-    ) -> Scores:
-        if not any(name in columns for name in TEST_COLUMNS):
+    def require_columns(self, names: Collection[str]) -> None:
+        if not any(name in names for name in TEST_COLUMNS):
             known = ", ".join(map(repr, TEST_COLUMNS))
             raise ValueError(
-                f"reward {self.name!r} needs one of the columns {known}; given: {sorted(columns)}"
+                f"reward {self.name!r} needs one of the columns {known}; given: {sorted(names)}"
             )
-        return super().judge(prompts, completions, columns)
+        super().require_columns(names)
 
     def applies(self, columns: Columns, row: int) -> bool:
         return super().applies(columns, row) and bool(tests_at(columns, row))

@@ -5,7 +5,7 @@ None means not applicable. Any callable with this signature is a reward; those o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, overload
 
@@ -59,6 +59,14 @@ class Reward(ABC):
             columns: values of the columns in `needs` and `reads`, in the order of the texts.
         """
 
+    def require_columns(self, names: Collection[str]) -> None:
+        """Raise ValueError for the first required column that is not among the names."""
+        for name in self.needs:
+            if name not in names:
+                raise ValueError(
+                    f"reward {self.name!r} needs the column {name!r}; given: {sorted(names)}"
+                )
+
     def applies(self, columns: Columns, row: int) -> bool:
         """Return whether all required columns have a value in this row."""
         return all(columns[name][row] is not None for name in self.needs)
@@ -96,11 +104,7 @@ class Reward(ABC):
     ) -> Scores:
         """Score the completions. Unlike in `__call__`, `columns` never contains settings."""
         # columns
-        for name in self.needs:
-            if name not in columns:
-                raise ValueError(
-                    f"reward {self.name!r} needs the column {name!r}; given: {sorted(columns)}"
-                )
+        self.require_columns(columns)
         # Columns of other rewards are not checked: they may be of any length.
         read = {name: columns[name] for name in (*self.needs, *self.reads) if name in columns}
         check_lengths(len(completions), {"prompts": prompts, **read})

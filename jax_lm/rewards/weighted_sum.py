@@ -5,6 +5,7 @@ values of all rewards, as users write some of them.
 """
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,27 @@ class WeightedSum:
     ) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
+    def require_columns(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raise ValueError if a reward needs a column that no row has, before a run begins."""
+        # a trainer adds the ids of a completion
+        names = {"completion_ids"}
+        for row in rows:
+            names.update(name for name, value in row.items() if value is not None)
+        for reward in self.rewards.values():
+            if isinstance(reward, Reward):
+                reward.require_columns(names)
+
+    def try_out(self, prompt: Chat, **columns: Any) -> None:
+        """Call every function of the user once, with an empty completion, before a run begins.
+
+        Raises:
+            ValueError: one raises, or returns something else than one score.
+        """
+        for name, reward in self.rewards.items():
+            if not isinstance(reward, Reward):
+                values = {column: [value] for column, value in columns.items()}
+                call_reward(name, reward, [prompt], [""], values)
+
     def score(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scored:
         """Score completions by each reward, and add up the totals.
 
@@ -79,14 +101,7 @@ class WeightedSum:
         check_lengths(len(completions), {"prompts": prompts, **columns})
         parts = {}
         for name, reward in self.rewards.items():
-            # `judge` takes columns whose names are also settings; a plain function takes keywords.
-            is_ours = isinstance(reward, Reward)
-            scores = (
-                reward.judge(prompts, completions, columns)
-                if is_ours
-                else reward(prompts, completions, **columns)
-            )
-            parts[name] = validate_scores(name, scores, len(completions))
+            parts[name] = call_reward(name, reward, prompts, completions, columns)
         return Scored([self.total(parts, columns, row) for row in range(len(completions))], parts)
 
     def total(self, parts: Mapping[str, Scores], columns: Columns, row: int) -> float | None:
@@ -101,6 +116,31 @@ class WeightedSum:
                 # The reward applies, but could not score this completion.
                 return None
         return sum(terms) if terms else None
+
+
+def call_reward(
+    name: str,
+    reward: RewardFunction,
+    prompts: Sequence[Chat],
+    completions: Sequence[Chat],
+    columns: Columns,
+) -> Scores:
+    """Score completions by one reward.
+
+    Raises:
+        ValueError: a function of the user raises, or returns something else than one score per
+            completion.
+    """
+    # `judge` takes columns whose names are also settings; a plain function takes keywords.
+    if isinstance(reward, Reward):
+        return validate_scores(name, reward.judge(prompts, completions, columns), len(completions))
+    try:
+        scores = reward(prompts, completions, **columns)
+    except Exception as error:  # a reward is code of the user: it may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
+        raise ValueError(f"reward {name!r} raised {error!r:.200} in {place}") from error
+    return validate_scores(name, scores, len(completions))
 
 
 def validate_scores(name: str, scores: Any, expected: int) -> Scores:

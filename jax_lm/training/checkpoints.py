@@ -17,6 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as orbax
 
+from jax_lm.host import terminal
+
+terminal.silence_orbax()
+
 STATE, REST = "state", "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
 # In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.

@@ -274,7 +274,8 @@ class SftConfig:
 
     Attributes:
         max_length: tokens of a row; pads after an answer are targets up to here, so that the model
-            learns to end.
+            learns to end. None takes what the longest sample needs, at most 2,048 and the context
+            of the model.
         batch_size: rows of a step, over all devices.
         num_train_epochs: passes over the samples, instead of `max_steps`.
         packed: put several samples into a row; they do not see each other.
@@ -292,7 +293,7 @@ class SftConfig:
         training: steps, optimizer, checkpoints.
     """
 
-    max_length: int = 2048
+    max_length: int | None = None
     batch_size: int = 8
     num_train_epochs: float | None = None
     packed: bool = False

@@ -96,6 +96,9 @@ class DiffuGRPOTrainer:
                 dict(zip(config.reward_funcs, config.reward_weights, strict=True))
             )
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
+        rewards.require_columns(prompt.columns for prompt in prompts.prompts)
+        first = prompts.prompts[0]
+        rewards.try_out(first.content, **first.columns, completion_ids=[])
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
         require_room_for_completions(model, prompts, config)
 

@@ -35,6 +35,7 @@ from jax_lm.data.batches import Batch, fill_rows
 from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.products import tie_operands
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
@@ -49,6 +50,7 @@ from jax_lm.training.update import (
     in_dtype,
     merged,
     partition,
+    split_rows,
 )
 
 
@@ -248,11 +250,13 @@ def train(
         ),
     )
     # evaluation
-    held_out = [fill_rows(batch, row_devices(model.mesh)) for batch in held_out]
+    parts = config.gradient_accumulation_steps
+    held_out = [fill_rows(batch, parts * row_devices(model.mesh)) for batch in held_out]
     # Masks chosen by confidence would follow the weights.
     constant = dataclasses.replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
-    evaluate = held_out_loss(objective, frozen, held_out, config.dtype) if held_out else None
+    terms = held_out_terms(objective, config.dtype, parts)
+    evaluate = held_out_loss(terms, frozen, held_out) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     # Not `frozen`: the model keeps the other weights in their own dtype.
     nnx.update(model, merged(others, trainer.state.params))
@@ -292,24 +296,55 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     return jax.tree.map(put, batch)
 
 
-def held_out_loss(
-    objective: Loss, frozen: Params, batches: Sequence[Batch], dtype: DTypeLike
-) -> Evaluate:
-    """Make the evaluation of a loss on held-out batches, with masks that never change."""
+def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
+    """Compile the loss of a held-out batch, in the parts of a training batch, whose memory it takes.
+
+    Args:
+        objective: the loss.
+        dtype: dtype that the loss computes in.
+        parts: parts of a batch, computed one after the other.
+
+    Returns:
+        A function of params, frozen weights, batch and its number. It returns the total and the
+        weight of the loss.
+    """
 
     @jax.jit
     def compute_terms(
         params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]
-    ) -> LossTerms:
-        weights = merged(frozen, compute_copy(params, dtype))
-        return objective(weights, batch, jax.random.fold_in(jax.random.key(0), number))
+    ) -> tuple[Array, Array]:
+        key = jax.random.fold_in(jax.random.key(0), number)
+
+        def part(params: Params, rows: Batch) -> tuple[Array, Array]:
+            terms = objective(merged(frozen, compute_copy(params, dtype)), rows, key)
+            return terms.total, terms.weight
+
+        if parts == 1:
+            return part(params, batch)
+        # Tied to its rows, as in an update: TPUs would keep a copy made before the loop.
+        found = jax.lax.map(
+            lambda rows: part(*tie_operands("tpu", params, rows)), split_rows(batch, parts)
+        )
+        return jax.tree.map(jnp.sum, found)
+
+    return compute_terms
+
+
+def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> Evaluate:
+    """Make the evaluation of a loss on held-out batches, with masks that never change.
+
+    Args:
+        terms: from `held_out_terms`.
+        frozen: weights that are not trained.
+        batches: rows that the parts divide.
+    """
 
     def evaluate(params: Params) -> dict[str, float]:
-        terms = [
-            compute_terms(params, frozen, batch, jnp.int32(number))
-            for number, batch in enumerate(batches)
+        found = [
+            terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]
-        total = sum(float(term.total) for term in terms)
-        return {"loss": total / sum(float(term.weight) for term in terms)}
+        return {
+            "loss": sum(float(each) for each, _ in found) / sum(float(each) for _, each in found)
+        }
 
     return evaluate

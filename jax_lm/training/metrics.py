@@ -24,6 +24,16 @@ METRICS_FILE = "metrics.jsonl"
 # Metrics whose name starts with this are combined by maximum, all others by mean.
 LARGEST = "max_"
 
+# Metrics on the console, besides those of evaluations.
+SHOWN = (
+    "loss",
+    "reward",
+    "zero_variance_groups",
+    "gradient_norm",
+    "learning_rate",
+    "tokens_per_second",
+)
+
 # Takes a step and its metrics.
 Write = Callable[[int, Mapping[str, float]], None]
 
@@ -110,12 +120,15 @@ def open_writers(
     }
     # Before any file is opened.
     require_trackers(track)
+    logger.info("all metrics: %s", out / METRICS_FILE)
     with ExitStack() as stack:
         trackers = [stack.enter_context(opened[name]()) for name in track]
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
-            text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            # the file has all of them
+            shown = [name for name in metrics if name in SHOWN or name.startswith("eval_")]
+            text = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown)
             logger.info("step %d/%d  %s", step, steps, text)
             for other in (lines, *trackers):
                 other(step, metrics)

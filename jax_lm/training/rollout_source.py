@@ -6,6 +6,7 @@ needed: the update starts from the policy that sampled. On a mesh, the rows of a
 and lie whole on every device; model and scores split them.
 """
 
+import logging
 import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,8 @@ from jax_lm.training.rollouts import Completions, Rollout, Rollouts, sample_keys
 from jax_lm.training.trainer import State
 from jax_lm.training.update import Params, compute_copy, merged
 from untrusted.printable import printable_json
+
+logger = logging.getLogger(__name__)
 
 # Completions of each rollout that are written for people to read.
 LOGGED_COMPLETIONS = 4
@@ -120,6 +123,26 @@ def mix(reference: Params, params: Params, alpha: float) -> Params:
     return jax.tree.map(lambda old, new: (1 - alpha) * old + alpha * new, reference, params)
 
 
+def require_rewards(rollout: Rollout, number: int) -> None:
+    """Check that rewards scored something.
+
+    Raises:
+        ValueError: the first rollout of a run has no reward at all; later ones are warned of, as
+            a run should not be lost for one of them.
+    """
+    silent = [name for name, scores in rollout.parts.items() if np.isnan(scores).all()]
+    if np.isnan(rollout.rewards).all():
+        message = (
+            f"rollout {number}: no reward scored any of the {len(rollout.rewards)} completions "
+            f"({', '.join(silent)} returned None for each): there is nothing to learn from"
+        )
+        if number == 0:
+            raise ValueError(message)
+        logger.warning(message)
+    elif silent and number == 0:
+        logger.warning("rollout 0: %s returned None for every completion", ", ".join(silent))
+
+
 class RolloutSource:
     """Draws the batches of a run: a new rollout every `num_iterations` updates.
 
@@ -175,6 +198,8 @@ class RolloutSource:
         # The thread that measures how long scoring takes.
         self.waiting = ThreadPoolExecutor(1)
         self.batches: list[PolicyBatch] = []
+        # The step at which the reference moved last: a rollout that was interrupted is drawn again.
+        self.mixed_at: int | None = None
         self.finished_at: float | None = None
 
     def draw(self, state: State) -> tuple[PolicyBatch, dict[str, float]]:
@@ -183,8 +208,10 @@ class RolloutSource:
         # With num_iterations == 2, step 5 is the second update of rollout 2.
         number, iteration = divmod(state.step, config.num_iterations)
         # move the reference
-        if self.arrays and sync and state.step and state.step % sync == 0:
+        is_due = self.arrays and sync and state.step and state.step % sync == 0
+        if is_due and self.mixed_at != state.step:
             self.arrays = mix(self.arrays, state.params, config.ref_model_mixup_alpha)
+            self.mixed_at = state.step
         metrics: dict[str, float] = {}
         # make a rollout
         if iteration == 0:
@@ -222,6 +249,7 @@ class RolloutSource:
                 scored.result()
             sampled = self.rollouts.judge_rollout(sampled)
             rollout = sampled
+        require_rewards(sampled, number)
         # compare
         advantage, mask = map(self.put, self.rollouts.compare(rollout, number))
         batches = [
@@ -332,9 +360,11 @@ class RolloutSource:
 
     def save(self) -> dict[str, Any]:
         """Return the current rollout for a checkpoint."""
-        return {"batches": self.batches}
+        return {"batches": self.batches, "mixed_at": self.mixed_at}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the rollout that `save` returned."""
+        # checkpoints of earlier versions were made between rollouts
+        self.mixed_at = saved.get("mixed_at")
         batches = jax.tree.map(self.put, saved["batches"])
         self.batches = [PolicyBatch(MaskedRows(*rows), *others) for rows, *others in batches]

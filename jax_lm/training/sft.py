@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 HELD_OUT_SEED = 1
 # Passes over the samples after which a small model has memorised them.
 MANY_PASSES = 30
+# Updates below which a model answers as before: examples of a few lines took 80 (docs/guides).
+FEW_UPDATES = 40
+# Longest sample that is taken if no length is set, and multiple of the length that is chosen.
+LONGEST, LENGTH_BUCKET = 2048, 32
 
 
 def fine_tune(
@@ -61,6 +65,7 @@ def fine_tune(
     """
     if config.expand_delete != (expansion is not None):
         raise ValueError(f"expand_delete={config.expand_delete}: must go with an expansion")
+    config = resolve_length(config, samples, model.config.max_position_embeddings)
     # samples
     spare_pads = config.spare_pads if config.packed else None
     stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
@@ -68,7 +73,7 @@ def fine_tune(
     training = config.training
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
-    warn_of_many_passes(training.steps / stream().steps(1.0))
+    report_length(len(samples), config.batch_size, training.steps, stream().steps(1.0))
     # variation of samples: prompts are masked too at first, or holes are shown
     reveal_steps = round(config.condition_share * training.steps)
     vary = reveal_prompts(reveal_steps) if config.condition_share else expansion
@@ -84,8 +89,51 @@ def fine_tune(
     )
 
 
-def warn_of_many_passes(passes: float) -> None:
-    """Warn if a run passes over its samples so often that it memorises them."""
+def longest_allowed(config: SftConfig, context: int) -> int:
+    """Return the longest sample that is taken, in tokens.
+
+    Raises:
+        ValueError: `max_length` exceeds the context.
+    """
+    if config.max_length is not None and config.max_length > context:
+        raise ValueError(
+            f"max_length={config.max_length}: must be at most {context}, the model's context"
+        )
+    return config.max_length or min(LONGEST, context)
+
+
+def resolve_length(
+    config: SftConfig, samples: Sequence[Row] | TokenShards, context: int
+) -> SftConfig:
+    """Choose rows as long as the longest sample and the pads after it, unless a length is set.
+
+    Raises:
+        ValueError: `max_length` exceeds the context.
+    """
+    limit = longest_allowed(config, context)
+    if config.max_length is not None:
+        return config
+    # longest sample 41, 16 pads: 57, so rows of 64 tokens
+    needed = int(lengths_of(samples, limit, config.spare_pads).max(initial=1))
+    length = min(limit, needed + -needed % LENGTH_BUCKET)
+    logger.info("max_length %d, which the longest sample needs", length)
+    return dataclasses.replace(config, max_length=length)
+
+
+def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int) -> None:
+    """Log the number of updates, and warn if a run teaches too little or memorises its samples."""
+    passes = steps / epoch_steps
+    logger.info(
+        "%d samples: %d updates of %d rows, %.1f passes over them",
+        samples, steps, batch_size, passes,
+    )  # fmt: skip
+    if steps < FEW_UPDATES:
+        logger.warning(
+            "%d updates of %d rows are too few to learn from: with a smaller batch_size or more "
+            "num_train_epochs there are more; %d passes make about %d",
+            steps, batch_size, -(-FEW_UPDATES // epoch_steps),
+            -(-FEW_UPDATES // epoch_steps) * epoch_steps,
+        )  # fmt: skip
     if passes > MANY_PASSES:
         logger.warning(
             "the run passes %.0f times over the samples and learns them by heart: take fewer "
@@ -151,6 +199,7 @@ def make_streams(
         shown: `vary` of the held-out samples.
     """
     seed, share = config.training.seed, config.held_out_share
+    assert config.max_length is not None
     # tokenised texts are concatenated and cut into rows; each other sample lies in one row, packed
     # or alone
     if isinstance(samples, TokenShards) and samples.kind == "text":
@@ -234,7 +283,8 @@ def reveal_prompts(steps: int) -> Vary:
         # At step 25 of 100, three of four samples are masked whole.
         if rng.random() < step / max(steps, 1):
             return sample
-        return dataclasses.replace(sample, canvas=(True,) * len(sample.ids))
+        # Nothing before the first token can predict it.
+        return dataclasses.replace(sample, canvas=(False, *[True] * (len(sample.ids) - 1)))
 
     return vary
 
@@ -249,10 +299,13 @@ def openness(step: int, annealing_steps: int) -> float | None:
 
 
 def cut_or_reveal(sample: Row, step: int, rng: np.random.Generator, *, config: AdaptConfig) -> Row:
-    """Cut a share of the texts to a random length, and keep a random beginning of some visible."""
+    """Cut a share of the texts to a random length, and keep a random beginning of some visible.
+
+    The first token is always visible: nothing before it can predict it.
+    """
     size = len(sample.ids)
     if rng.random() < config.cut_share:
         size = int(rng.integers(1, size + 1))
     # visible == 2 of [a, b, c, d]: canvas [0, 0, 1, 1]
-    visible = int(rng.integers(0, size)) if rng.random() < config.prefix_share else 0
+    visible = max(1, int(rng.integers(0, size)) if rng.random() < config.prefix_share else 0)
     return Row(sample.ids[:size], (False,) * visible + (True,) * (size - visible), open=False)

@@ -125,7 +125,7 @@ def load_for_training(
 
 
 def add_expansion(
-    model: DreamForCausalLM, target: TrainedModel, settings: SftConfig
+    model: DreamForCausalLM, target: TrainedModel, settings: SftConfig, max_length: int
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
     """Add the token for expanding to a model that has none.
 
@@ -152,7 +152,7 @@ def add_expansion(
     expansion = Expansion(
         tokenizer=target.tokenizer,
         delete_id=growth.delete_id,
-        max_length=settings.max_length,
+        max_length=max_length,
         high_levels=settings.loss.high_levels,
         excess_masks=settings.excess_masks,
     )

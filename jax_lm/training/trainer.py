@@ -12,6 +12,7 @@ model.
 import json
 import logging
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -28,10 +29,9 @@ import optax
 from jax.experimental import multihost_utils
 from jaxtyping import Array
 
-from jax_lm.host import terminal
-from jax_lm.host.files import output_folder
+from jax_lm.host import interruption, terminal
 from jax_lm.planning.roofline import peak_flops
-from jax_lm.reports.run_folder import differing_setting
+from jax_lm.reports.run_folder import differing_setting, exclusive
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.metrics import Meter, Write, open_writers, require_trackers
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # The settings of a run, including those chosen for it.
 SETTINGS_FILE = "settings.json"
+# Seconds that a termination signal waits for a batch that is being drawn.
+DRAW_PATIENCE = 5.0
 
 # Takes trained weights, and returns metrics.
 Evaluate = Callable[[Params], Mapping[str, float]]
@@ -141,6 +143,10 @@ class Trainer:
             placement=placement,
         )
         self.meter = Meter()
+        # A step whose metrics are still to be recorded, and whether a batch is being drawn.
+        self.running: Running | None = None
+        self.is_drawing = False
+        self.drawing_ends = threading.Lock()
 
     def run(
         self,
@@ -170,20 +176,28 @@ class Trainer:
             metric = f"metric_for_best_model={config.metric_for_best_model!r}"
             raise ValueError(f"{metric}: nothing is held out to evaluate")
         require_trackers(config.track)
-        output_folder(self.out)
         folder, in_background = self.out / "checkpoints", config.async_checkpointing
         with (
+            # the processes of a run share the folder
+            exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
             RunCheckpoints(folder, config.keep, in_background=in_background) as checkpoints,
             termination() as terminated,
-            terminal.progress("training", "the first step compiles") as bar,
+            # off a terminal, the log has a line per entry
+            terminal.progress("training", "the first step compiles") as progress,
         ):
             # Before metrics are opened: a resumed run drops the entries after its checkpoint.
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:
+                bar = progress if terminal.shows_progress() else None
                 finish = partial(self.finish, write=write, bar=bar, check=check)
-                finished = self.loop(
-                    source, checkpoints, write, finish, terminated, profile, evaluate
-                )
+                over = threading.Event()
+                leave = partial(self.leave_draw, over, checkpoints, source, finish)
+                start = threading.Thread(target=leave, daemon=True).start
+                with interruption.on_signal(signal.SIGTERM, start):
+                    finished = self.loop(
+                        source, checkpoints, write, finish, terminated, profile, evaluate
+                    )
+                over.set()
             if finished and config.load_best_model_at_end and self.best.step is not None:
                 self.restore(checkpoints, source, self.best.step)
             return finished
@@ -203,14 +217,14 @@ class Trainer:
         Metrics of a step are fetched while the next one runs.
         """
         config = self.config
-        last, running = config.last_step, None
+        last = config.last_step
         while self.state.step < last and not self.best.is_over:
             profile(self.state.step + 1)
             # start a step, then record the one before while the devices compute
             started = self.start(source)
-            if running:
-                finish(running)
-            running, step = started, started.step
+            if self.running:
+                finish(self.running)
+            self.running, step = started, started.step
             # what follows this step
             stops = step == last or terminated(step)
             saves = stops or step % config.save_every == 0
@@ -222,8 +236,8 @@ class Trainer:
                 or (evaluate and evaluates)
                 or step + 1 in (config.profiled.start, config.profiled.stop)
             ):
-                finish(running)
-                running = None
+                finish(self.running)
+                self.running = None
             # evaluate
             if evaluate and evaluates:
                 results = {
@@ -240,7 +254,11 @@ class Trainer:
 
     def start(self, source: BatchSource) -> "Running":
         """Draw a batch and start its step, without waiting for the devices."""
+        self.is_drawing = True
         batch, drawn = source.draw(self.state)
+        # From here on the weights are overwritten: `leave_draw` must have seen the last step.
+        with self.drawing_ends:
+            self.is_drawing = False
         step = self.state.step + 1
         params, optimizer, metrics = self.update(
             self.state.params, self.state.optimizer, self.frozen, np.int32(step), self.place(batch)
@@ -284,8 +302,42 @@ class Trainer:
                 entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
             write(running.step, entry)
             if bar:
+                shown = [
+                    f"{name} {entry[name]:.4g}" for name in ("loss", "reward") if name in entry
+                ]
                 speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
-                bar(running.step, last, f"loss {entry['loss']:.4f}  {speed}")
+                bar(running.step, last, "  ".join([*shown, speed]))
+
+    def leave_draw(
+        self,
+        over: threading.Event,
+        checkpoints: RunCheckpoints,
+        source: BatchSource,
+        finish: Callable[["Running"], None],
+    ) -> None:
+        """End the process with a checkpoint of the last step if a batch takes long to be drawn.
+
+        A rollout may take many minutes, in which the main thread sees no signal. Runs in a thread
+        of its own.
+
+        Args:
+            over: set once the run has ended by itself.
+            checkpoints: checkpoints of the run.
+            source: draws the batches; the one that it is drawing is drawn again on resume.
+            finish: records the metrics of a step.
+        """
+        while not over.wait(DRAW_PATIENCE):
+            with self.drawing_ends:
+                if not self.is_drawing:
+                    continue
+                if self.running:
+                    finish(self.running)
+                self.save(checkpoints, source)
+                checkpoints.checkpointer.wait()
+                logger.warning(
+                    "stopped with a checkpoint; the same command continues the run in %s", self.out
+                )
+                os._exit(terminal.TERMINATED)
 
     def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Write a checkpoint of the current state."""

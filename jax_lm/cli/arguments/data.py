@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from jax_lm.data.columns import PLAIN_FORM, ConversationForm
 from jax_lm.host.declared import Positional
 
 
@@ -128,6 +129,12 @@ class AnyColumns:
         return (self.text if kind == "text" else self.conversations).given
 
 
+def require_conversations(kind: Kind, form: ConversationForm) -> None:
+    """Raise ValueError if the form of conversations is given for texts."""
+    if kind == "text" and form != PLAIN_FORM:
+        raise ValueError("template, turns: texts are learnt whole; they need --kind conversations")
+
+
 # Defaults of nested settings.
 ONE_SPLIT, OUR_COLUMNS = DatasetPart(), AnyColumns()
 
@@ -153,6 +160,7 @@ class Show:
         seed: random seed of the masks.
         part: which part of a data set is read.
         columns: names of the columns.
+        form: what is seen and learnt of a conversation.
     """
 
     data: Positional[str]
@@ -164,6 +172,7 @@ class Show:
     seed: int = 0
     part: DatasetPart = ONE_SPLIT
     columns: AnyColumns = OUR_COLUMNS
+    form: ConversationForm = PLAIN_FORM
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_length"):
@@ -171,6 +180,7 @@ class Show:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if not 0 <= self.mask_ratio <= 1:
             raise ValueError(f"mask_ratio={self.mask_ratio}: must lie in [0, 1]")
+        require_conversations(self.kind, self.form)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +209,7 @@ class Tokenize:
             or per file that is streamed.
         part: which part of a data set is read.
         columns: names of the columns.
+        form: what is seen and learnt of a conversation.
         streaming: read a data set of `datasets` without copying it into the cache.
     """
 
@@ -211,6 +222,7 @@ class Tokenize:
     num_shards: int | None = None
     part: DatasetPart = ONE_SPLIT
     columns: AnyColumns = OUR_COLUMNS
+    form: ConversationForm = PLAIN_FORM
     streaming: bool = False
 
     def __post_init__(self) -> None:
@@ -218,6 +230,7 @@ class Tokenize:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
+        require_conversations(self.kind, self.form)
 
     @property
     def processes(self) -> int:

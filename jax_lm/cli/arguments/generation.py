@@ -21,7 +21,7 @@ class Generate:
         diffucoder generate --grammar python --temperature 1 "def is_prime(n):"
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
         diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
-        diffucoder generate --prefix "def area(r):" --suffix "    return result" --max-new-tokens 16
+        diffucoder generate --prefix "def gcd(a, b):" --suffix "    return a" --max-new-tokens 24
         diffucoder generate --file draft.py        (with <|hole|> or <|hole:12|> where code is missing)
         diffucoder generate --prompts prompts.jsonl --out answers.jsonl
         cat start.py | diffucoder generate -

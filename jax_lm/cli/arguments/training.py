@@ -13,6 +13,7 @@ from jax_lm.cli.arguments.data import (
     TextColumn,
 )
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.data.columns import PLAIN_FORM, ConversationForm
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
@@ -104,7 +105,7 @@ class MergeLora:
 
 @dataclass(frozen=True, kw_only=True)
 class Sft:
-    """Fine-tune on conversations; the model learns the last answer of each.
+    """Fine-tune on prompts with their responses, or on conversations.
 
     If the command is killed, the same command resumes the run and ends with the same weights.
     SIGTERM saves a checkpoint first.
@@ -124,6 +125,7 @@ class Sft:
         out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/ or adapter/.
         part: which part of a data set is read.
         columns: names of the columns.
+        form: what is seen and learnt of a conversation.
         model_arguments: the model, its adapters and devices.
         config: recipe, a YAML file of these options; options on the command line win.
         settings: settings of the run.
@@ -141,6 +143,7 @@ class Sft:
     out: Path
     part: DatasetPart = ONE_SPLIT
     columns: ConversationColumns = field(default_factory=ConversationColumns)
+    form: ConversationForm = PLAIN_FORM
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: SftConfig = field(default_factory=SftConfig)
@@ -177,6 +180,8 @@ class Grpo:
             APPS, TACO or open-r1. Or with the extra `datasets` a hub id, folder or Parquet file. Or
             builtin, tasks of the built-in corpus.
         limit: number of tasks of the built-in corpus, at most 4,000.
+        template: whether a prompt that is text gets the chat template, as chat messages do: auto
+            does so for instruct models, except for the built-in corpus, which is to be completed.
         part: which part of a data set is read.
         columns: names of the columns.
         model_arguments: the model, its adapters and devices.
@@ -192,6 +197,7 @@ class Grpo:
     out: Path
     data: str = BUILTIN
     limit: int = 2000
+    template: Literal["auto", "chat", "none"] = "auto"
     part: DatasetPart = ONE_SPLIT
     columns: PromptColumns = OUR_PROMPTS
     model_arguments: ModelArguments = ONE_MODEL

@@ -11,7 +11,7 @@ from pathlib import Path
 from jax_lm.cli.arguments.chat import Chat
 from jax_lm.cli.commands.watching import watch
 from jax_lm.host import interruption, terminal
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import require_new, write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
@@ -133,9 +133,9 @@ class Dialogue:
         """Write the messages to a file; ValueError if none is named."""
         if not path:
             raise ValueError("/save: needs a file name")
-        write_whole(
-            Path(path).expanduser(), json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n"
-        )
+        target = Path(path).expanduser()
+        require_new(target, "/save")
+        write_whole(target, json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n")
         terminal.say(f"wrote {len(self.messages)} messages to {path}")
 
 
@@ -152,7 +152,7 @@ def run_chat(arguments: Chat) -> int:
     )
     if engine.is_builtin:
         terminal.say(f"warning: {CHAT_NOTICE}")
-    lines = typed_lines()
+    lines = TypedLines()
     conversation = Dialogue(engine, arguments.generation, arguments.seed, arguments.system, lines)
     with interruption.suspend_deadline():
         for line in lines:
@@ -162,24 +162,29 @@ def run_chat(arguments: Chat) -> int:
     return 0 if sys.stdin.isatty() or not conversation.failures else terminal.USAGE_ERROR
 
 
-def typed_lines() -> Iterator[str]:
-    """Yield messages from standard input, joining lines that end in a backslash."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        terminal.say("/help lists the commands")
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # enables line editing and history
-    # "a \" and "b" are one message of two lines
-    held = ""
-    while True:
-        try:
-            line = input(("... " if held else "> ") if is_terminal else "")
-        except EOFError:
-            if held:
-                yield held
-            return
-        if line.endswith("\\"):
-            held += f"{line[:-1]}\n"
-            continue
-        yield held + line
-        held = ""
+class TypedLines(Iterator[str]):
+    """Messages from standard input; lines that end in a backslash are joined with the next.
+
+    Not a generator: Ctrl-C while a line is read would end a generator, and with it the chat.
+    """
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdin.isatty()
+        if self.is_terminal:
+            terminal.say("/help lists the commands")
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  # enables line editing and history
+
+    def __next__(self) -> str:
+        # "a \\" and "b" are one message of two lines
+        held: list[str] = []
+        while True:
+            try:
+                line = input(("... " if held else "> ") if self.is_terminal else "")
+            except EOFError:
+                if held:
+                    return "\n".join([*held, ""])
+                raise StopIteration from None
+            if not line.endswith("\\"):
+                return "\n".join([*held, line])
+            held.append(line[:-1])

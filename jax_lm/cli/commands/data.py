@@ -17,6 +17,7 @@ from jax_lm.data.conversations import row_fields, rows_reader
 from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.host import terminal
+from jax_lm.host.files import require_new
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from untrusted.printable import printable
@@ -25,6 +26,7 @@ from untrusted.printable import printable
 def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
     """Write the prompts, and print how many there are."""
     terminal.show_log()
+    require_new(arguments.out)
     print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
     return 0
 
@@ -56,7 +58,11 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
     """
     source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
     to_rows = rows_reader(
-        arguments.kind, tokenizer, arguments.max_length, arguments.columns.of(arguments.kind)
+        arguments.kind,
+        tokenizer,
+        arguments.max_length,
+        arguments.columns.of(arguments.kind),
+        arguments.form,
     )
     # number of samples still to be shown; a refused line counts as one
     left = arguments.limit
@@ -101,6 +107,7 @@ def run_data_tokenize(arguments: Tokenize) -> int:
         kind=arguments.kind,
         max_length=arguments.max_length,
         columns=arguments.columns.of(arguments.kind),
+        form=arguments.form,
     )
     print(tokenize(job, arguments.out, arguments.processes))
     return 0

@@ -22,7 +22,7 @@ from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.host import terminal
-from jax_lm.host.files import require_writable
+from jax_lm.host.files import require_new, require_writable
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.reports.document import Document, print_report
 from untrusted import Local
@@ -132,6 +132,7 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
 def run_analyze(arguments: Analyze) -> int:
     """Analyze a model; print a table, and write numbers, charts and a page."""
     require_writable(arguments.out)
+    require_new(arguments.out / "analysis.json")
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation, executor = arguments.generation, problem_executor(arguments.executor)
     # one analysis per temperature

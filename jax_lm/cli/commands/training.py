@@ -16,8 +16,8 @@ from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import require_writable
-from jax_lm.model_source import find_model
+from jax_lm.host.files import require_new, require_writable
+from jax_lm.model_source import find_model, is_instruct
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.vocabulary import grow_vocabulary
@@ -26,7 +26,7 @@ from jax_lm.rewards.cases import row_tests
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.run_defaults import training_mesh
-from jax_lm.training.sft import adapt, fine_tune
+from jax_lm.training.sft import adapt, fine_tune, longest_allowed, resolve_length
 from jax_lm.training.trained_model import TrainedModel, add_expansion, load_for_training
 from untrusted.runner import choose_tier
 
@@ -46,14 +46,17 @@ def run_sft(arguments: Sft) -> int:
         arguments.columns.given,
         "conversations",
         target.tokenizer,
-        settings.max_length,
+        longest_allowed(settings, context := model.config.max_position_embeddings),
         **asdict(arguments.part),
+        form=arguments.form,
     )
+    settings = resolve_length(settings, rows, context)
     expansion = None
     if settings.expand_delete:
         # Only now that the samples are read: tokenised data belong to the tokenizer without the new
         # token.
-        model, target, expansion = add_expansion(model, target, settings)
+        assert settings.max_length is not None
+        model, target, expansion = add_expansion(model, target, settings, settings.max_length)
     # train
     finished = fine_tune(
         model,
@@ -76,10 +79,17 @@ def run_grpo(arguments: Grpo) -> int:
     # A missing sandbox or an unknown reward should be reported before anything is loaded.
     if SANDBOXED & set(settings.reward_funcs):
         choose_tier("auto", allow_unsafe=False)
-    weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
+    rewards = weighted_sum(dict(zip(settings.reward_funcs, settings.reward_weights, strict=True)))
     # data before the model, so that mistakes in it show early
     rows = load_prompts(arguments)
+    rewards.require_columns(rows)
     model, target = load_model(arguments.model_arguments, arguments.out, settings.training.seed)
+    if arguments.template == "chat" or (
+        arguments.template == "auto"
+        and arguments.data != BUILTIN
+        and is_instruct(target.source, target.tokenizer)
+    ):
+        rows = [as_messages(row) for row in rows]
     trainer = DiffuGRPOTrainer(
         model,
         target.tokenizer,
@@ -114,6 +124,13 @@ def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
     return rows
 
 
+def as_messages(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose prompt is chat messages: a text becomes a message of the user."""
+    if not isinstance(row["prompt"], str):
+        return row
+    return row | {"prompt": [{"role": "user", "content": row["prompt"]}]}
+
+
 def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
     """Raise ValueError for the first prompt whose tests cannot be read."""
     # before training: otherwise an unreadable row would end the run in the middle
@@ -128,6 +145,8 @@ def run_adapt(arguments: Adapt) -> int:
     """Train on plain text, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
     distributed.start(**asdict(arguments.hosts))
+    require_writable(arguments.out)
+    distributed.require_shared(arguments.out)
     settings = arguments.settings
     # model folder and tokenizer
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
@@ -167,6 +186,7 @@ def run_adapt(arguments: Adapt) -> int:
 def run_merge_lora(arguments: MergeLora) -> int:
     """Merge an adapter into the weights of its model, and save the result as a checkpoint."""
     require_writable(arguments.out)
+    require_new(arguments.out)
     found = find_model(
         arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base
     )
@@ -189,6 +209,8 @@ def load_model(
 ) -> tuple[DreamForCausalLM, TrainedModel]:
     """Connect to the other hosts, and load the model to train."""
     distributed.start(**asdict(arguments.hosts))
+    require_writable(out)
+    distributed.require_shared(out)
     return load_for_training(
         find_model(arguments.model, arguments.adapter),
         lora_config(arguments),

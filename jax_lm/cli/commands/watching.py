@@ -48,8 +48,8 @@ def watch(
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             note = f"step {int(state.step)}, {left} masks left  {legend()}"
             if not left:
-                note = footer(state, time.monotonic() - start, compiled())
-            live.update(Group(text, Text(note, style="dim")))
+                note = f"{footer(state, time.monotonic() - start, compiled())}{count_ties(state)}"
+            live.update(Group(fold(text, console.width), Text(note, style="dim")))
 
         return engine.decode([template], options, seed=seed, on_state=show).rows[0]
 
@@ -61,11 +61,16 @@ def canvas_text(
     *,
     shows_given: bool = False,
 ) -> Text:
-    """Format the first row: given text is bold, masks are glyphs, holes end at a stop token."""
+    """Format the first row: given text is bold, masks are glyphs, holes end at a stop token.
+
+    Colours show the model's own probability of a token where the state has it. After top-p and
+    top-k most tokens have no other candidate, and a confidence of 100 %.
+    """
     # arrays [1, t] of the first row; `starts` is the first column of each hole
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
+    own = state.confidence if state.logprobs is None else np.exp(state.logprobs.chosen)
     tokens, masked, confidence = (
-        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, state.confidence)
+        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, own)
     )
     # `ended` is the start of the hole that a stop token has ended
     text = Text()
@@ -88,6 +93,27 @@ def canvas_text(
         else:
             text.append(tokenizer.decode([tokens[place]]), style=colour(confidence[place]))
     return text
+
+
+def fold(text: Text, width: int) -> Text:
+    """Break lines at the width of the terminal, not between words: code would jump as it fills."""
+    lines = text.split("\n", allow_blank=True)
+    return Text("\n").join(
+        part for line in lines for part in line.divide(range(width, len(line), width))
+    )
+
+
+def count_ties(state: SamplerState) -> str:
+    """Say how many tokens had no other candidate left, and were therefore taken left to right."""
+    # 0 where nothing was decided
+    confidence = np.asarray(state.confidence)[0]
+    ties = int((confidence == 1).sum())
+    if not ties:
+        return ""
+    return (
+        f"\n{ties} of {(confidence > 0).sum()} tokens had one candidate left after top_p and top_k: such ties "
+        "are taken from left to right; --top-p 1 --top-k none shows the model's own order"
+    )
 
 
 def colour(confidence: float) -> str:
