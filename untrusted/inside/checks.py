@@ -142,17 +142,14 @@ def assignments_of(nodes: list[Any]) -> Iterator[tuple[set[str], ast.expr]]:
             yield set(bound), next(source for source in sources if source)
 
 
-def at_place_of(new: Any, old: ast.AST) -> Any:
-    """Give a new node, and new nodes in it, the position of an old one."""
-    return ast.fix_missing_locations(ast.copy_location(new, old))
-
-
-def call_node(name: str, arguments: list[Any], old: ast.AST) -> ast.Call:
-    return at_place_of(ast.Call(ast.Name(name, ast.Load()), arguments, []), old)
+def call_node(name: str, arguments: list[Any], old: ast.AST) -> Any:
+    """Make a call, at the position of an old node."""
+    function = ast.copy_location(ast.Name(name, ast.Load()), old)
+    return ast.copy_location(ast.Call(function, arguments, []), old)
 
 
 def counted(statement: ast.stmt) -> ast.stmt:
-    return at_place_of(ast.Expr(call_node(CHECKED, [], statement)), statement)
+    return ast.copy_location(ast.Expr(call_node(CHECKED, [], statement)), statement)
 
 
 class TestPreparation:
@@ -165,6 +162,7 @@ class TestPreparation:
     Attributes:
         program: names of the program, which the test may call.
         derived: names that depend on its results.
+        sides: by the identity of a comparison, its `plain_sides`.
         oracles: names on sides that do not depend on the program, if another one does.
     """
 
@@ -181,8 +179,11 @@ class TestPreparation:
                 self.derived |= names if calls or reads & self.derived else set()
             if len(self.derived) == known:
                 break
-        sides = [side for node in nodes for side in self.plain_sides(node)]
-        self.oracles = {name for side in sides for name in self.uses(side)[1]}
+        found = ((id(node), self.plain_sides(node)) for node in nodes)
+        self.sides = {key: sides for key, sides in found if sides}
+        self.oracles = {
+            name for sides in self.sides.values() for side in sides for name in self.uses(side)[1]
+        }
 
     def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
         """Return whether an expression calls the program directly, and the names in it."""
@@ -225,13 +226,12 @@ class TestPreparation:
         # A function cannot await, yield or bind names for the one around it.
         if any(isinstance(n, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr) for n in inner):
             return expression
-        no_parameters = ast.arguments([], [], None, [], [], None, [])
-        return call_node(
-            GIVEN, [at_place_of(ast.Lambda(no_parameters, expression), expression)], expression
-        )
+        nothing = ast.arguments([], [], None, [], [], None, [])
+        function = ast.copy_location(ast.Lambda(nothing, expression), expression)
+        return call_node(GIVEN, [function], expression)
 
     def restore_sides(self, node: Any) -> None:
-        plain = self.plain_sides(node)
+        plain = self.sides.get(id(node), ())
         if plain and isinstance(node, ast.Compare):
             node.left = self.as_written(node.left) if node.left in plain else node.left
             node.comparators = [self.as_written(s) if s in plain else s for s in node.comparators]
@@ -306,8 +306,8 @@ def ask_for_classes(node: Any) -> None:
         function.id = ASKED.get(function.id, function.id)
     is_method = isinstance(function, ast.Attribute)
     if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
-        name = at_place_of(ast.Constant(function.attr), function)
-        node.func = at_place_of(ast.Name(CALL_METHOD, ast.Load()), function)
+        name = ast.copy_location(ast.Constant(function.attr), function)
+        node.func = ast.copy_location(ast.Name(CALL_METHOD, ast.Load()), function)
         node.args = [function.value, name, *node.args]
 
 
@@ -336,8 +336,9 @@ def prepare(
         ask_for_classes(node)
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name in tests:
-            call = ast.Expr(call_node(ENTERED, [ast.Constant(node.name)], node))
+            name = ast.copy_location(ast.Constant(node.name), node)
+            call = ast.copy_location(ast.Expr(call_node(ENTERED, [name], node)), node)
             # After the docstring, which must stay first.
             start = 1 if ast.get_docstring(node, clean=False) is not None else 0
-            node.body.insert(start, at_place_of(call, node))
+            node.body.insert(start, call)
     return blocks

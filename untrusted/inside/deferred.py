@@ -30,6 +30,7 @@ class Deferred:
 asyncio: Any = Deferred("asyncio")
 logging: Any = Deferred("logging")
 mock: Any = Deferred("unittest.mock")
+pkgutil: Any = Deferred("pkgutil")
 tempfile: Any = Deferred("tempfile")
 threading: Any = Deferred("threading")
 unittest: Any = Deferred("unittest")

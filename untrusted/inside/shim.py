@@ -8,7 +8,6 @@ import importlib
 import io
 import math
 import os
-import pkgutil
 import re
 import sys
 import types
@@ -18,7 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.deferred import mock, tempfile
+from untrusted.inside.deferred import mock, pkgutil, tempfile
 from untrusted.inside.handles import cannot_judge
 
 MISSING = object()

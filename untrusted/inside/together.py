@@ -7,11 +7,11 @@ library only, and pytest where it is installed.
 import ast
 import importlib.util
 import sys
-import tempfile
 from typing import Any
 
 from untrusted.inside import checks, frameworks, shim
 from untrusted.inside.channel import Channel
+from untrusted.inside.deferred import tempfile
 from untrusted.inside.handles import TestSide
 from untrusted.inside.names import ProgramFinder
 from untrusted.inside.program import describe_exception, load_program
