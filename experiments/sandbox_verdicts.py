@@ -162,7 +162,7 @@ def read_tasks(path: Path, seconds: float) -> list[Task]:
 
 def judge(session: Session, task: Task) -> tuple[str, str, str]:
     """Return the verdicts of one process and of the border, and the border's reason."""
-    session.begin(task.program.limits)
+    session.begin(task.program.limits, False)
     code, test = task.program.code, task.program.tests[0]
     job = {"code": code, "test": test, "sentinel": "the end"}
     together = run_together(session, job, task.program.limits.seconds)

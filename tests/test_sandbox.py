@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from untrusted import Limits, Local, Program, run
-from untrusted.answers import matches
+from untrusted.answers import matches, may_equal
 from untrusted.assertions import Call, read_call, split_tests
 from untrusted.inside.wire import decode_literal, encode_literal
 from untrusted.results import Result, TestResult
@@ -335,6 +335,11 @@ def test_values_go_over_the_wire_as_they_are(value):
     assert [matches(other, encode_literal(value)) for other in VALUES] == [
         other == value for other in VALUES
     ]
+    assert all(
+        may_equal(encode_literal(other), encode_literal(value))
+        for other in VALUES
+        if other == value
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,6 +354,23 @@ def test_values_go_over_the_wire_as_they_are(value):
 )  # fmt: skip
 def test_the_parent_compares_as_python_does(expected, value):
     assert matches(expected, encode_literal(value)) is (expected == value)
+    assert may_equal(encode_literal(expected), encode_literal(value)) or expected != value
+
+
+def test_a_wide_or_deep_answer_is_not_taken_apart():
+    """The second item of each pair would take too long, or recurse too deeply, to be read whole."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    wide = [deep] * 10**6
+    for expected, answer in (
+        ([[]], wide), ([[], []], [[], [[]]]), ((1, 2), {"t": "tuple", "v": wide}), ("a", deep), ([1, [2]], [1, wide]),
+        ({1}, {"t": "set", "v": wide}), ({1: 2}, {"t": "dict", "v": wide}), (((1,),), {"t": "tuple", "v": [deep]}),
+    ):  # fmt: skip
+        assert not may_equal(encode_literal(expected), answer)
+    # An object may be a subclass of anything: the test's process decides.
+    assert may_equal([1], {"t": "object", "v": "L"})
+    assert may_equal([1, [2]], [1, {"t": "object", "v": "L"}])
 
 
 @pytest.mark.parametrize(
@@ -399,7 +421,7 @@ def test_unsafe_must_be_allowed():
 class TiredSession(Session):
     """A session that dies when it is to run a program."""
 
-    def begin(self, limits):
+    def begin(self, limits, same_process):
         self.process.kill()
         raise SandboxFailureError("the host is tired")
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
-from untrusted.answers import is_literal, matches
+from untrusted.answers import is_literal, matches, may_equal
 from untrusted.assertions import Call, call_of, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal
@@ -390,22 +390,23 @@ def judge_call(call: Call, children: list[Child], late: bool, seconds: float) ->
     answer = children[0].answer
     if answer is None or "value" not in answer:
         return reason_of(children[0], late, seconds)
+    value, right = answer["value"], (call.expected, *call.others)
     try:
-        if not is_literal(answer["value"]):
-            return None
-        if any(matches(value, answer["value"]) for value in (call.expected, *call.others)):
-            return TestResult("passed")
+        if any(may_equal(encode_literal(expected), value) for expected in right):
+            if not is_literal(value):
+                return None
+            if any(matches(expected, value) for expected in right):
+                return TestResult("passed")
+        return failed(f"returned {short(value)}, expected {short(encode_literal(call.expected))}")
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")
     except (ValueError, TypeError, LookupError):
         return TestResult("failed", "the answer is no data")
-    return failed(
-        f"returned {short(answer['value'])}, expected {short(encode_literal(call.expected))}"
-    )
 
 
 def short(wire: Any) -> str:
-    text = repr(wire)
+    # A wide answer is not written out to be cut afterwards.
+    text = repr(wire[:DETAIL_LENGTH] if isinstance(wire, list | str) else wire)
     return text if len(text) <= DETAIL_LENGTH // 3 else f"{text[: DETAIL_LENGTH // 3]}…"
 
 
