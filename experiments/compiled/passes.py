@@ -30,14 +30,22 @@ def explain_program(
 ) -> tuple[dict[str, Any], Explanation | None]:
     """Return the row of a pass, and its explanation; None if the compiler refused the program."""
     config, planned, mesh = plan.config, plan.planned, plan.mesh
+    if planned.is_training:
+        # SFT computes logits everywhere, coupled-GRPO for the completion alone.
+        rows = planned.canvas
+        head_rows = planned.new_tokens if planned.kind == "grpo" else rows
+    else:
+        # A step without a cache computes all rows; its `rows` is then None.
+        step = program.arguments[-1]
+        rows, head_rows = step.rows or planned.canvas, step.length
     # Lower bound of the bytes that the pass must read: weights, keys and values once
     least = forward_cost(
         config,
         planned.precision,
         batch=rows_per_device(planned, mesh),
-        rows=program.rows,
+        rows=rows,
         canvas=planned.canvas,
-        head_rows=program.head_rows,
+        head_rows=head_rows,
     )
     shape = StepShape(
         vocabulary=config.vocab_size // mesh.tensor,
@@ -47,7 +55,7 @@ def explain_program(
     )
     explanation = explain(compiled.text, shape) if compiled.text else None
     row = {
-        "rows": program.rows,
+        "rows": rows,
         "least_bytes": least.bytes // mesh.tensor,
         "arguments_bytes": compiled.arguments,
         "working_bytes": compiled.working,

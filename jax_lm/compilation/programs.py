@@ -46,14 +46,10 @@ class StepProgram:
     Attributes:
         function: a function under `jax.jit`.
         arguments: shapes with shardings, and static arguments.
-        rows: positions of each sequence that it computes.
-        head_rows: maximum positions of each sequence for which it computes logits.
     """
 
     function: Any
     arguments: tuple
-    rows: int
-    head_rows: int
 
     def lower(self) -> jax.stages.Lowered:
         """Trace and lower the function for its arguments."""
@@ -123,9 +119,7 @@ def generation_programs(
     # with a cache: one pass over all rows, then passes over a window
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
-        name: StepProgram(
-            run, (*arguments, step.config), step.config.rows or planned.canvas, block.length
-        )
+        name: StepProgram(run, (*arguments, step.config))
         for name, step in zip(names, passes, strict=True)
     }
 
@@ -166,20 +160,9 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
         loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=shardings
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
-    # SFT computes logits everywhere, coupled-GRPO for the completion alone.
-    head_rows = planned.new_tokens if planned.kind == "grpo" else planned.canvas
-    return StepProgram(
-        update,
-        (
-            place_on(trained, shardings[0]),
-            place_on(optimizer, shardings[1]),
-            place_on(frozen, tree_shardings(frozen, config, mesh)),
-            step,
-            batch,
-        ),
-        planned.canvas,
-        head_rows,
-    )
+    masters, moments = map(place_on, (trained, optimizer), shardings)
+    below = place_on(frozen, tree_shardings(frozen, config, mesh))
+    return StepProgram(update, (masters, moments, below, step, batch))
 
 
 def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
