@@ -62,7 +62,7 @@ class DreamModel(nnx.Module):
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
         self.attention_block = config.attention_block
 
-    def limit(self, mask: KeyMask, queries: Batch, keys: Batch) -> KeyMask:
+    def limit(self, mask: KeyMask, queries: Batch, keys: Int[Array, "b s"]) -> KeyMask:
         """Limit a mask by the attention rule of the family; `queries` and `keys` are positions."""
         if self.attention_block is None:
             return mask
@@ -378,8 +378,10 @@ class DreamForCausalLM(nnx.Module):
             write_description(folder, self.config, tokenizer, source)
 
 
-def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Batch:
+def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Int[Array, "b s"]:
     """Compute positions that count the unmasked tokens, so that left padding shifts nothing.
+
+    With a mask they are those of its columns, of which `input_ids` may be a window.
 
     Raises:
         ValueError: the mask differs between queries, which leaves positions undefined.
