@@ -17,7 +17,8 @@ FAST, TURBO = Decoding(preset="fast"), Decoding(preset="turbo")
 GREEDY = greedy(40)
 DRAWN = greedy(40, temperature=0.8, top_p=0.9)
 DRAWN_FAST = replace(DRAWN, decoding=FAST)
-ALL_TURBO = greedy(decoding=TURBO)
+# With a nucleus, as the ordinary fast one: whether there is one is compiled in.
+ALL_TURBO = greedy(top_p=0.9, decoding=TURBO)
 CASES = {
     "greedy": GREEDY,
     "drawn": DRAWN,
@@ -30,7 +31,9 @@ CASES = {
     "top_k": replace(DRAWN, top_k=3, temperature=1.5),
     "min_p": replace(DRAWN_FAST, min_p=0.2, temperature=1.5),
     "entropy": greedy(decoding=Decoding(commit="entropy", entropy_bound=4.0)),
-    "fast, entropy": greedy(decoding=Decoding(preset="fast", commit="entropy", entropy_bound=6.0)),
+    "fast, entropy": greedy(
+        top_p=0.9, decoding=Decoding(preset="fast", commit="entropy", entropy_bound=6.0)
+    ),
 }
 
 
