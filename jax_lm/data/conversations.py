@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from jax_lm.data.batches import Row
 from jax_lm.data.columns import PLAIN_FORM, BadRowError, Columns, ConversationForm, require_columns
 from jax_lm.data.sources import JsonArray, Source, holds_array
@@ -298,8 +300,8 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
     Raises:
         BadRowError: the turns have another form, or the last one is not the assistant's.
     """
-    # Not `isinstance(turns, list)`: Parquet returns a column of lists as arrays.
-    if isinstance(turns, str) or not isinstance(turns, Sequence) or len(turns) < 2:
+    # pandas returns a Parquet column of lists as arrays.
+    if not isinstance(turns, list | tuple | np.ndarray) or len(turns) < 2:
         raise BadRowError(
             f"{name}: must be at least two objects with role and content, or with from and value"
         )
