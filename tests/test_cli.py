@@ -74,7 +74,7 @@ def test_a_long_generation_says_how_long_and_what_is_quicker(monkeypatch, capsys
     estimate, reports = generation.Estimate(GenerationOptions(), width=300), []
     for done in (1, 5, 17, 33):
         estimate.update(lambda done, total, note="": reports.append(done), done, 256)
-    # 16 tokens in 8 s since the first call; 256 steps of 300 rows, or 8 x 300 + 248 x 33
+    # 12 tokens in 6 s since the second call; 256 steps of 300 rows, or 8 x 300 + 248 x 33
     assert capsys.readouterr().err == (
         "about 2 min to go; --preset fast computes 7.3 times fewer rows, and --preset turbo takes "
         "fewer steps as well\n"

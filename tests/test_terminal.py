@@ -81,10 +81,10 @@ def test_off_a_terminal_a_line_is_written_now_and_then(monkeypatch, capsys):
     with terminal.progress("evaluating", "the first call compiles") as report:
         for done in (10, 12, 24, 25, 30):
             report(done, 100)
-    # 14 in 70 s since the first call: 76 are left
+    # 12 in 60 s since the second call: 76 are left
     assert capsys.readouterr().err.splitlines() == [
         "evaluating: 24/100, about 6 min left",
-        "evaluating: 30/100, about 3.9 h left",
+        "evaluating: 30/100, about 4.3 h left",
     ]
 
 

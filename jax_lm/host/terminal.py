@@ -90,14 +90,14 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
 @contextmanager
 def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     """Write a line now and then, for pipes, notebooks and logs."""
-    first: tuple[float, int] | None = None
-    said = time.monotonic()
+    calls, first, said = 0, (0.0, 0), time.monotonic()
 
     def report(done: int, total: int, note: str = "") -> None:
-        nonlocal first, said
-        now = time.monotonic()
+        nonlocal calls, first, said
+        now, calls = time.monotonic(), calls + 1
         waiting.cancel()
-        if first is None:
+        # the second call may have compiled as well
+        if calls <= 2:
             first = now, done
         elif now - said >= NEXT_LINE and done > first[1]:
             said = now

@@ -101,20 +101,23 @@ class Estimate:
     Attributes:
         options: how the text is decoded.
         width: rows of the canvas.
-        start: time and decided positions at the first call, which waited for the compilation.
+        calls: number of calls; the first two may have waited for a compilation.
+        start: time and decided positions at the second call.
         is_said: whether the line was written.
     """
 
     options: GenerationOptions
     width: int
-    start: tuple[float, int] | None = None
+    calls: int = 0
+    start: tuple[float, int] = (0.0, 0)
     is_said: bool = False
 
     def update(self, report: terminal.Report, done: int, total: int) -> None:
         """Pass progress on, and write the line once some steps have been timed."""
         report(done, total)
         now = time.monotonic()
-        if self.start is None:
+        self.calls += 1
+        if self.calls <= 2:
             self.start = now, done
         elapsed, decided = now - self.start[0], done - self.start[1]
         if self.is_said or elapsed < MEASURED or not decided:
