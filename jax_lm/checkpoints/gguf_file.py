@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize, quantize
 
-from jax_lm.checkpoints.gguf_tokenizer import read_tokenizer, write_tokenizer
+from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
 from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
 from jax_lm.config import DreamConfig, inverted, pairs, translate
 from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
@@ -55,15 +55,6 @@ SIZES = dict(
     max_position_embeddings  context_length
     rope_theta               rope.freq_base
     rms_norm_eps             attention.layer_norm_rms_epsilon
-""")
-)
-# Special tokens, and the fields of the file below `tokenizer.ggml`.
-IDS = dict(
-    pairs("""
-    mask_token_id  mask_token_id
-    eos_token_id   eos_token_id
-    bos_token_id   bos_token_id
-    pad_token_id   padding_token_id
 """)
 )
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -201,7 +192,10 @@ def model_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
     # 1e-6 is stored in float32, as 9.99999997e-07.
     found |= {name: float(f"{found[name]:.7g}") for name in ("rope_theta", "rms_norm_eps")}
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
-    ids = {name: value(reader, f"tokenizer.ggml.{key}") for name, key in IDS.items()}
+    ids = {
+        f"{name}_token_id": value(reader, f"tokenizer.ggml.{key}_token_id")
+        for name, key in SPECIAL.items()
+    }
     width = value(reader, f"{architecture}.attention.key_length")
     usual = found["hidden_size"] / found["num_attention_heads"]
     return DreamConfig(

@@ -8,7 +8,7 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from jax_lm.checkpoints.stored import CheckpointError
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, pairs
 from jax_lm.tokenizer import QWEN_WORDS, TOKENIZER_CONFIG, DiffuCoderTokenizer, write_json
 
 LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -17,18 +17,10 @@ LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 WORDS = {"qwen2": QWEN_WORDS, "llama-bpe": LLAMA3_WORDS, "smollm": None, "gpt-2": None}
 # The pretokenizers that normalize the text first, to NFC.
 NORMALIZED = ("qwen2",)
-SPECIAL_IDS = {
-    "mask_token": "mask_token_id",
-    "eos_token": "eos_token_id",
-    "bos_token": "bos_token_id",
-    "pad_token": "padding_token_id",
-}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = (
-    gguf.TokenType.NORMAL,
-    gguf.TokenType.CONTROL,
-    gguf.TokenType.USER_DEFINED,
-    gguf.TokenType.UNUSED,
-)
+# Special tokens as we call them (`mask_token_id`), and as the file does
+# (`tokenizer.ggml.mask_token_id`).
+SPECIAL = dict(pairs("mask mask  eos eos  bos bos  pad padding"))
+TYPES = gguf.TokenType
 
 
 def word_pipeline(kind: str) -> tuple[Any, Any]:
@@ -62,24 +54,25 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
     vocabulary = {
         text: number
         for number, (text, kind_) in enumerate(zip(texts, types, strict=True))
-        if kind_ != UNUSED
+        if kind_ != TYPES.UNUSED
     }
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
     backend = Tokenizer(models.BPE(vocabulary, merges))
     backend.normalizer, backend.pre_tokenizer = word_pipeline(kind)
     backend.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(texts[number], special=types[number] == CONTROL, normalized=False)
-        for number in range(len(texts))
-        if types[number] in (CONTROL, USER_DEFINED)
-    ]
-    backend.add_tokens(added)
+    backend.add_tokens(
+        [
+            AddedToken(text, special=kind_ == TYPES.CONTROL, normalized=False)
+            for text, kind_ in zip(texts, types, strict=True)
+            if kind_ in (TYPES.CONTROL, TYPES.USER_DEFINED)
+        ]
+    )
     backend.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for name, key in SPECIAL_IDS.items():
-        number = fields.get(f"tokenizer.ggml.{key}")
+    for name, key in SPECIAL.items():
+        number = fields.get(f"tokenizer.ggml.{key}_token_id")
         if number is not None and number < len(texts):
-            settings[name] = texts[number]
+            settings[f"{name}_token"] = texts[number]
     write_json(folder / TOKENIZER_CONFIG, settings)
     template = fields.get("tokenizer.chat_template")
     if template is not None:
@@ -103,11 +96,11 @@ def write_tokenizer(
             f"{', '.join(WORDS)} names"
         )
     texts = [f"[PAD{number}]" for number in range(config.vocab_size)]
-    types = [UNUSED] * config.vocab_size
+    types = [TYPES.UNUSED] * config.vocab_size
     for text, number in backend.get_vocab(with_added_tokens=True).items():
-        texts[number], types[number] = text, NORMAL
+        texts[number], types[number] = text, TYPES.NORMAL
     for number, token in backend.get_added_tokens_decoder().items():
-        types[number] = CONTROL if token.special else USER_DEFINED
+        types[number] = TYPES.CONTROL if token.special else TYPES.USER_DEFINED
     merges = [
         pair if isinstance(pair, str) else " ".join(pair) for pair in pipeline["model"]["merges"]
     ]
@@ -117,12 +110,12 @@ def write_tokenizer(
     writer.add_token_types(types)
     writer.add_token_merges(merges)
     writer.add_add_bos_token(False)
-    writer.add_eos_token_id(tokenizer.end_id)
-    writer.add_pad_token_id(tokenizer.pad_id)
-    if config.bos_token_id is not None:
-        writer.add_bos_token_id(config.bos_token_id)
-    if config.mask_token_id is not None:
-        writer.add_mask_token_id(config.mask_token_id)
+    known = {"eos": tokenizer.end_id, "pad": tokenizer.pad_id}
+    for name, key in SPECIAL.items():
+        number = getattr(config, f"{name}_token_id")
+        number = known.get(name) if number is None else number
+        if number is not None:
+            writer.add_uint32(f"tokenizer.ggml.{key}_token_id", number)
     if tokenizer.chat_template is not None:
         writer.add_chat_template(tokenizer.chat_template)
 

@@ -38,9 +38,11 @@ def run_info(arguments: Info) -> int:
         return 0
     tensors, device = len(parameter_shapes(config)), facts["device"]
     is_mesh = device["count"] > 1
+    settings = (f"{name}={value}" for name, value in config.family.settings.items())
     rows = [
         ("model", arguments.model or BUILTIN_NOTICE),
         ("family", family_facts(config)),
+        ("authors decode with", ", ".join(settings)),
         ("parameters", f"{facts['parameters']:,} in {tensors} tensors"),
         *((name, f"{getattr(config, name):,}") for name in SIZES),
         *((name, f"{getattr(config, name)}") for name in COUNTS),
