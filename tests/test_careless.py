@@ -89,7 +89,7 @@ CARELESS = [
     ("generate --model absent x", "model 'absent': no such folder, and not a hub id"),
     ("generate --model gpt x", "config model_type='gpt2' (gpt): of no known family"),
     ("info --model gpt", "config model_type='gpt2'"),
-    ("generate --model qwen x", "neither config.json nor the tokenizer names a mask token: this is an autoregressive"),
+    ("generate --model qwen x", "config.json names no mask_token_id, while the tokenizer has <|mask|> at"),
     ("verify absent", "model 'absent'"),
     ("models --delete me/nothing", "delete='me/nothing': not in the hub's cache"),
     ("models --yes", "yes: needs --delete MODEL"),

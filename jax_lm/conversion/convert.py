@@ -256,7 +256,7 @@ def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None
     )
 
 
-def tensor_checksum(tensor: Array) -> TensorChecksum:
+def tensor_checksum(tensor: Array | np.ndarray) -> TensorChecksum:
     """Return shape, dtype, number of bytes and CRC-32 of a tensor."""
     value = np.ascontiguousarray(tensor)
     return value.shape, str(value.dtype), value.nbytes, zlib.crc32(value.tobytes())
