@@ -561,6 +561,10 @@ FALSE_FAILURES = {
         "from unittest.mock import mock_open, patch\nwith patch('builtins.open', mock_open(read_data='a\\nb\\n')):\n"
         "    assert f() == ['a\\n', 'b\\n']",
     ),
+    "words of what is refused": (
+        "class Eval:\n    def eval(self, text): return len(text)\ndef f(x): return Eval()",
+        "assert f(1).eval('Peter Piper picked a peck of pickled peppers: exec(pickle)') > 9",
+    ),
     "another folder": (
         "import os\ndef f(): return os.listdir('.')",
         "import os\nos.mkdir('sub')\nos.chdir('sub')\nassert f() == []",

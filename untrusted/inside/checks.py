@@ -81,6 +81,15 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
     return found
 
 
+def words_of(nodes: list[Any], pattern: re.Pattern) -> set[str]:
+    """Collect names, attributes and keywords of this pattern, and `eval` and `exec` by name."""
+    found = {
+        node.id for node in nodes if isinstance(node, ast.Name) and node.id in ("eval", "exec")
+    }
+    words = {getattr(node, part, None) for node in nodes for part in ("id", "attr", "arg")}
+    return found | {word for word in words if word and pattern.fullmatch(word)}
+
+
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
     """Collect the modules that a test uses without an import: only attributes of theirs."""
     based = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}

@@ -75,10 +75,10 @@ GENERATOR_STEPS = {"send", "throw", "close"}
 # Modules that look at objects in ways that the border does not carry. A test that imports one may
 # fail for that reason.
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
-# What would run code of the program here, in what it has written or returned: files, pickles, texts.
+# Names of what would run code of the program here: by what it has written, pickled or returned.
 REFUSED = re.compile(
-    r"(?<![.\w])(?:eval|exec)\(|\b(?:\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest"
-    r"|runpy|run_path|torch\.load|imp\.load\w*|spec_from_file_location|SourceFileLoader|exec_module)\b"
+    r"\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|run_path"
+    r"|load_source|spec_from_file_location|SourceFileLoader|exec_module"
 )
 # Built-in types: an object of a class derived from one has content that does not cross.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
@@ -417,8 +417,6 @@ def run_source(tester: Tester, source: str) -> None:
     sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
-    if runs := REFUSED.search(source):
-        raise cannot_judge(f"the test may run code of the program in its own process: {runs[0]}")
     # No file of the program's folder is ever imported, whatever the test does to sys.path.
     sys.meta_path[:] = [
         f if f is not PathFinder else GenuineFinder([*sys.path]) for f in sys.meta_path
@@ -439,6 +437,9 @@ def run_source(tester: Tester, source: str) -> None:
     read, defined = checks.names_of(nodes)
     imports = checks.imports_of(nodes)
     modules = {module.partition(".")[0] for module, _ in imports}
+    if runs := checks.words_of(nodes, REFUSED) | {m for m in modules if REFUSED.fullmatch(m)}:
+        said = f"the test may run code of the program in its own process: {min(runs)}"
+        raise cannot_judge(said)
     looking = sorted(modules & DOUBTFUL)
     tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
     if checks.asks_for_identity(source, modules):
