@@ -10,6 +10,7 @@ from cases.reference import GOLDEN
 from flax import nnx
 from safetensors import safe_open
 
+from jax_lm.cli.main import main
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
@@ -26,6 +27,7 @@ from jax_lm.planning.memory import (
     fits,
     master_bytes,
     parameter_count,
+    require_room,
     smallest_topology,
     training_flops,
     working_bytes,
@@ -258,6 +260,34 @@ def test_an_update_costs_four_forward_passes():
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         PlannedStep(**fields)
+
+
+def test_an_update_that_exceeds_the_free_memory_is_refused_with_numbers(tiny_config):
+    planned = PlannedStep(kind="adapt", batch=8, canvas=64, new_tokens=64)
+    need = estimated_memory(tiny_config, planned, MeshShape())
+    for free in (None, need.total):
+        require_room(tiny_config, planned, MeshShape(), free)
+    with pytest.raises(OutOfMemoryError, match=r"8 x 64 tokens.*--batch-size 4 \(about"):
+        require_room(tiny_config, planned, MeshShape(), need.total - 1)
+
+
+def test_this_machine_can_be_planned_for(capsys):
+    words = [
+        "plan",
+        "--model-config",
+        "small",
+        "--topology",
+        "cpu",
+        "--step",
+        "adapt",
+        "--estimate",
+    ]
+    assert main([*words, "--batch-size", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "one adapt update of all weights" in printed
+    assert "not known of this machine" in printed
+    assert main([*words, "--batch-size", "1000000"]) == 1
+    assert "does not fit" in capsys.readouterr().out
 
 
 def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_config):

@@ -550,6 +550,7 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
         ({"optim": "sgd"}, "optim='sgd': must be one of adafactor"),
         ({"data": "deploy"}, "has no dataset.json that can be read"),
         ({"max-length": 4}, "longer than max_length=4"),
+        ({"batch-size": 2**22}, "of working memory per device"),
         ({"max-length": 129}, "max_length=129: must be at most 128, the model's context"),
         ({"data": "absent.jsonl"}, "data='absent.jsonl' cannot be read"),
         ({"max-steps": None}, "max_steps=None: must be given"),

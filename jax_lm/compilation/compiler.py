@@ -66,6 +66,8 @@ class CompilerPackage:
     @classmethod
     def of(cls, topology: Topology) -> "CompilerPackage":
         """Return the compiler package for a topology."""
+        if topology.is_cpu:
+            return CPU_COMPILER
         return TPU_COMPILER if topology.is_tpu else GPU_COMPILER
 
     @property
@@ -77,6 +79,8 @@ class CompilerPackage:
         return f"{self.distribution} {version(self.distribution)}"
 
 
+# A part of JAX, which is always installed.
+CPU_COMPILER = CompilerPackage("jaxlib", "jaxlib", "")
 TPU_COMPILER = CompilerPackage("libtpu", "libtpu", "plan")
 GPU_COMPILER = CompilerPackage("jax_plugins.xla_cuda12", "jax-cuda12-plugin", "plan-gpu")
 
@@ -124,7 +128,7 @@ def prepare_compiler(topology: Topology) -> None:
         os.environ.update(
             {name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()}
         )
-    else:
+    elif not topology.is_cpu:
         platforms.admit_cuda_compiler()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
     # A cached program for a device that is not present cannot be loaded again: JAX would warn, and
@@ -138,6 +142,8 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     Raises:
         ValueError: the compiler does not know the topology.
     """
+    if topology.is_cpu:
+        return shape.mesh(jax.devices("cpu")[:1])
     try:
         description = describe_topology(topology)
     except jax.errors.JaxRuntimeError as error:

@@ -99,6 +99,7 @@ CARDS = {
 def target_config(family: str) -> str:
     """Return a card's description for XLA's compiler, a GpuTargetConfigProto in text format."""
     card, chip = CARDS[family], CHIPS[family]
+    assert chip.limits is not None
     # bandwidth in bytes per second, memory in bytes
     return TARGET.format(
         generation=card.generation,

@@ -90,7 +90,7 @@ class MachinePlan:
         source = f"compiled for it by {package}, jax {version('jax')}"
         return (
             source
-            if self.topology.is_tpu
+            if self.topology.is_tpu or self.topology.is_cpu
             else f"{source}; without autotuning, so that speed is not known"
         )
 
@@ -114,6 +114,8 @@ class MachinePlan:
 
     def speed_rows(self) -> Rows:
         """List the cost of a step, and the time and rate that follow from it."""
+        if self.topology.chip.limits is None:
+            return [("speed", "not known of this machine; `diffucoder bench` measures it")]
         least = memory.bound(self.config, self.planned, self.mesh, self.topology)
         # least work by arithmetic
         cost = f"{least.step.flops / 1e12:.3f} TFLOP and {gib(least.step.bytes)} per device"

@@ -148,9 +148,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     others = partition(params, lambda name: not (planned.lora_rank is None or lora.is_lora(name)))
     frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
-    loss, batch = {"sft": make_sft_inputs, "grpo": make_grpo_inputs}[planned.kind](
-        graph, config, planned, mesh
-    )
+    loss, batch = UPDATES[planned.kind](graph, config, planned, mesh)
     transform = make_optimizer(OPTIMIZER, STEPS)
     optimizer = jax.eval_shape(transform.init, trained)
     shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
@@ -181,17 +179,28 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCa
 
 
 def make_sft_inputs(
-    graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+    graph: nnx.GraphDef,
+    config: DreamConfig,
+    planned: PlannedStep,
+    mesh: Mesh,
+    *,
+    is_adapted: bool = False,
 ) -> tuple[Any, Batch]:
-    """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows."""
+    """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows.
+
+    Adaptation packs its rows and anneals attention, which takes a mask per query.
+    """
     # remat: activations are recomputed in the backward pass
-    settings = LossConfig(normalisation="sequence", remat=True)
+    settings = LossConfig(
+        normalisation="token" if is_adapted else "sequence", masks_per_query=is_adapted, remat=True
+    )
     loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
 
     def make_batch() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
-        # tokens, canvas and samples: all [batch, canvas]; no openness, as attention is not annealed
-        arrays: Any = tokens, tokens.astype(bool), tokens, None
+        # tokens, canvas and samples: all [batch, canvas]; openness of each row where it is annealed
+        openness = jnp.zeros(planned.batch) if is_adapted else None
+        arrays: Any = tokens, tokens.astype(bool), tokens, openness
         return Batch(*arrays)
 
     rows = NamedSharding(mesh, row_spec(planned.batch, mesh))
@@ -225,3 +234,11 @@ def make_grpo_inputs(
 
     batch = place_on(jax.eval_shape(make_batch), NamedSharding(mesh, PartitionSpec()))
     return coupled_grpo.grpo_loss(score, settings), batch
+
+
+# The inputs of an update, by the kind of the planned step.
+UPDATES = {
+    "sft": make_sft_inputs,
+    "adapt": functools.partial(make_sft_inputs, is_adapted=True),
+    "grpo": make_grpo_inputs,
+}

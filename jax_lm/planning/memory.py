@@ -21,7 +21,7 @@ from jax_lm.planning.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
-STEPS = ("generate", "sft", "grpo")
+STEPS = ("generate", "sft", "adapt", "grpo")
 # Masked copies per sample that coupled-GRPO scores: with the whole completion masked, with a part
 # of it masked, and with the remaining part masked.
 COPIES = 3
@@ -99,7 +99,7 @@ class PlannedStep:
         canvas: tokens per row, prompt and answer together.
         new_tokens: generated tokens among them.
         decoding: as in `GenerationOptions`.
-        kind: generate, sft (masked diffusion) or grpo (coupled-GRPO, with completions of
+        kind: generate, sft or adapt (masked diffusion) or grpo (coupled-GRPO, with completions of
             `new_tokens`).
         lora_rank: rank of the trained adapters; the kernels below them may be int8.
         extra_canvases: additional canvases per row that each step computes, as drafts or branches;
@@ -151,7 +151,7 @@ class PlannedStep:
         return "bfloat16" if self.is_int8 else self.precision
 
     def __str__(self) -> str:
-        new = f", {self.new_tokens} of them new" if self.kind != "sft" else ""
+        new = f", {self.new_tokens} of them new" if self.kind not in ("sft", "adapt") else ""
         trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
         given = asdict(self.decoding).items()
         overrides = [
@@ -292,7 +292,10 @@ def fits(size: int, topology: Topology) -> bool:
 
 
 def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Return the least work per device, averaged over the steps of a block, and its time."""
+    """Return the least work per device, averaged over the steps of a block, and its time.
+
+    The rates of the topology must be known.
+    """
     if planned.is_training:
         return training_bound(config, planned, mesh, topology)
     decoding = planned.decoding
@@ -323,6 +326,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
         // mesh.tensor
     )
     limits = topology.chip.limits
+    assert limits is not None
     seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
     is_counted = decoding.settings.commit == "steps" and not planned.extra_canvases
     # one token per row and step
@@ -350,10 +354,10 @@ def training_bound(
     cost = Cost(
         flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh)
     )
-    seconds = cost.seconds(topology.chip.limits)
-    return Bound(
-        cost, seconds, cost.limit(topology.chip.limits), planned.batch * planned.canvas / seconds
-    )
+    limits = topology.chip.limits
+    assert limits is not None
+    seconds = cost.seconds(limits)
+    return Bound(cost, seconds, cost.limit(limits), planned.batch * planned.canvas / seconds)
 
 
 def training_flops(
@@ -443,6 +447,28 @@ def cheapest_changes(
 
 class OutOfMemoryError(ValueError):
     """Raised when a model or a request exceeds the memory; the message names changes that help."""
+
+
+def require_room(
+    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, free: int | None
+) -> None:
+    """Raise OutOfMemoryError if an update takes more than the `free` bytes of a device.
+
+    None is unknown, and raises nothing.
+    """
+    need = estimated_memory(config, planned, mesh)
+    if free is None or need.total <= free:
+        return
+    rest = [
+        f"{name} (about {gib(memory.total)})"
+        for name, memory in cheaper(config, planned, mesh)
+        if memory.total < need.total
+    ]
+    raise OutOfMemoryError(
+        f"{planned}: takes about {gib(need.weights)} of masters and moments and "
+        f"{gib(need.working)} of working memory per device, {gib(free)} are free. "
+        f"Try {', or '.join(rest[:3])}; `diffucoder plan` shows more"
+    )
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from jax_lm.host.memory import host_memory
+
 GIB = 2**30
 
 
@@ -59,13 +61,13 @@ class Chip:
 
     Attributes:
         memory: bytes available to programs, per device.
-        limits: peak rates of one device, with bfloat16 operands.
+        limits: peak rates of one device, with bfloat16 operands; None if they are not known.
         topologies: available topologies, smallest first.
         cores: devices per chip, as the compiler counts them.
     """
 
     memory: int
-    limits: MachineLimits
+    limits: MachineLimits | None
     topologies: tuple[str, ...]
     cores: int = 1
 
@@ -102,11 +104,14 @@ KINDS = {
     "TPU v6e": "v6e",
 }
 TPUS = ("v4", "v5e", "v5p", "v6e")
+# The family of the machine on which the plan is made.
+CPU = "cpu"
 
 
 def peak_flops(kind: str) -> float | None:
     """Return the peak bfloat16 operations per second of a device kind of JAX; None if unknown."""
-    return CHIPS[KINDS[kind]].limits.matmul_flops if kind in KINDS else None
+    limits = CHIPS[KINDS[kind]].limits if kind in KINDS else None
+    return limits and limits.matmul_flops
 
 
 # More than any pod has. Bounds the loops over meshes.
@@ -122,15 +127,18 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parse a topology such as v5e:2x2, v4:2x2x1 or h100:8.
+        """Parse a topology such as v5e:2x2, v4:2x2x1 or h100:8; cpu is this machine.
 
         Raises:
             ValueError: an unknown chip, or a shape that the chip cannot have.
         """
+        if text == CPU:
+            return cls(CPU, (1,))
         family, _, shape = text.partition(":")
         if family not in CHIPS:
             raise ValueError(
-                f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like v5e:2x2"
+                f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like "
+                "v5e:2x2, or cpu"
             )
         # v5e is 2-D, "2x2"; v5p is 3-D, "2x2x1"; GPUs are a count, "8"
         axes = CHIPS[family].topologies[0].count("x") + 1
@@ -152,7 +160,11 @@ class Topology:
 
     @property
     def chip(self) -> Chip:
-        return CHIPS[self.family]
+        return host_chip() if self.is_cpu else CHIPS[self.family]
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.family == CPU
 
     @property
     def devices(self) -> int:
@@ -163,8 +175,18 @@ class Topology:
         return self.family in TPUS
 
     def __str__(self) -> str:
-        return f"{self.family}:{'x'.join(map(str, self.shape))}"
+        return CPU if self.is_cpu else f"{self.family}:{'x'.join(map(str, self.shape))}"
 
     def same_family(self) -> list["Topology"]:
         """List the topologies of the same chips, smallest first."""
+        if self.is_cpu:
+            return [self]
         return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]
+
+
+def host_chip() -> Chip:
+    """Return the processor of this machine. Raises ValueError if it does not say its memory."""
+    memory = host_memory()
+    if memory is None:
+        raise ValueError(f"topology={CPU!r}: the memory of this machine is not known")
+    return Chip(memory, None, (CPU,))

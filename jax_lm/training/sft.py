@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
 from jax_lm.data.batches import Batch, Order, Row, SampleStream, Vary
 from jax_lm.data.token_shards import TextRows, TokenShards
-from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.host.memory import free_memory
+from jax_lm.models.dream import DreamForCausalLM, parameters
+from jax_lm.planning.memory import PlannedStep, require_room
+from jax_lm.sharding import MeshShape
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, train
+from jax_lm.training.run_defaults import resolve_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +82,7 @@ def fine_tune(
     # variation of samples: prompts are masked too at first, or holes are shown
     reveal_steps = round(config.condition_share * training.steps)
     vary = reveal_prompts(reveal_steps) if config.condition_share else expansion
+    require_memory(model, config, "sft", trained)
     return train(
         model,
         by_step(stream(vary=vary)),
@@ -143,6 +149,36 @@ def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int) -
         )
 
 
+def require_memory(
+    model: DreamForCausalLM,
+    config: SftConfig | AdaptConfig,
+    kind: str,
+    trained: Callable[[str], bool] = lambda name: True,
+) -> None:
+    """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
+    weights = parameters(model)
+    training = resolve_trainer(config.training, sum(leaf.size for leaf in weights.values()))
+    is_int8 = any(leaf.dtype == jnp.int8 for leaf in weights.values())
+    # [rank, in]
+    ranks = [leaf.shape[0] for name, leaf in weights.items() if name.endswith(".lora_a")]
+    assert config.max_length is not None
+    planned = PlannedStep(
+        precision="int8" if is_int8 else training.dtype,
+        batch=-(-config.batch_size // training.gradient_accumulation_steps),
+        canvas=config.max_length,
+        new_tokens=config.max_length,
+        kind=kind,
+        lora_rank=ranks[0] if ranks else None,
+    )
+    free = free_memory()
+    if free is not None:
+        # Frozen weights are a part of the estimate, and in memory already.
+        devices = 1 if model.mesh is None else model.mesh.size
+        free += sum(leaf.nbytes for name, leaf in weights.items() if not trained(name)) // devices
+    shape = MeshShape() if model.mesh is None else MeshShape.of(model.mesh)
+    require_room(model.config, planned, shape, free)
+
+
 def adapt(
     model: DreamForCausalLM,
     samples: Sequence[Row] | TokenShards,
@@ -167,6 +203,7 @@ def adapt(
         ValueError: no samples, or another run in `out`.
     """
     stream, held_out = make_streams(samples, config, pad_id, 0)
+    require_memory(model, config, "adapt")
     opening = partial(openness, annealing_steps=config.opening_steps)
     return train(
         model,

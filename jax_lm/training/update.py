@@ -23,6 +23,12 @@ Params = dict[Any, Any]
 Batch = Any
 
 
+# On a CPU, XLA begins each operation as soon as its operands are there, to run many of them in
+# parallel. With remat, the operands of a layer's recomputation are there from its forward pass on,
+# so that the activations of all layers would be kept: recomputing would save nothing.
+IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
 class Mean(NamedTuple):
     """A mean in parts: the sum over some rows, and their weight. The quotient is taken last."""
 
@@ -103,7 +109,19 @@ def make_update(
         updates, optimizer = transform.update(gradients, optimizer, params)
         return optax.apply_updates(params, updates), optimizer, metrics
 
-    return jax.jit(update, donate_argnums=(0, 1), out_shardings=placement and (*placement, None))
+    return jax.jit(
+        update,
+        donate_argnums=(0, 1),
+        out_shardings=placement and (*placement, None),
+        compiler_options=IN_ORDER if platform(placement) == "cpu" else None,
+    )
+
+
+def platform(placement: Any) -> str:
+    """Return the platform of a tree of shardings, or of the devices that are there."""
+    shardings = jax.tree.leaves(placement)
+    devices = shardings[0].device_set if shardings else jax.devices()
+    return next(iter(devices)).platform
 
 
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:

@@ -23,12 +23,14 @@ class Plan:
         diffucoder plan --model-config 7b --topology h200:1 --preset fast --out step.json
         diffucoder plan --model apple/DiffuCoder-7B-Instruct --topology h100:1 --batch-size 16 --max-length 1024
         diffucoder plan --model-config 7b --topology v5p:2x2x2 --step sft --batch-size 8 --max-length 2048
+        diffucoder plan --model-config small --topology cpu --step adapt --batch-size 8
         diffucoder plan --model-config 7b --topology rtx4090:1 --step sft --lora-rank 16 --dtype int8 --max-length 1024
 
     Attributes:
-        step: generate, or a training update: sft or grpo, where max_new_tokens is the completion.
+        step: generate, or a training update: sft, adapt or grpo, where max_new_tokens is the
+            completion.
         topology: chips and their shape, for example v5e:2x2, v6e:1x1, v4:2x2x1, h100:8 or
-            rtx4090:1.
+            rtx4090:1; cpu is this machine.
         model: folder or hub id; only its config.json is read.
         model_config: known model shape, instead of `model`: 7b or small.
         dtype: bfloat16, float32 or int8 (kernels only; in training, kernels below adapters).

@@ -1,0 +1,41 @@
+"""The memory of this machine's devices: how much there is, and how much is free."""
+
+from pathlib import Path
+
+import jax
+
+MEMINFO = Path("/proc/meminfo")
+# Limit and use of a container, in versions 2 and 1 of control groups.
+GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def free_memory() -> int | None:
+    """Return the free bytes of a device; None if the system does not say.
+
+    The devices of a CPU share what the host has.
+    """
+    device = jax.local_devices()[0]
+    if device.platform != "cpu":
+        found = device.memory_stats() or {}
+        return found["bytes_limit"] - found["bytes_in_use"] if "bytes_limit" in found else None
+    free = host_memory("MemAvailable")
+    return None if free is None else free // jax.local_device_count()
+
+
+def host_memory(name: str = "MemTotal") -> int | None:
+    """Return a size of /proc/meminfo in bytes, at most what a container allows; None without one."""
+    # "MemTotal:       24640000 kB"
+    try:
+        lines = MEMINFO.read_text(encoding="ascii").splitlines()
+        size = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return None
+    for limit, used in GROUPS:
+        # "max" is no limit
+        if Path(limit).is_file() and (text := Path(limit).read_text().strip()).isdigit():
+            taken = int(Path(used).read_text()) if name != "MemTotal" else 0
+            size = min(size, max(int(text) - taken, 0))
+    return size
