@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Key
 
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
@@ -52,6 +53,8 @@ INT8 = "int8"
 Progress = Callable[[int, int], None]
 # Updates of a progress bar per call: each costs a return from the compiled loop.
 PROGRESS_UPDATES = 50
+# Steps between two looks at whether rows have ended: each costs a return from the compiled loop.
+CHECKED_STEPS = 8
 FIRST_NOTE = "the first call of a size compiles"
 
 
@@ -363,6 +366,7 @@ class DiffuCoderInference:
         seed: int | Key[Array, "b"] = 0,
         on_progress: Progress | None = None,
         on_state: Callable[[Canvas, SamplerState], None] | None = None,
+        ends: Sequence[Callable[[str], bool]] | None = None,
     ) -> DecodedBatch:
         """Fill templates in one batch, with confidences and timing.
 
@@ -372,6 +376,8 @@ class DiffuCoderInference:
             seed: seed of the random numbers, or one key per row.
             on_progress: called with the number of decided positions and the total.
             on_state: called with the canvas and its state after every step.
+            ends: for each template, whether the beginning of its text needs no continuation, such
+                as one with a stop string. Decoding ends when every row has ended.
 
         Raises:
             ValueError: no template, one that exceeds the context, or contradictory options.
@@ -389,13 +395,17 @@ class DiffuCoderInference:
         if on_state and is_plain and settings.cache != "causal":
             kept = TokenLogProbs.empty(canvas.tokens.shape, 1)
             start_state = self.sampler.start(canvas, seed)._replace(logprobs=kept)
+        sampler = self.sampler
+        if ends is not None:
+            sampler = sampler.until(partial(rows_over, canvas, self.tokenizer, ends))
+            every = min(every or CHECKED_STEPS, CHECKED_STEPS)
         # decode
         batch, width = canvas.tokens.shape
         planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
         state = None
         with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
             for state in constrained_states(
-                self.sampler,
+                sampler,
                 canvas,
                 options,
                 self.tokenizer,
@@ -552,6 +562,22 @@ class DiffuCoderInference:
                 "throughput_tokens_per_second": batch * seq_length / seconds,
             }
         return results
+
+
+def rows_over(
+    canvas: Canvas,
+    tokenizer: DiffuCoderTokenizer,
+    ends: Sequence[Callable[[str], bool]],
+    state: SamplerState,
+) -> Bool[np.ndarray, "b"]:
+    """Return the rows whose text before the first mask of their first hole has ended."""
+    # hole [a, b, M, c]: the text is that of a and b
+    masked, tokens = np.asarray(state.masked), np.asarray(state.tokens)
+    is_over = np.zeros(len(tokens), bool)
+    for row in np.flatnonzero(masked.any(axis=1)).tolist():
+        start, end = np.argmax(canvas.holes[row]), np.argmax(masked[row])
+        is_over[row] = ends[row](tokenizer.decode(tokens[row, start:end].tolist()))
+    return is_over
 
 
 def main(

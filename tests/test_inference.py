@@ -183,6 +183,30 @@ def test_confidence_and_step_are_there_for_every_new_token(engine):
     assert engine.tokenizer.decode(row.token_ids) == row.text
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"decoding": Decoding(preset="fast", block_length=16)},
+        {"decoding": Decoding(preset="turbo", block_length=16), "draft": 2},
+        {"decoding": Decoding(cache="causal", block_length=4)},
+    ],
+)
+def test_decoding_ends_when_every_row_has_ended(engine, settings):
+    options = GenerationOptions(**GREEDY | {"early_stop": True, "alg": "left_to_right"} | settings)
+    templates = [
+        Template.completion(prompt, 64) for prompt in ("def add(a, b):", "def is_even(n):")
+    ]
+    # The first line break ends the first row, and the first three characters the second.
+    ends = [lambda text: "\n" in text[1:], lambda text: len(text) >= 3]
+    whole = engine.decode(templates, options)
+    ended = engine.decode(templates, options, ends=ends)
+    assert ended.forwards < whole.forwards
+    for row, other, has_ended in zip(ended.rows, whole.rows, ends, strict=True):
+        assert has_ended(row.text)
+        assert other.text.startswith(row.text)
+
+
 @pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
 def test_presets_write_code_and_report_their_speed(engine, preset):
     options = GenerationOptions(decoding=Decoding(preset=preset), **GREEDY)

@@ -103,6 +103,22 @@ def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
     )
 
 
+@pytest.mark.parametrize(
+    ("prompting", "answer"),
+    [
+        (CompletionPrompting(), "    return sqrt(x)\n\n\ndef other(x):\n    return 1\n"),
+        (ChatPrompting(), "```\ndef root(x):\n    return sqrt(x)\n```\nThat is it.\n"),
+    ],
+)
+def test_an_answer_is_over_once_nothing_of_the_rest_is_kept(prompting, answer):
+    problem = humaneval(RECORD)
+    over = [size for size in range(len(answer)) if prompting.is_over(problem, answer[:size])]
+    assert 0 < len(over) < len(answer) - 10
+    for size in over:
+        assert prompting.program(problem, answer[:size]) == prompting.program(problem, answer)
+    assert not CompletionPrompting().is_over(gap(), answer)
+
+
 def test_lengths_of_a_gap(engine):
     options = GenerationOptions(max_new_tokens=16)
 

@@ -13,7 +13,7 @@ more or less often.
 """
 
 import copy
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ from jax_lm.diffusion.state import (
     KVCache,
     SamplerState,
     Window,
+    close_rows,
     rewrite,
 )
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
@@ -48,6 +49,9 @@ from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import replicate
+
+# Returns the rows of a state whose text needs no continuation.
+IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 
 # Decoding methods in the order in which they are asked. The first whose `of` returns a variant
 # decodes the request; plain denoising comes last and takes any.
@@ -65,6 +69,7 @@ class Sampler:
         self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = model.config.mask_token_id
         self.growth = growth_of(model.config)
+        self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, state = nnx.split(model)
         self.params = nnx.to_pure_dict(state)
@@ -81,6 +86,16 @@ class Sampler:
         model.model.mesh = mesh
         other = copy.copy(self)
         other.graph, other.mesh = nnx.split(model)[0], mesh
+        return other
+
+    def until(self, is_over: IsOver) -> "Sampler":
+        """Make a sampler of the same model that also ends the rows that are over.
+
+        `is_over` is asked for every state that is yielded. The masks of such rows are closed with
+        the first stop token, so that decoding ends when every row has ended.
+        """
+        other = copy.copy(self)
+        other.is_over = is_over
         return other
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
@@ -263,6 +278,9 @@ class Sampler:
             if refresh_at > 0:
                 config = replace(config, variant=replace(config.variant, forced=False))
             state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
+            if self.is_over is not None and config.stop_ids:
+                state = close_rows(state, self.is_over(state), config.stop_ids[0])
+                still_open &= jnp.any(state.masked)
             yield state
             # No forward pass means that the refresh is still to come.
             if is_refresh and int(state.forwards) > forwards:

@@ -219,6 +219,17 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
     )
 
 
+def close_rows(state: SamplerState, is_over: Bool[np.ndarray, "b"], stop_id: int) -> SamplerState:
+    """Fill the remaining masks of the rows that are over with a stop token; nothing reads them."""
+    # [a, b, M, M] that is over -> [a, b, S, S]
+    closed = state.masked & jnp.asarray(is_over)[:, None]
+    return state._replace(
+        tokens=jnp.where(closed, stop_id, state.tokens),
+        masked=state.masked & ~closed,
+        commit_step=jnp.where(closed, state.step, state.commit_step),
+    )
+
+
 def rewrite(
     state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int
 ) -> SamplerState:

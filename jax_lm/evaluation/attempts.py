@@ -6,6 +6,7 @@ Attempts are recorded in a run folder, from which an interrupted evaluation resu
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,10 +194,16 @@ class Evaluator:
         """Decode a batch of drafts. The attempts are not executed."""
         rows = [template for draft in batch for template in draft.templates]
         # Pad the last batch by repeating its last row: another size would compile the loop again.
-        rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
-        decoded = self.engine.decode(rows, self.options, seed=seed)
+        ends = [
+            partial(self.prompting.is_over, draft.attempt.problem)
+            for draft in batch
+            for _ in draft.templates
+        ]
+        missing = self.batch_size * len(batch[0].templates) - len(rows)
+        rows, ends = [*rows, *[rows[-1]] * missing], [*ends, *[ends[-1]] * missing]
+        decoded = self.engine.decode(rows, self.options, seed=seed, ends=ends)
         if self.timed and decoded.compile_seconds:
-            decoded = self.engine.decode(rows, self.options, seed=seed)
+            decoded = self.engine.decode(rows, self.options, seed=seed, ends=ends)
         # Of several templates of a draft, such as hole lengths, the most confident answer is used.
         generations = iter(decoded.rows)
         for attempt, templates, _ in batch:

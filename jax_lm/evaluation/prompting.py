@@ -49,6 +49,10 @@ class CompletionPrompting:
             lengths = engine.hole_lengths(options.max_new_tokens, self.middle_length, options)
         return [Template.infilling(problem.prefix, length, problem.suffix) for length in lengths]
 
+    def is_over(self, problem: Problem, answer: str) -> bool:
+        """Return whether what follows this beginning of an answer would be cut off."""
+        return not problem.suffix and problem.filling(answer) != answer
+
     def program(self, problem: Problem, answer: str) -> str:
         """Return the program of an answer."""
         return problem.program(problem.filling(answer))
@@ -74,6 +78,11 @@ class ChatPrompting:
         """Return the template to decode."""
         # The hole begins inside the code block that the prompt opens.
         return [Template.completion(self.prompt(engine, problem), options.max_new_tokens)]
+
+    def is_over(self, problem: Problem, answer: str) -> bool:
+        """Return whether what follows this beginning of an answer would be cut off."""
+        code, fence, _ = answer.partition(FENCE)
+        return bool(fence and code.strip())
 
     def program(self, problem: Problem, answer: str) -> str:
         """Return the program of an answer."""
