@@ -188,7 +188,6 @@ def test_confidence_and_step_are_there_for_every_new_token(engine):
     [
         {},
         {"decoding": Decoding(preset="fast", block_length=16)},
-        {"decoding": Decoding(preset="turbo", block_length=16), "draft": 2},
         {"decoding": Decoding(cache="causal", block_length=4)},
     ],
 )

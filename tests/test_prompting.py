@@ -107,7 +107,7 @@ def test_a_base_completion_of_mbpp_keeps_its_functions_and_drops_its_tests():
     ("prompting", "answer"),
     [
         (CompletionPrompting(), "    return sqrt(x)\n\n\ndef other(x):\n    return 1\n"),
-        (ChatPrompting(), "```\ndef root(x):\n    return sqrt(x)\n```\nThat is it.\n"),
+        (ChatPrompting(), "def root(x):\n    return sqrt(x)\n```\nThat is it.\n"),
     ],
 )
 def test_an_answer_is_over_once_nothing_of_the_rest_is_kept(prompting, answer):
