@@ -405,13 +405,7 @@ class DiffuCoderInference:
         state = None
         with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
             for state in constrained_states(
-                sampler,
-                canvas,
-                options,
-                self.tokenizer,
-                seed=seed,
-                every=every,
-                state=start_state,
+                sampler, canvas, options, self.tokenizer, seed=seed, every=every, state=start_state
             ):
                 if on_progress:
                     holes = int(canvas.layout(state.extra).holes.sum())

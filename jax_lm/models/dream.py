@@ -128,7 +128,8 @@ class DreamModel(nnx.Module):
             The hidden states of these rows, and the cache with these rows replaced.
         """
         if isinstance(attention_mask, jax.Array) and attention_mask.ndim == 2:
-            keys = default_positions(position_ids, attention_mask)
+            # [b, s] each: the rows of the cache, not the t rows that are recomputed
+            keys = default_positions(attention_mask.astype(jnp.int32), attention_mask)
             attention_mask = self.limit(attention_mask, position_ids, keys)
         rotary = self.rotary_emb(position_ids)
         x = self.embed_tokens(input_ids, self.mesh)
