@@ -55,8 +55,10 @@ def test_colours_are_those_of_the_model_before_the_filters(engine):
     filtered = np.asarray(state.confidence)[0][kept]
     assert (filtered == 1).sum() > 0.9 * kept.sum() > len(np.unique(filtered))
     assert len(np.unique(own)) > 0.5 * kept.sum()
-    styles = {str(span.style) for span in canvas_text(state, engine.tokenizer, canvas).spans}
-    assert styles > {"bright_green"}
+    # the colour is that of the model's own probability, whatever the filters left
+    doubtful = state.logprobs._replace(chosen=np.full_like(state.logprobs.chosen, np.log(0.3)))
+    text = canvas_text(state._replace(logprobs=doubtful), engine.tokenizer, canvas)
+    assert {str(span.style) for span in text.spans} == {"red"}
     said = count_ties(state)
     assert f"{(filtered == 1).sum()} of {kept.sum()} tokens had one candidate left" in said
 
