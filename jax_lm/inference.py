@@ -107,9 +107,13 @@ class DiffuCoderInference:
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
         )
-        self.tokenizer.require_ids(
-            mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size
-        )
+        self.is_autoregressive = not self.config.family.is_diffusion
+        if self.is_autoregressive:
+            self.tokenizer.require_vocabulary(self.config.vocab_size)
+        else:
+            self.tokenizer.require_ids(
+                mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size
+            )
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
@@ -385,7 +389,7 @@ class DiffuCoderInference:
         """
         start = time.perf_counter()
         options = self.fit(options)
-        canvas = lay_out(templates, self.tokenizer, options, self.config)
+        canvas = self.canvas(templates, options)
         # One compiled loop either way; without a callback it runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         every = every if on_state is None else 1
@@ -475,6 +479,7 @@ class DiffuCoderInference:
             OutOfMemoryError: the canvas does not fit; the message has the memory that it takes.
         """
         batch, length = canvas.tokens.shape
+        options = self.fit(options)
         with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
             yield from constrained_states(
                 self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
@@ -497,13 +502,19 @@ class DiffuCoderInference:
 
         Raises ValueError if there is none, or one exceeds the context.
         """
+        if self.is_autoregressive:
+            templates = [template.left_to_right(self.tokenizer) for template in templates]
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def fit(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options with the blocks of the model's family, if it has any.
+        """Return the options as the model can follow them.
+
+        These are the blocks of its family, if it has any, or left to right if it is autoregressive.
 
         Raises ValueError for options that contradict them.
         """
+        if self.is_autoregressive:
+            return options.left_to_right()
         size, family = self.config.attention_block, self.config.family.name
         return options.with_settings(decoding=options.decoding.within_blocks(size, family))
 

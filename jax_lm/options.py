@@ -10,12 +10,13 @@ the results. The texts under "Attributes" are also the help of the command line.
 import difflib
 import math
 import reprlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
+DEFAULT_ALG = "entropy"
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
 FIRST_TOKENS = ("rule", "force")
@@ -248,6 +249,12 @@ class Decoding:
 
 
 EXACT = Decoding()
+# One token after another: blocks of one column, each of which attends to what is before it.
+LEFT_TO_RIGHT = Decoding(cache="causal", block_length=1, active_blocks=1)
+# The end of messages about other settings.
+LEFT_TO_RIGHT_ONLY = (
+    "as this model is autoregressive: can be decoded left to right; adapt it for any order"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +306,7 @@ class GenerationOptions:
     min_p: float | None = None
     num_steps: int | None = None
     tokens_per_step: int = 1
-    alg: str = "entropy"
+    alg: str = DEFAULT_ALG
     alg_temp: float = 0.0
     early_stop: bool = True
     draft: int = 0
@@ -422,6 +429,26 @@ class GenerationOptions:
             raise ValueError(
                 "alg='origin': not supported where holes grow; growth='off' keeps their length"
             )
+
+    def left_to_right(self) -> "GenerationOptions":
+        """Return the options for a model that only knows what is before a position.
+
+        Raises:
+            ValueError: an option asks for another order, or for several tokens at once.
+        """
+        free = {"num_steps": None, "tokens_per_step": 1, "draft": 0, "lookahead": 0}
+        free |= {"grammar": None, "alg": (DEFAULT_ALG, "left_to_right")}
+        for name, only in free.items():
+            value = getattr(self, name)
+            if value not in (only if isinstance(only, tuple) else (only,)):
+                raise ValueError(f"{name}={value!r}: must not be given, {LEFT_TO_RIGHT_ONLY}")
+        if self.decoding not in (EXACT, LEFT_TO_RIGHT):
+            given = {
+                name: value for name, value in asdict(self.decoding).items() if value is not None
+            }
+            settings = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"{settings}: must not be given, {LEFT_TO_RIGHT_ONLY}")
+        return replace(self, decoding=LEFT_TO_RIGHT)
 
     def with_settings(self, **settings: Any) -> "GenerationOptions":
         """Return a copy with other settings, which may be settings of `decoding`."""

@@ -9,10 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jax_lm.options import LEFT_TO_RIGHT_ONLY
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # The number is checked afterwards: `<|hole:-3|>` is a mistake, not text.
 HOLE = re.compile(r"<\|hole(?::([^|>\n]*))?\|>")
+# The tokens by which Qwen2.5-Coder fills a gap: before its text, after it, and at its place.
+GAP_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 # Lengths that `middle_length="auto"` tries, up to the limit.
 AUTO_LENGTHS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 # Masks that a hole begins with where it finds its own length; the published evaluation takes 4 to
@@ -58,6 +61,31 @@ class Template:
             end = marker.end()
         return cls((*parts, text[end:]))
 
+    def left_to_right(self, tokenizer: DiffuCoderTokenizer) -> "Template":
+        """Return the template as a prompt of a model that only knows what is before a position.
+
+        Text after the hole goes into the prompt, between the gap tokens of Qwen2.5-Coder.
+
+        Raises:
+            ValueError: several holes, or text after the hole and a tokenizer without gap tokens.
+        """
+        # ("a", 8, "b") -> ("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>", 8)
+        before = "" if isinstance(self.parts[0], int) else self.parts[0]
+        after = "".join(str(part) for part in self.parts[2:])
+        if len(self.lengths) > 1:
+            raise ValueError(f"{len(self.lengths)} holes: must be one, {LEFT_TO_RIGHT_ONLY}")
+        if after and any(tokenizer.backend.token_to_id(token) is None for token in GAP_TOKENS):
+            raise ValueError(
+                f"text after a hole: must be empty without the tokens {', '.join(GAP_TOKENS)}, "
+                f"{LEFT_TO_RIGHT_ONLY}"
+            )
+        prefix, suffix, middle = GAP_TOKENS
+        # A prompt without a token has no row to predict from.
+        prompt = (
+            f"{prefix}{before}{suffix}{after}{middle}" if after else before or tokenizer.special.end
+        )
+        return Template.completion(prompt, *self.lengths)
+
     @property
     def lengths(self) -> list[int]:
         """Tokens of each hole."""
@@ -80,10 +108,12 @@ class Template:
         Parts are encoded separately, because the text of a hole is not known yet.
         """
         # ("a b", 2, "c") -> ids [a, b, MASK, MASK, c] and holes [0, 0, 1, 1, 0]
+        # Without a mask token, the pad token; the sampler reads neither.
+        open_id = tokenizer.pad_id if tokenizer.special.mask is None else tokenizer.mask_id
         ids: list[int] = []
         holes: list[int] = []
         for part in self.parts:
-            piece = [tokenizer.mask_id] * part if isinstance(part, int) else tokenizer.encode(part)
+            piece = [open_id] * part if isinstance(part, int) else tokenizer.encode(part)
             ids += piece
             holes += [int(isinstance(part, int))] * len(piece)
         return ids, holes

@@ -184,6 +184,10 @@ class DiffuCoderTokenizer:
                 f"tokenizer {found}, the model's mask_token_id is {mask_token_id}: this tokenizer "
                 "belongs to another model"
             )
+        self.require_vocabulary(vocab_size)
+
+    def require_vocabulary(self, vocab_size: int) -> None:
+        """Raise TokenizerError if this tokenizer has more tokens than a model."""
         if self.vocab_size > vocab_size:
             raise TokenizerError(
                 f"tokenizer has {self.vocab_size} tokens, the model only {vocab_size}"

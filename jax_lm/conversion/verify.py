@@ -81,7 +81,8 @@ def family_facts(config: DreamConfig) -> str:
     rows = "shifted by one" if family.shifts else "not shifted"
     blocks = f" of {config.block_size}" if config.block_size else ""
     mask = "no mask token" if config.mask_token_id is None else f"mask id {config.mask_token_id}"
-    return f"{family.name}: {mask}, logits {rows}, attention {family.attention}{blocks}"
+    limit = "" if family.is_diffusion else "; can be decoded left to right; adapt it for any order"
+    return f"{family.name}: {mask}, logits {rows}, attention {family.attention}{blocks}{limit}"
 
 
 def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
@@ -91,7 +92,10 @@ def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) ->
         return Check("tokenizer", "none")
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-        tokenizer.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
+        if mask_token_id is None and tokenizer.special.mask is None:
+            tokenizer.require_vocabulary(vocab_size)
+        else:
+            tokenizer.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
         # A template can only be checked by rendering a conversation.
         if tokenizer.chat_template is not None:
             tokenizer.apply_chat_template([{"role": "user", "content": "Reverse a list."}])

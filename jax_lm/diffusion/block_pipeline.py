@@ -39,7 +39,7 @@ from jax_lm.diffusion.step import (
     write,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import GenerationOptions
+from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
 
 # Fields of a row that a step changes.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
@@ -65,17 +65,22 @@ class Pipeline(NamedTuple):
 class BlockPipeline(Variant):
     """The blocks of an answer in columns [start, end), of which several are filled at once.
 
-    Blocks are counted from the end of the prompt, which is block -1; the last may be shorter.
+    Blocks are counted from the end of the prompt; the last may be shorter. How the prompt attends
+    to itself is a rule of the model's family. Blocks of one column after a causal prompt are
+    autoregressive decoding.
 
     Attributes:
         length: columns of a block.
         active: blocks that may have begun without being finished.
+        prompt_block: columns of the blocks into which the prompt is cut backwards from its end; 1
+            is a causal prompt, None one that attends to all of itself.
     """
 
     start: int
     end: int
     length: int
     active: int
+    prompt_block: int | None = None
 
     @classmethod
     def of(
@@ -90,7 +95,16 @@ class BlockPipeline(Variant):
                 "cache='causal': only completes prompts; texts with holes need another cache"
             )
         length = options.decoding.block_columns(region.length)
-        return cls(region.start, region.end, length, decoding.active_blocks)
+        if not config.family.is_diffusion and length > 1:
+            raise ValueError(f"block_length={length}: must be 1, {LEFT_TO_RIGHT_ONLY}")
+        if config.block_size is not None and (
+            config.family.prompt != "answer" or length != config.block_size
+        ):
+            raise ValueError(
+                f"cache='causal': not with blocks of {length} of {config.family.name}, whose blocks "
+                f"of {config.block_size} are counted from the {config.family.prompt}"
+            )
+        return cls(region.start, region.end, length, decoding.active_blocks, config.attention_block)
 
     @property
     def request(self) -> str:
@@ -260,8 +274,13 @@ class BlockPipeline(Variant):
 
     def number(self, columns: Int[Array, "r"]) -> Int[Array, "r"]:
         """Return the block of each column."""
-        # start == 2, length == 2: in [0, 1, 2, 3, 4, 5] out [-1, -1, 0, 0, 1, 1]
-        return jnp.where(columns < self.start, -1, (columns - self.start) // self.length)
+        # start == 2, length == 2: in [0, 1, 2, 3, 4, 5] out [-1, -1, 0, 0, 1, 1], and with
+        # prompt_block == 1 [-2, -1, 0, 0, 1, 1]
+        after = columns - self.start
+        before = (
+            jnp.full_like(after, -1) if self.prompt_block is None else after // self.prompt_block
+        )
+        return jnp.where(after < 0, before, after // self.length)
 
     def admitted(
         self, present: Bool[Array, "b s"], queries: Int[Array, "r"]

@@ -44,9 +44,13 @@ def log_likelihood(
 ) -> Score:
     """Estimate log p(completion | prompt), deterministic for a seed.
 
+    That of an autoregressive model is exact, and takes one sample.
+
     Raises:
         ValueError: nothing to score, fewer than one sample, or a negative seed.
     """
+    if not prompt and not sampler.config.family.is_diffusion:
+        raise ValueError("prompt has no tokens: an autoregressive model predicts from one")
     if not completion:
         raise ValueError("completion has no tokens: nothing to score")
     if samples < 1:
@@ -56,8 +60,13 @@ def log_likelihood(
     rng = np.random.default_rng(seed)
     length = len(completion)
     # choose masks
+    if is_exact := not sampler.config.family.is_diffusion:
+        # A row does not see the token that it predicts: all tokens are scored at once.
+        samples = 1
     # One l from each of `samples` equal strata of 1 … L.
     levels = np.floor((np.arange(samples) + rng.random(samples)) * length / samples).astype(int) + 1
+    if is_exact:
+        levels[:] = length
     width = len(prompt) + length
     padding = -width % SCORE_WIDTH
     # One row for all samples: [pad ..., prompt, completion].
@@ -76,6 +85,7 @@ def log_likelihood(
         # Rows without a sample fill up the last pass, and are dropped.
         values += (np.asarray(sums)[: len(chosen)] * length / chosen).tolist()
     spread = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
+    spread = 0.0 if is_exact else spread
     return Score(float(np.mean(values)), spread, length, samples)
 
 
@@ -91,7 +101,8 @@ def masked_log_probability(
     """Return the summed log-probability of the masked tokens of each row."""
     model = nnx.merge(graph, params)
     present = jnp.broadcast_to(present, masked.shape)
-    hidden = model.model(jnp.where(masked, mask_id, tokens), present)
+    is_noisy = masked & model.config.family.is_diffusion
+    hidden = model.model(jnp.where(is_noisy, mask_id, tokens), present)
     hidden = align_rows(hidden, model.config)
 
     def log_probs(hidden: Float[Array, "b c d"], tokens: Int[Array, "b c"]) -> Float[Array, "b c"]:

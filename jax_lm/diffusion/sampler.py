@@ -47,7 +47,7 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.options import LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
 # Returns the rows of a state whose text needs no continuation.
@@ -62,12 +62,17 @@ class Sampler:
     """Fills canvases with one model. The model is split once; each call costs one dispatch."""
 
     def __init__(self, model: DreamForCausalLM) -> None:
-        if model.config.mask_token_id is None:
+        mask_id = model.config.mask_token_id
+        if not model.config.family.is_diffusion:
+            # No token stands for an undecided position of an autoregressive model, but the id
+            # behind its vocabulary: it is no candidate, and no other position attends to it.
+            mask_id = model.config.vocab_size
+        if mask_id is None:
             raise ValueError(
                 "config mask_token_id=None: this checkpoint is not a masked-diffusion model"
             )
         self.config, self.mesh = model.config, model.mesh
-        self.mask_id: int = model.config.mask_token_id
+        self.mask_id: int = mask_id
         self.growth = growth_of(model.config)
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
@@ -217,6 +222,10 @@ class Sampler:
 
         Raises ValueError like `stream`.
         """
+        if not self.config.family.is_diffusion and options.decoding.settings.cache != "causal":
+            raise ValueError(
+                f"cache={options.decoding.settings.cache!r}: must be 'causal', {LEFT_TO_RIGHT_ONLY}"
+            )
         methods = (method.of(canvas, options, self.config) for method in METHODS)
         variant = next(method for method in methods if method is not None)
         if variant != PLAIN and hooks != NO_HOOKS:

@@ -1,0 +1,125 @@
+"""Autoregressive checkpoints as they are: block diffusion with blocks of one and a causal prompt."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tokenizers import AddedToken, models
+
+from jax_lm.conversion.verify import family_facts
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.likelihood import log_likelihood
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import GAP_TOKENS, Template
+from jax_lm.tokenizer import BYTES_OF_LETTERS, END_OF_TEXT, byte_level_bpe
+
+IDS = np.array([[0, 0, 3, 5, 8], [7, 1, 2, 9, 4]])
+PRESENT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+GREEDY = GenerationOptions(max_new_tokens=9, temperature=0.0, top_p=None)
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
+def model(request, tiny_config):
+    config = replace(
+        tiny_config, model_type=request.param, mask_token_id=None, initializer_range=0.3
+    )
+    return DreamForCausalLM(config, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def causal_engine(tmp_path_factory, tiny_config):
+    """A checkpoint of random weights over bytes, whose tokenizer has gap tokens and no mask."""
+    folder = tmp_path_factory.mktemp("causal")
+    backend = byte_level_bpe(models.BPE(vocab=dict(BYTES_OF_LETTERS), merges=[]))
+    tokens = (END_OF_TEXT, *GAP_TOKENS)
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    config = replace(
+        tiny_config, model_type="qwen2", mask_token_id=None, vocab_size=264, initializer_range=0.3
+    )
+    DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    return DiffuCoderInference(folder, verbose=False)
+
+
+def test_greedy_tokens_are_the_most_likely_after_what_is_before(model):
+    options = GREEDY.left_to_right()
+    state = Sampler(model).generate(Canvas.after(IDS, PRESENT, 9), options)
+    assert int(state.forwards) == 9
+    tokens = np.asarray(state.tokens)
+    present = np.concatenate([PRESENT, np.ones((2, 9), int)], axis=1)
+    # Causal attention: a row of the finished text sees what it saw when the next token was chosen.
+    logits = model(jnp.asarray(tokens), jnp.asarray(present))
+    np.testing.assert_array_equal(tokens[:, 5:], np.argmax(logits, axis=-1)[:, 4:-1])
+    probability = np.max(jax.nn.softmax(logits, axis=-1), axis=-1)[:, 4:-1]
+    np.testing.assert_allclose(np.asarray(state.confidence)[:, 5:], probability, rtol=1e-5)
+
+
+def test_generation_needs_no_option(causal_engine):
+    settings = {"max_new_tokens": 9, "temperature": 0.0}
+    text = causal_engine.generate("def f():", return_full_text=False, **settings)
+    (row,) = causal_engine.decode(
+        [Template.completion("def f():", 9)], replace(GREEDY, top_p=0.95)
+    ).rows
+    assert text == row.text
+    assert len(row.token_ids) == 9
+    # Without a token before it, the end of another text.
+    assert causal_engine.generate("", **settings) == causal_engine.generate(
+        END_OF_TEXT, return_full_text=False, **settings
+    )
+
+
+def test_a_gap_is_filled_with_the_gap_tokens_of_the_model(causal_engine):
+    prompt = "<|fim_prefix|>a = <|fim_suffix|> + 1\n<|fim_middle|>"
+    (middle,) = causal_engine.complete([prompt], GREEDY)
+    assert causal_engine.fill("a = <|hole:9|> + 1\n", GREEDY) == f"a = {middle} + 1\n"
+    assert causal_engine.infill("a = ", " + 1\n", 9, options=GREEDY) == middle
+    (after,) = causal_engine.complete(["a = "], GREEDY)
+    assert causal_engine.fill("a = <|hole:9|>", GREEDY) == f"a = {after}"
+    with pytest.raises(ValueError, match=r"2 holes: must be one, .*adapt it for any order"):
+        causal_engine.fill("<|hole|> = <|hole|>", GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"alg": "random"}, "alg='random'"),
+        ({"num_steps": 4}, "num_steps=4"),
+        ({"tokens_per_step": 2}, "tokens_per_step=2"),
+        ({"draft": 2}, "draft=2"),
+        ({"grammar": "python"}, "grammar='python'"),
+        ({"decoding": Decoding(preset="fast")}, "preset='fast'"),
+        ({"decoding": Decoding(cache="causal", block_length=4)}, "block_length=4"),
+    ],
+)
+def test_other_orders_are_refused_with_the_way_to_them(causal_engine, settings, named):
+    with pytest.raises(ValueError, match=f"{named}.*decoded left to right; adapt it for any order"):
+        causal_engine.complete(["def f():"], replace(GREEDY, **settings))
+
+
+def test_the_sampler_alone_refuses_them_too(model):
+    canvas = Canvas.after(IDS, PRESENT, 9)
+    with pytest.raises(ValueError, match="cache='none': must be 'causal', as this model is auto"):
+        Sampler(model).generate(canvas, GREEDY)
+    blocks = Decoding(cache="causal", block_length=2)
+    with pytest.raises(ValueError, match="block_length=2: must be 1, as this model is auto"):
+        Sampler(model).generate(canvas, replace(GREEDY, decoding=blocks))
+
+
+def test_the_likelihood_is_exact(model):
+    prompt, completion = [3, 5, 8], [13, 21, 34]
+    score = log_likelihood(Sampler(model), prompt, completion, samples=4, seed=0)
+    log_probs = jax.nn.log_softmax(model(jnp.asarray([prompt + completion])))[0, 2:5]
+    expected = sum(float(row[token]) for row, token in zip(log_probs, completion, strict=True))
+    assert score.log_likelihood == pytest.approx(expected, abs=1e-4)
+    assert (score.standard_error, score.samples) == (0.0, 1)
+
+
+def test_info_says_what_can_be_done(model, tiny_config):
+    assert "can be decoded left to right; adapt it for any order" in family_facts(model.config)
+    assert "left to right" not in family_facts(tiny_config)
