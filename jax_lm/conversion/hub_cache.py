@@ -65,7 +65,7 @@ def describe_folder(folder: Path) -> str:
     kind = (
         "masked diffusion"
         if config.mask_token_id is not None
-        else "autoregressive; diffucoder adapt takes it"
+        else "autoregressive: can be decoded left to right; adapt it for any order"
     )
     weights = "" if any(folder.glob("*.safetensors")) else ", without its weights"
     return f"{config.model_type}, {parameter_count(config) / 1e9:,.1f}B parameters, {kind}{weights}"

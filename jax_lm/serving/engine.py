@@ -90,6 +90,11 @@ class Engine:
         *,
         slots_type: type[Slots] = Slots,
     ) -> None:
+        if inference.is_autoregressive:
+            raise ValueError(
+                f"model {inference.found.name}: autoregressive, and the server does not decode left "
+                "to right; adapt the model, or generate with it"
+            )
         self.inference, self.options = inference, options
         self.tokenizer = inference.tokenizer
         self.metrics = metrics or Metrics(options.slots)
