@@ -107,13 +107,7 @@ class DiffuCoderInference:
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
         )
-        self.is_autoregressive = not self.config.family.is_diffusion
-        if self.is_autoregressive:
-            self.tokenizer.require_vocabulary(self.config.vocab_size)
-        else:
-            self.tokenizer.require_ids(
-                mask_token_id=self.config.mask_token_id, vocab_size=self.config.vocab_size
-            )
+        self.require_tokenizer()
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
@@ -147,6 +141,19 @@ class DiffuCoderInference:
         self.load_seconds = time.perf_counter() - start
         if verbose:
             sys.stderr.write(f"{self.describe()}\n")
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether the model predicts only the token after given text."""
+        return not self.config.family.is_diffusion
+
+    def require_tokenizer(self) -> None:
+        """Raise TokenizerError unless the tokenizer belongs to the model."""
+        size = self.config.vocab_size
+        if self.is_autoregressive:
+            self.tokenizer.require_vocabulary(size)
+        else:
+            self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=size)
 
     def describe(self) -> str:
         """Describe model, size, device, dtype and load time in one line."""

@@ -21,7 +21,7 @@ from jax_lm.tokenizer import BYTES_OF_LETTERS, END_OF_TEXT, byte_level_bpe
 
 IDS = np.array([[0, 0, 3, 5, 8], [7, 1, 2, 9, 4]])
 PRESENT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-GREEDY = GenerationOptions(max_new_tokens=9, temperature=0.0, top_p=None)
+GREEDY = GenerationOptions(max_new_tokens=9, temperature=0.0, top_p=None, top_k=None)
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
