@@ -315,9 +315,8 @@ def test_a_feature_is_refused_by_its_name_whatever_tensors_it_brings(
     held = load_file(tmp_path / WEIGHTS)
     added = {f"base_model.model.{tensor}": np.zeros((4, 4), np.float32)}
     save_file(held | added, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=named) as caught:
+    with pytest.raises(CheckpointError, match=named):
         read_adapter(tmp_path)
-    assert CONFIG in str(caught.value)
 
 
 def change(*names, **tensors):

@@ -2,10 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from jax_lm import model_source
 from jax_lm.evaluation.problems import Problem, humaneval, mbpp
 from jax_lm.evaluation.prompting import (
     ChatPrompting,
@@ -157,14 +157,12 @@ def test_the_built_in_model_counts_as_a_base_model(engine):
         ("instructed/Dream-v0-Base-7B", False),
     ],
 )
-def test_instruct_models_without_a_padding_token_are_known_by_name(engine, folder, expected):
-    class OfDream:
-        """Dream's tokenizer: a chat template, no padding token."""
-
-        backend = SimpleNamespace(token_to_id=lambda token: None)
-        chat_template = engine.tokenizer.chat_template
-
-    assert is_instruct(Path(folder), OfDream()) == expected
+def test_instruct_models_without_a_padding_token_are_known_by_name(
+    engine, monkeypatch, folder, expected
+):
+    # Dream's tokenizers have a chat template, and no such token.
+    monkeypatch.setattr(model_source, "DIFFUSION_PAD", "<|absent|>")
+    assert is_instruct(Path(folder), engine.tokenizer) == expected
 
 
 def test_questions_are_asked_in_chat_where_it_is_wanted(engine):

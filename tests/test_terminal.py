@@ -99,6 +99,8 @@ def test_log_lines_go_where_the_bar_has_put_standard_error(monkeypatch):
     """A handler with a stream of its own would write into the bar."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
+    # those of pytest
+    root.handlers[:] = []
     try:
         terminal.show_log()
         bar = io.StringIO()
