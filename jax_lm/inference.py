@@ -5,6 +5,7 @@
 Chooses device and dtype, checks requests, pads batches; the decoding itself is `jax_lm.diffusion`.
 """
 
+import copy
 import logging
 import sys
 import time
@@ -37,7 +38,7 @@ from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, explained, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
-from jax_lm.sharding import choose_mesh
+from jax_lm.sharding import MeshShape, choose_mesh, split_data
 from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
@@ -70,6 +71,7 @@ class DiffuCoderInference:
             all.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the
             base that it names.
+        replicas: groups of devices that `split` returns, each of which has this mesh.
         verbose: say on standard error what was loaded, where and how fast.
         before_weights: called with this object once it has its configuration and tokenizer, before
             its weights are loaded, which takes longest; may raise.
@@ -88,6 +90,7 @@ class DiffuCoderInference:
         *,
         mesh: str | None = None,
         adapter: str | Path | None = None,
+        replicas: int = 1,
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
         allow_nonfinite: bool = False,
@@ -114,7 +117,8 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.mesh_shape = choose_mesh(self.config, mesh)
+        self.replicas = replicas
+        self.mesh_shape = choose_mesh(self.config, mesh, replicas)
         self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
         precision = "int8" if self.is_int8 else self.dtype
@@ -154,6 +158,19 @@ class DiffuCoderInference:
             self.tokenizer.require_vocabulary(size)
         else:
             self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=size)
+
+    def split(self) -> "list[DiffuCoderInference]":
+        """Return one for each replica, on its own devices; they share what is loaded."""
+        if self.replicas == 1:
+            return [self]
+        parts, sampler = [], self.sampler
+        assert sampler.mesh is not None
+        for mesh, params in split_data(sampler.params, sampler.mesh, self.replicas):
+            part = copy.copy(self)
+            part.sampler = sampler.on_mesh(mesh).with_params(params)
+            part.mesh_shape, part.replicas = MeshShape.of(mesh), 1
+            parts.append(part)
+        return parts
 
     def describe(self) -> str:
         """Describe model, size, device, dtype and load time in one line."""

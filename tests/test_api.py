@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 
+import jax
+import numpy as np
 import openai
 from cases.server import COMPLETION, OPTIONS, PROMPT, call, listening, started
 
@@ -21,8 +23,9 @@ from jax_lm.options import GenerationOptions
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.jobs import Job
+from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
-from jax_lm.tokenizer import MASK
+from jax_lm.tokenizer import MASK, DiffuCoderTokenizer
 
 KEY = "k" * 20
 
@@ -42,8 +45,9 @@ def expected(tiny_inference):
 
 
 def test_models(client):
-    (model,) = client.models.list().data
+    model, *others = client.models.list().data
     assert model.id == "tiny"
+    assert [each.id for each in others] == ["tiny@exact", "tiny@fast", "tiny@turbo"]
     # Of 128 columns one at least is the prompt's.
     assert (model.max_tokens, model.max_model_len, model.context) == (80, 96, 96)
     assert client.models.retrieve("tiny").id == "tiny"
@@ -76,11 +80,11 @@ def test_several_prompts_and_choices(client, expected):
 def test_the_longest_answer_is_told_as_it_is(tiny_inference):
     engine = Engine(tiny_inference, replace(OPTIONS, max_tokens=1024))
     with listening(engine) as address:
-        (card,) = call(address, "GET", "/v1/models")[2]["data"]
+        card, *_ = call(address, "GET", "/v1/models")[2]["data"]
         fields = {"prompt": "", "max_tokens": card["max_tokens"] + 1}
         status, _, body = call(address, "POST", "/v1/completions", fields)
         assert (card["max_tokens"], status) == (95, 400)
-        assert "the context holds 96" in body["error"]["message"]
+        assert "maximum context length is 96 tokens" in body["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +248,9 @@ def test_denoise_tells_every_commit(address, expected):
 WRONG = {
     "temperature": {"temperature": 3},
     "max_tokens": {"max_tokens": 0},
-    "n": {"n": 99},
+    "n": {"n": 999},
     "top_p": {"top_p": 0},
-    "seed": {"seed": -1},
+    "seed": {"seed": 2**64},
     "alg": {"alg": "best"},
     "preset": {"preset": "slow"},
     "threshold": {"threshold": 1.5},
@@ -256,14 +260,14 @@ WRONG = {
     "best_of": {"best_of": 3},
     "surprise": {"surprise": 1},
     "block_length": {"block_length": 8, "preset": "fast"},
-    "stop": {"stop": ["a"] * 17},
+    "stop": {"stop": ["a"] * 257},
     "prompt": {"prompt": 7},
-    "top_k": {"top_k": -1},
+    "top_k": {"top_k": -2},
     "min_p": {"min_p": 2},
     "tools": {"tools": [{"type": "function"}]},
     "response_format": {"response_format": {"type": "xml"}},
     "grammar": {"grammar": "cobol"},
-    "repetition_penalty": {"repetition_penalty": 1.1},
+    "length_penalty": {"length_penalty": 1.1},
     "store": {"store": 0},
     "ignore_eos": {"ignore_eos": "yes"},
     "stream_options": {"stream_options": {"include_obfuscation": True}},
@@ -288,7 +292,7 @@ def test_wrong_options_are_refused_by_name(address, param):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stop": ["a"] * 17}, "stop: at most 16, not 17"),
+        ({"stop": ["a"] * 257}, "stop: at most 256, not 257"),
         ({"stop": 5}, "stop=5: must be a text or a list of texts"),
         ({"stop": ["a", ""]}, "stop.1='': must not be empty"),
         ({"temperature": 3}, "temperature=3: must be less than or equal to 2"),
@@ -311,8 +315,10 @@ def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
 
 
 def test_errors_reach_the_client_as_its_own(client, address):
-    with pytest.raises(openai.BadRequestError, match="context holds 96"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 96") as refused:
         client.completions.create(prompt=PROMPT * 20, **COMPLETION)
+    assert refused.value.code == "context_length_exceeded"
+    assert refused.value.response.headers["x-should-retry"] == "false"
     with pytest.raises(openai.NotFoundError, match="this server offers"):
         client.completions.create(prompt=PROMPT, **COMPLETION | {"model": "gpt"})
     assert (
@@ -358,7 +364,8 @@ def test_health_ready_and_metrics(address, client):
     assert status == 200
     for line in (
         "diffucoder_ready 1.0",
-        'diffucoder_http_requests_total{path="/v1/completions",status="200"}',
+        'diffucoder_http_requests_total{key="",path="/v1/completions",status="200"}',
+        "diffucoder_running_rows 0.0",
         'diffucoder_rows_total{outcome="length"}',
         "diffucoder_first_text_seconds_bucket",
         "diffucoder_compilations_total",
@@ -427,8 +434,110 @@ def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
         status, _, text = call(
             address, "POST", "/v1/completions", {"prompt": PROMPT, "stream": True} | COMPLETION
         )
-        assert (status, '"server_error"' in text, "[DONE]" in text) == (200, True, False)
+        assert (status, text["error"]["type"]) == (500, "server_error")
     assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
+
+
+def test_defaults_and_presets_by_name(engine, expected):
+    """A request's own field, then the preset of the name, then the server's default."""
+    settings = ServerSettings(model="tiny", defaults={"preset": "turbo", "temperature": 0.0})
+    body = {"prompt": PROMPT, "max_tokens": 24, "logprobs": 0}
+    with listening(engine, settings) as address:
+
+        def steps(**fields):
+            (choice,) = call(address, "POST", "/v1/completions", body | fields)[2]["choices"]
+            return choice["text"], max(choice["logprobs"]["commit_steps"])
+
+        exact = steps(preset="exact")
+        assert exact[0] == expected
+        assert steps(model="tiny@exact") == exact
+        assert steps(model="tiny@turbo", preset="exact") == exact
+        assert steps() == steps(preset="turbo") == steps(model="tiny@turbo")
+        # a number of steps is a schedule, which `turbo` has none of
+        assert steps(steps=24) == steps(preset="fast", steps=24)
+        status, _, answer = call(address, "POST", "/v1/completions", body | {"model": "tiny@slow"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_what_times_out_is_504_in_a_stream_too(address, engine, monkeypatch):
+    monkeypatch.setattr(engine, "options", replace(engine.options, timeout=0.001))
+    for streams in ({}, {"stream": True}):
+        body = {"prompt": PROMPT, "max_tokens": 60} | streams
+        status, headers, answer = call(address, "POST", "/v1/completions", body)
+        assert (status, answer["error"]["code"]) == (504, "timeout")
+        assert headers["x-should-retry"] == "false"
+
+
+def test_answers_that_are_done_in_time_are_returned(address, engine, expected, monkeypatch):
+    submit = engine.submit
+
+    def hasten(requests, *arguments):
+        jobs = submit(requests, *arguments)
+        jobs[1].deadline = 0.0
+        return jobs
+
+    monkeypatch.setattr(engine, "submit", hasten)
+    body = {"prompt": PROMPT, "n": 2, **COMPLETION}
+    status, _, answer = call(address, "POST", "/v1/completions", body)
+    assert (status, [choice["text"] for choice in answer["choices"]]) == (200, [expected])
+    assert answer["usage"]["completion_tokens"] > 0
+
+
+def test_a_long_conversation_does_not_stop_the_server(address, monkeypatch):
+    """Nor does a device: both are left to other threads."""
+    begun, release = threading.Event(), threading.Event()
+
+    def encode(self, messages):
+        begun.set()
+        assert release.wait(20)
+        return [1, 2, 3]
+
+    monkeypatch.setattr(DiffuCoderTokenizer, "encode_chat", encode)
+    body = {"messages": [{"role": "user", "content": "x"}], **COMPLETION}
+    asking = threading.Thread(target=call, args=(address, "POST", "/v1/chat/completions", body))
+    asking.start()
+    try:
+        assert begun.wait(20)
+        assert call(address, "GET", "/health")[0] == 200
+    finally:
+        release.set()
+        asking.join(60)
+
+
+def test_a_line_of_the_log_tells_what_a_request_took(address, caplog):
+    caplog.set_level("INFO", logger="jax_lm.serving.access")
+    for streams in ({}, {"stream": True}):
+        caplog.clear()
+        trace = f"00-{'a' * 32}-{'b' * 16}-01"
+        body = {"prompt": PROMPT, **COMPLETION} | streams
+        call(address, "POST", "/v1/completions", body, traceparent=trace)
+        (line,) = [record.fields for record in caplog.records if record.message == "request"]
+        assert line["traceparent"] == trace
+        assert (line["prompt_tokens"], line["completion_tokens"] > 0) == (7, True)
+        assert line["reason"] in ("stop", "length")
+        assert line["queue_seconds"] >= 0
+
+
+def test_fields_that_are_ignored_are_named(engine):
+    body = {"prompt": PROMPT, "repetition_penalty": 1.05, "top_k": 0, "seed": -1, **COMPLETION}
+    unknown = body | {"surprise": 1, "logit_bias": {"5": 1.0}}
+    for lenient, fields, names in (
+        (False, body, "repetition_penalty, top_k"),
+        (True, unknown, "repetition_penalty, surprise, logit_bias, top_k"),
+    ):
+        with listening(engine, limits=RequestLimits(is_lenient=lenient)) as address:
+            status, headers, _ = call(address, "POST", "/v1/completions", fields)
+            assert (status, headers["x-ignored-fields"]) == (200, names)
+            plain = call(address, "POST", "/v1/completions", {"prompt": PROMPT, **COMPLETION})
+            assert "x-ignored-fields" not in plain[1]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_keys_are_those_of_jax(seed):
+    for index in (0, 1, 127):
+        expected = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), index))
+        assert (request_key(seed, index) == np.asarray(expected)).all()
+    assert (request_key(2**32 + seed, 0) != request_key(seed, 0)).any()
 
 
 def test_keys_and_the_page(engine):

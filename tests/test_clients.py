@@ -17,6 +17,7 @@ pytest.importorskip("outlines_core")
 from cases.server import OPTIONS, call, started
 
 from jax_lm.grammar import find_grammar
+from jax_lm.serving.gaps import split_gap
 from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
 from jax_lm.serving.schemas import CompletionBody
 
@@ -92,8 +93,52 @@ def test_every_client_is_there():
         "litellm",
         "lm-eval",
         "llama.vscode",
+        "llama.vim",
         "minuet-ai.nvim",
+        "continue",
+        "twinny",
+        "cline",
+        "aider",
+        "evalplus",
     }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gap"),
+    [
+        ("<fim_prefix>a<fim_suffix>b<fim_middle>", ("a", "b")),
+        ("<fim_prefix><fim_suffix>b<fim_middle>a", ("a", "b")),
+        ("<|fim_suffix|>b<|fim_prefix|>a<|fim_middle|>\n", ("a", "b")),
+        ("<|repo_name|>r\n<|file_sep|>x.py\nc\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+         ("# r\n# x.py\nc\na", "b")),
+        ("<fim_prefix><filename>x.py\na<fim_suffix><fim_middle>", ("# x.py\na", "")),
+        ("[SUFFIX]b[PREFIX]a", ("a", "b")),
+        ("<PRE> a <SUF>b <MID>", (" a ", "b ")),
+        ("def f(x):\n    return x[SUFFIX]", None),
+        ("plain", None),
+    ],
+)  # fmt: skip
+def test_every_template_of_a_gap_is_read(prompt, gap):
+    assert split_gap(prompt) == gap
+
+
+def test_a_marker_that_cannot_be_read_is_refused(address):
+    for prompt in ("<fim_prefix>a<fim_middle>", ["x", "a<|fim_suffix|>b"]):
+        status, _, answer = call(address, "POST", "/v1/completions", {"prompt": prompt})
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+        assert "its markers cannot be read; must be <" in answer["error"]["message"]
+
+
+def test_an_editor_names_the_fields_that_it_reads(address):
+    sample = next(one for one in REQUESTS if one["client"] == "llama.vim")
+    answer = call(address, "POST", "/infill", sample["body"])[2]
+    assert set(answer) == {"content", "timings/prompt_n", "timings/predicted_n", "truncated"}
+    whole = dict(sample["body"])
+    del whole["response_fields"]
+    assert (
+        answer["timings/prompt_n"]
+        == call(address, "POST", "/infill", whole)[2]["timings"]["prompt_n"]
+    )
 
 
 def test_null_is_as_good_as_not_given():

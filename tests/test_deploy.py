@@ -7,9 +7,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jax_lm.cli import main as cli
 
@@ -43,22 +45,67 @@ def test_the_dashboard_shows_metrics_that_there_are():
 
 def commands():
     """What the image and the unit run, without the program."""
-    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
-    parts = {
-        line.split()[0]: json.loads(line.split(maxsplit=1)[1])
-        for line in lines
-        if line[:3] in ("ENT", "CMD")
-    }
+
+    def image(name):
+        lines = (DEPLOY / name).read_text().splitlines()
+        parts = {
+            line.split()[0]: json.loads(line.split(maxsplit=1)[1])
+            for line in lines
+            if line[:3] in ("ENT", "CMD")
+        }
+        return parts["ENTRYPOINT"] + parts["CMD"]
+
+    _, container = kubernetes()
+    gpu = image("Dockerfile.gpu")
     unit = (DEPLOY / "diffucoder.service").read_text()
     start = re.search(r"^ExecStart=(.*)$", unit, re.M)
     assert start
     return {
-        "Dockerfile": parts["ENTRYPOINT"] + parts["CMD"],
+        "Dockerfile": image("Dockerfile"),
+        "Dockerfile.gpu": gpu,
+        "kubernetes.yaml": gpu + container["args"],
         "diffucoder.service": shlex.split(start[1]),
     }
 
 
-@pytest.mark.parametrize("file", ["Dockerfile", "diffucoder.service"])
+def kubernetes():
+    """The pod of the manifest, and its container."""
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    deployment = next(each for each in documents if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.gpu"])
+def test_an_image_has_every_package(file):
+    """Those of the wheel, each copied before it is installed."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    copied = re.findall(r"^COPY (\w+) \1$", (DEPLOY / file).read_text(), re.M)
+    assert copied == packages == ["jax_lm", "untrusted"]
+
+
+def test_the_manifest_asks_paths_that_there_are():
+    pod, container = kubernetes()
+    paths = {
+        container[f"{probe}Probe"]["httpGet"]["path"]
+        for probe in ("startup", "readiness", "liveness")
+    }
+    assert paths == {"/ready", "/health"}
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert set(mounts.values()) == volumes
+    # where the image keeps compilations, and where it reads its keys
+    gpu = (DEPLOY / "Dockerfile.gpu").read_text()
+    assert "XDG_CACHE_HOME=/var/cache/diffucoder" in gpu
+    assert '"--api-key-file", "/run/keys"' in gpu
+    assert {"/var/cache/diffucoder", "/run/keys"} < set(mounts)
+
+
+@pytest.mark.parametrize(
+    "file", ["Dockerfile", "Dockerfile.gpu", "diffucoder.service", "kubernetes.yaml"]
+)
 def test_the_server_is_started_with_options_that_it_has(file):
     program, command, *options = commands()[file]
     assert (program, command) == ("/opt/diffucoder/bin/diffucoder", "serve")
@@ -76,7 +123,13 @@ def kill_seconds():
     unit = (DEPLOY / "diffucoder.service").read_text()
     stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)
     assert stop
-    return {"Dockerfile": 10, "diffucoder.service": int(stop[1])}
+    pod, _ = kubernetes()
+    return {
+        "Dockerfile": 10,
+        "Dockerfile.gpu": 10,
+        "diffucoder.service": int(stop[1]),
+        "kubernetes.yaml": pod["terminationGracePeriodSeconds"],
+    }
 
 
 def test_systemd_takes_the_unit(tmp_path):

@@ -4,6 +4,7 @@ they concern.
 
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,17 +13,19 @@ pytest.importorskip("fastapi")
 
 import itertools
 
+import jax
 from cases.server import OPTIONS as ONE_SLOT
 from cases.server import RecordingListener, started
 
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.jobs import Job, Request, without_stop_beginning
 from jax_lm.serving.queue import RejectedError
 from jax_lm.serving.slots import Slots
 
-OPTIONS = replace(ONE_SLOT, slots=4)
+OPTIONS = replace(ONE_SLOT, slots=4, warm_up=("1", "fast:1", "1x4", "fast:1x4"))
 GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
 FAST = replace(GREEDY, decoding=Decoding(preset="fast"))
 PROMPTS = ["def add(a, b):", "def gcd(a, b):\n", "class Stack:", "x = 1\n", "def f(n):"]
@@ -40,9 +43,9 @@ class FaultySlots(Slots):
         self.before_run(sequences)
         super().run(sequences, *arguments, **options)
 
-    def compile(self, size, sequence):
+    def compile(self, *shape):
         if self.instead_of_compiling is None:
-            super().compile(size, sequence)
+            super().compile(*shape)
         else:
             self.instead_of_compiling()
 
@@ -56,7 +59,9 @@ def engine(tiny_inference):
 @pytest.fixture
 def fresh(tiny_inference):
     """Makes engines that are not started, so that what is queued stays queued."""
-    return lambda **options: Engine(tiny_inference, replace(OPTIONS, **options))
+    return lambda **options: Engine(
+        tiny_inference, replace(OPTIONS, **options), slots_type=FaultySlots
+    )
 
 
 def ask(engine, prompt, options=GREEDY, **fields):
@@ -113,7 +118,6 @@ def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
 
 
 def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
-    assert not engine.compilations.pending
     before = compile_clock().count
     kinds = [
         GREEDY,
@@ -231,20 +235,40 @@ def test_what_does_not_fit_the_queue_is_refused_whole(fresh):
         engine.submit([ask(engine, PROMPTS[0])] * 4, RecordingListener())
 
 
-def test_a_sequence_is_served_before_narrower_shapes_are_compiled(fresh, engine, alone):
-    wide = fresh(context=128, queue=4)
+def test_a_sequence_takes_wider_slots_unless_waiting_pays(fresh):
+    (wide,) = fresh(context=128).workers
     assert [slots.columns for slots in wide.groups] == [96, 96, 128, 160]
-    for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
-        slots.sizes = list(ready.sizes)
-    sequence = wide.sequence(ask(wide, PROMPTS[0]))
-    assert wide.narrowest(sequence) is wide.groups[2]
-    wide.groups[0].sizes = [1]
-    assert wide.narrowest(sequence) is wide.groups[0]
-    wide.groups[0].join(sequence)
-    assert wide.narrowest(wide.sequence(ask(wide, PROMPTS[1]))) is wide.groups[2]
+    narrow, _, widest, _ = wide.groups
+    widest.sizes = [[1]]
+    engine = fresh(context=128)
+    first, second = (engine.sequence(ask(engine, prompt)) for prompt in PROMPTS[:2])
+    # 40 steps of 32 + 128 rows instead of 32 + 96: 40 ms more at 32 microseconds a row
+    wide.pace.seconds_per_row, wide.compilations.seconds = 32e-6, 0.05
+    assert wide.place(first) is widest
+    wide.compilations.seconds = 0.03
+    assert wide.place(first) is None
+    wide.compilations.failed.add(narrow)
+    assert wide.place(first) is widest
+    narrow.sizes = [[1]]
+    assert wide.place(first) is narrow
+    for _ in range(4):
+        narrow.join(engine.sequence(ask(engine, PROMPTS[0])))
+    assert wide.place(second) is widest
+
+
+@contextmanager
+def one_program_less(engine):
+    """Make the engine compile the program for four sequences again."""
+    slots = engine.workers[0].groups[0]
+    slots.sizes[0].remove(4)
+    slots.peak = 4
+    yield slots
+    if 4 not in slots.sizes[0]:
+        slots.sizes[0].append(4)
 
 
 def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
+    """Compilations begin while there is work, and do not hold it up."""
     begun, release = threading.Event(), threading.Event()
 
     def compile_slowly():
@@ -252,50 +276,52 @@ def test_who_asks_does_not_wait_for_a_compilation(engine, alone, monkeypatch):
         release.wait(60)
 
     monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_slowly))
-    engine.compilations.pending.append((engine.groups[0], 1))
-    try:
-        assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
-        assert begun.wait(10)
-        assert answers(engine, [ask(engine, PROMPTS[1])]) == alone[1:2]
-        assert engine.compilations.thread.is_alive()
-    finally:
-        release.set()
+    with one_program_less(engine):
+        try:
+            assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
+            assert begun.wait(10)
+            assert answers(engine, [ask(engine, PROMPTS[1])]) == alone[1:2]
+            assert engine.workers[0].compilations.thread.is_alive()
+        finally:
+            release.set()
+            engine.workers[0].compilations.thread.join()
 
 
-def test_what_a_lone_sequence_needs_is_compiled_first(fresh):
-    compilations = fresh(context=128, queue=4).compilations
-    assert [(slots.columns, size) for slots, size in compilations.urgent] == [(128, 1), (160, 1)]
-    # Then what a crowd needs, and then again few and narrow ones first.
-    assert [(slots.columns, size) for slots, size in compilations.soon] == [(128, 4), (160, 4)]
-    rest = [(slots.columns, size) for slots, size in compilations.pending]
-    assert rest == [(96, 1), (96, 1), (96, 4), (96, 4)]
+def test_programs_follow_from_what_is_asked_for(fresh):
+    """A refresh and a whole canvas are bound by arithmetic on a CPU, a window of 33 rows is not."""
+    (worker,) = fresh(context=512, slots=16).workers
+    plain, cached = worker.groups[:2]
+    wide = worker.groups[4]
+    assert not any(slots.missing() for slots in worker.groups)
+    plain.peak = cached.peak = wide.peak = 1
+    assert (plain.missing(), cached.missing()) == ([(0, 1)], [(0, 1), (1, 1)])
+    plain.sizes, cached.sizes, wide.sizes = [[1]], [[1], [1]], [[1]]
+    plain.peak = cached.peak = wide.peak = 2
+    assert not any(slots.missing() for slots in worker.groups)
+    plain.peak = cached.peak = wide.peak = 16
+    # 16 sequences are not worth a program of their own but in a window
+    assert plain.missing() == [(0, 4)]
+    assert cached.missing() == [(0, 4), (1, 16)]
+    assert wide.missing() == []
+    # an accelerator reads the weights in the time of 256 rows
+    worker.pace.fixed_rows = 256
+    assert plain.missing() == [(0, 16)]
+    assert wide.missing() == [(0, 4)]
+    programs = sum(
+        len(useful_sizes(16, slots.rows(number), 32))
+        for slots in worker.groups
+        for number in range(len(slots.passes))
+    )
+    assert programs == 22
 
 
-def test_what_nobody_asks_for_is_not_compiled(fresh, engine, alone, monkeypatch):
-    wide, made, done = fresh(context=128), [], threading.Event()
-
-    def record(*shape):
-        made.append(shape)
-        if len(made) == 2:
-            done.set()
-
-    # What the other engine has compiled is found again.
-    compilations = wide.compilations
-    compilations.urgent, compilations.soon, compilations.pause = [], [], 0.05
-    for slots, ready in zip(wide.groups[2:], engine.groups, strict=True):
-        slots.sizes = list(ready.sizes)
-    monkeypatch.setattr(compilations, "compile", record)
-    wide.start()
-    try:
-        assert answers(wide, [ask(wide, PROMPTS[0])]) == alone[:1]
-        assert done.wait(20)
-    finally:
-        wide.close(0.0)
-    narrow, narrow_with_cache, *_ = wide.groups
-    assert made == [(narrow, 1), (narrow, 4)]
-    left = {slots for slots, _ in compilations.pending}
-    assert narrow not in left
-    assert narrow_with_cache in left
+def test_two_or_three_do_not_run_in_a_large_program(engine):
+    (worker,) = engine.workers
+    for slots in worker.groups[:2]:
+        rows = slots.rows(len(slots.passes) - 1)
+        sizes = useful_sizes(16, rows, 32)
+        chosen = [cheapest_size(sizes, count, rows, 32) for count in (1, 2, 3, 4, 8, 16)]
+        assert chosen == ([1, 1, 1, 4, 4, 4] if rows == 96 else [1, 1, 4, 4, 4, 16])
 
 
 @pytest.fixture
@@ -374,7 +400,7 @@ def test_a_listener_that_raises_does_not_end_the_engine(engine, alone):
             Request(before=(5,), options=replace(GREEDY, max_new_tokens=81)),
             "max_tokens=81: at most 80",
         ),
-        (Request(before=(5,) * 100, options=GREEDY), "the context holds 96"),
+        (Request(before=(5,) * 100, options=GREEDY), "maximum context length is 96 tokens"),
         (
             Request(before=(5,), options=replace(GREEDY, top_k=51)),
             r"top_k=51: must lie in \[1, 50\]",
@@ -441,7 +467,8 @@ def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch
 def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
     release = threading.Event()
     engine = fresh()
-    monkeypatch.setattr(engine.compilations, "compile", lambda *shape: release.wait(60))
+    (worker,) = engine.workers
+    monkeypatch.setattr(worker.compilations, "compile", lambda *shape: release.wait(60))
     engine.start()
     assert not engine.close(grace=0.0, wait=0.2)
     release.set()
@@ -465,22 +492,54 @@ def test_a_compilation_that_fails_is_tried_again(engine, alone, monkeypatch):
     def compile_at_last():
         if failures:
             raise failures.pop()
+        slots.sizes[0].append(4)
         done.set()
 
     monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(compile_at_last))
-    monkeypatch.setattr(engine.compilations, "pause", 0.05)
-    engine.compilations.pending.append((engine.groups[0], 1))
-    # Wakes the engine's thread, which waits for ever once nothing is left to compile.
-    assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
-    assert done.wait(20)
-    assert not failures
-    assert not engine.compilations.pending
+    monkeypatch.setattr(engine.workers[0].compilations, "pause", 0.05)
+    with one_program_less(engine) as slots:
+        # Wakes the worker, which waits for ever once nothing is left to compile.
+        assert answers(engine, [ask(engine, PROMPTS[0])]) == alone[:1]
+        assert done.wait(20)
+        assert not failures
+        assert not slots.missing()
+
+
+def test_a_lack_of_memory_in_the_warm_up_says_what_would_fit(fresh, monkeypatch, caplog):
+    def lack():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 39.9G")
+
+    monkeypatch.setattr(FaultySlots, "instead_of_compiling", staticmethod(lack))
+    engine = fresh()
+    engine.start()
+    assert engine.stopped.wait(20)
+    (record,) = [each for each in caplog.records if each.levelname == "CRITICAL"]
+    assert "out of memory: 1 x 96 tokens in float32 take about" in record.message
+    assert "Try --dtype int8 (about" in record.message
+    assert "--context 48 (about" in record.message
+    assert record.exc_info is None
+
+
+def test_a_device_that_fails_for_everything_ends_the_engine(fresh, monkeypatch):
+    def fail(sequences):
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    engine = fresh()
+    listener = RecordingListener()
+    engine.start()
+    assert engine.ready.wait(120)
+    monkeypatch.setattr(FaultySlots, "before_run", staticmethod(fail))
+    engine.submit([ask(engine, prompt) for prompt in PROMPTS[:2]], listener)
+    assert {end.reason for end in listener.finished(2).values()} == {"engine_failed"}
+    assert engine.stopped.wait(5)
+    assert "the device fails for every request: CUDA_ERROR" in str(engine.failure)
 
 
 def test_a_defect_of_the_loop_leaves_nobody_waiting(fresh, monkeypatch):
     engine = fresh()
-    engine.compilations.urgent.clear()
-    monkeypatch.setattr(engine, "admit", lambda: 1 / 0)
+    (worker,) = engine.workers
+    monkeypatch.setattr(worker.compilations, "warm_up", lambda _: True)
+    monkeypatch.setattr(worker, "admit", lambda: 1 / 0)
     listener = RecordingListener()
     engine.submit([ask(engine, PROMPTS[0])], listener)
     engine.start()

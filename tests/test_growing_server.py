@@ -132,7 +132,7 @@ def test_what_does_not_go_with_it_is_refused(address, engine):
             "commit='threshold': must be 'steps' where holes grow",
         ),
         ({"growth": "maybe"}, "growth='maybe': must be 'auto', 'on' or 'off'"),
-        ({"max_tokens": 80, "suffix": "b" * 60}, "the context holds 96"),
+        ({"max_tokens": 80, "suffix": "b" * 60}, "maximum context length is 96"),
     ):
         status, _, answer = call(address, "POST", "/v1/completions", asked | more)
         assert (status, message in answer["error"]["message"]) == (400, True), answer

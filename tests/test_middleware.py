@@ -154,13 +154,48 @@ def test_each_request_is_one_line_of_json(caplog):
     assert "hidden" not in json.dumps(line)
 
 
+def test_a_key_has_a_label_and_a_limit(caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="jax_lm.serving.access")
+    limited = guard(keys=(f"{KEY} alice 2", "b" * 20))
+    asking = {"authorization": f"Bearer {KEY}", "parts": (b"x",)} | JSON
+    for left in ("1", "0"):
+        status, headers, _ = ask(limited, **asking)
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (200, left)
+        assert headers["x-ratelimit-limit-requests"] == "2"
+    status, headers, body = ask(limited, **asking)
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 28 <= int(headers["retry-after"]) <= 30
+    # others have limits of their own, or none
+    status, headers, _ = ask(limited, **asking | {"authorization": f"Bearer {'b' * 20}"})
+    assert (status, "x-ratelimit-limit-requests" in headers) == (200, False)
+    keys = [record.fields["key"] for record in caplog.records]
+    assert keys == ["alice", "alice", "alice", "key2"]
+    page = limited.metrics.page().decode()
+    assert 'http_requests_total{key="alice",path="other",status="200"} 2.0' in page
+    # read again: the first key is gone; a file that is wrong changes nothing
+    path = tmp_path / "keys"
+    path.write_text("c" * 20)
+    limited.reload_keys(path)
+    assert ask(limited, **asking)[0] == 401
+    path.write_text("short")
+    limited.reload_keys(path)
+    assert ask(limited, authorization=f"Bearer {'c' * 20}")[0] == 200
+    assert "the keys stay as they were" in caplog.text
+
+
 def test_keys_come_from_a_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"# mine\n{KEY}\n\n  {'b' * 16}  \n")
     assert read_keys(path) == (KEY, "b" * 16)
-    for text in ("", "# none\n", f"{KEY}\nshort\n"):
+    for text, message in (
+        ("", "must hold keys"),
+        ("# none\n", "must hold keys"),
+        (f"{KEY}\nshort\n", "key 2: must have at least 16 characters"),
+        (f"{KEY} alice many\n", "key 1: must have"),
+        (f"{KEY} alice 5 6\n", "key 1: must have"),
+    ):
         path.write_text(text)
-        with pytest.raises(ValueError, match="at least 16 characters"):
+        with pytest.raises(ValueError, match=message):
             read_keys(path)
     with pytest.raises(ValueError, match="cannot be read"):
         read_keys(tmp_path / "absent")

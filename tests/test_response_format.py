@@ -355,7 +355,7 @@ def test_what_is_told_on_the_way_is_never_taken_back(engine):
         ids = [token.token_id for token in end.tokens]
         assert engine.tokenizer.decode(ids, skip_special_tokens=True) == end.text
         assert len(listener.events) > 3, "told in pieces"
-    assert not engine.repairs.pending
+    assert not engine.workers[0].repairs.pending
 
 
 @pytest.fixture
@@ -429,8 +429,8 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, slow, body):
     assert ends.get() == before + 1
     # Whatever still reads for it is told to leave it.
     assert sequence.repair.constraint.given_up.is_set()
-    assert sequence not in engine.repairs.pending
-    assert not any(sequence in slots.sequences for slots in engine.groups)
+    assert sequence not in engine.workers[0].repairs.pending
+    assert not any(sequence in slots.sequences for slots in engine.workers[0].groups)
     release.set()
     assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
 

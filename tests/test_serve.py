@@ -169,14 +169,14 @@ def test_sigterm_with_rows_longer_than_the_grace(start):
 
 DYING = """
 from jax_lm.cli.main import entry
-from jax_lm.serving.engine import Engine
+from jax_lm.serving.worker import Worker
 
-def admit(self, admit=Engine.admit):
+def admit(self, admit=Worker.admit):
     if any(job.request.seed == 13 for job in self.queue.waiting):
         raise RuntimeError("the device is lost")
     admit(self)
 
-Engine.admit = admit
+Worker.admit = admit
 entry()
 """
 

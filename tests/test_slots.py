@@ -24,6 +24,7 @@ from cases.sequences import (
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import ALGS, Decoding
+from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 
@@ -32,12 +33,25 @@ LONGEST = 11
 """Tokens of the longest prompt."""
 
 
+class Unhurried(Pace):
+    """All steps that are asked for in one call, and as many sequences as possible."""
+
+    def steps(self, rows, most):
+        return most
+
+
 @pytest.fixture(scope="module")
 def batches(golden_sampler):
     """Slots without and with a cache, shared so that little is compiled."""
     return {
         cached: Slots(
-            golden_sampler, COLUMNS, is_cached=cached, count=4, sizes=(1, 4), stop_ids=(STOP,)
+            golden_sampler,
+            COLUMNS,
+            is_cached=cached,
+            count=4,
+            sizes=(1, 4),
+            stop_ids=(STOP,),
+            pace=Unhurried(10**6),
         )
         for cached in (False, True)
     }
@@ -110,12 +124,17 @@ def test_a_cached_sequence_joins_and_leaves_within_the_blocks_of_others(batched_
     slots = batches[True]
     first, second = make_sequence(6, CASES["fast"]), make_sequence(7, CASES["turbo"])
     slots.join(first)
-    slots.advance(3)
+    # its refresh, then steps
+    for _ in range(3):
+        slots.advance(1)
     assert not first.is_between_blocks
     slots.join(second)
-    slots.advance(2)
-    assert 0 < second.forwards <= 3
-    assert first.forwards == 4 + 2
+    # it has been served least: its refresh, then steps with the other
+    assert slots.advance(2) == [second]
+    assert (first.forwards, second.forwards) == (3, 1)
+    second.seconds = first.seconds
+    assert set(slots.advance(1)) == {first, second}
+    assert (first.forwards, second.forwards) == (4, 2)
     finish(slots, make_sequence(8, DRAWN_FAST), make_sequence(9, ALL_TURBO))
     for sequence in (first, second):
         while not sequence.is_done:
@@ -132,6 +151,7 @@ def test_a_call_returns_when_the_first_sequence_ends_its_block(batches):
     quick, slow = make_sequence(1, FAST_GREEDY, hole=6), make_sequence(2, FAST_GREEDY, hole=40)
     slots.join(quick)
     slots.join(slow)
+    slots.advance(20)
     slots.advance(20)
     assert quick.is_done
     assert slow.forwards == quick.forwards < 7
@@ -157,7 +177,8 @@ def test_settings_do_not_compile_anew(batches):
 def test_sequences_find_what_was_compiled_ahead(golden_sampler):
     """Also at their second block, which gets the cache back from a step."""
     slots = Slots(golden_sampler, COLUMNS, is_cached=True, count=2, sizes=(), stop_ids=(STOP,))
-    slots.compile(1, make_sequence(1, CASES["fast"]))
+    for number in range(2):
+        slots.compile(number, 1, make_sequence(1, CASES["fast"]))
     sequences = make_sequence(6, CASES["fast"]), make_sequence(7, CASES["fast"])
     before = compile_clock().count
     for sequence in sequences:

@@ -527,11 +527,11 @@ KINDS: tuple[tuple[str, Case], ...] = (
     (COMPLETION, {"prompt": PROMPTS[0], "stop": ["5", "\n\n"]}),
     (COMPLETION, {"prompt": "x = ", "suffix": "\nprint(x)\n", "alg": "left_to_right"}),
     (COMPLETION, {"prompt": PROMPTS[0], "preset": "turbo", "ignore_eos": True}),
-    (COMPLETION, {"prompt": PROMPTS[1], "grammar": "python"}),
+    (COMPLETION, {"prompt": PROMPTS[1], "grammar": "python", "preset": "exact"}),
     (COMPLETION, {"prompt": PROMPTS[1], "threshold": 0.3, "min_p": 0.1, "logprobs": 0}),
     (CHAT, {"messages": TALK, "logprobs": True, "top_logprobs": 2, "preset": "turbo"}),
     (CHAT, {"messages": TALK, "stream": True, "stop": "7"}),
-    (CHAT, {"messages": TALK, "response_format": FORM}),
+    (CHAT, {"messages": TALK, "response_format": FORM, "preset": "exact"}),
     (CHAT, {"messages": TALK, "n": 3, "alg": "topk_margin", "steps": 12}),
     (
         INFILL,
@@ -548,13 +548,22 @@ GREEDY, DRAWN = (
 
 
 @contextmanager
-def listening(inference: DiffuCoderInference, **settings: int) -> Iterator[tuple[str, int]]:
+def listening(
+    inference: DiffuCoderInference, *, slots: int, draft: int = 0
+) -> Iterator[tuple[str, int]]:
     """Start a server, wait until it has compiled all batch sizes, and yield host and port."""
-    options = EngineOptions(queue=64, context=96, max_tokens=64, timeout=120.0, **settings)
+    options = EngineOptions(
+        queue=64,
+        context=96,
+        max_tokens=64,
+        timeout=120.0,
+        warm_up=("1", "fast:1"),
+        slots=slots,
+        draft=draft,
+    )
     engine = Engine(inference, options)
     engine.start()
     engine.ready.wait()
-    engine.compilations.thread.join()
     app = create_app(engine, ServerSettings(model="tiny"), RequestLimits())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

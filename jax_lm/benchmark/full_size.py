@@ -36,9 +36,9 @@ from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
-from jax_lm.serving.engine import STEPS_PER_CALL
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
+from jax_lm.serving.worker import STEPS_PER_CALL
 from jax_lm.training.rollout_source import PolicyBatch
 
 LORA_RANK = 16

@@ -22,6 +22,8 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "adapt", "grpo")
+# A program of a server, which is not planned by itself: its options have other names.
+SERVE = "serve"
 # Masked copies per sample that coupled-GRPO scores: with the whole completion masked, with a part
 # of it masked, and with the remaining part masked.
 COPIES = 3
@@ -116,7 +118,7 @@ class PlannedStep:
     extra_canvases: int = 0
 
     def __post_init__(self) -> None:
-        require_one_of("step", self.kind, STEPS)
+        require_one_of("step", self.kind, (*STEPS, SERVE))
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.settings.cache == "causal":
             raise ValueError(
@@ -139,7 +141,7 @@ class PlannedStep:
 
     @property
     def is_training(self) -> bool:
-        return self.kind != "generate"
+        return self.kind not in ("generate", SERVE)
 
     @property
     def is_int8(self) -> bool:
@@ -402,9 +404,11 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
     """List options that save memory, with their estimates, in order of increasing loss."""
     rows, length = max(1, planned.batch // 2), max(1, planned.canvas // 2)
     new_tokens = max(1, min(planned.new_tokens, length // 2))
+    is_served = planned.kind == SERVE
+    names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
     variants = {
-        f"--batch-size {rows}": replace(planned, batch=rows),
-        f"--max-length {length}": replace(planned, canvas=length, new_tokens=new_tokens),
+        f"{names[0]} {rows}": replace(planned, batch=rows),
+        f"{names[1]} {length}": replace(planned, canvas=length, new_tokens=new_tokens),
     }
     if planned.is_training and planned.lora_rank is None:
         # int8 needs adapters

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_lm.diffusion.canvas import Block
@@ -13,11 +12,23 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import AnySequence, Request
+from jax_lm.serving.keys import request_key
 from jax_lm.serving.sequence import Sequence
 from jax_lm.templates import initial_length
 
 # Time limit for making the automaton of a regular expression or a schema.
 PREPARING_SECONDS = 10.0
+
+
+class ContextLengthError(ValueError):
+    """Raised for a request that exceeds the context, in the words by which OpenAI's clients know it."""
+
+    def __init__(self, given: int, hole: int, context: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{given + hole} tokens ({given} in the prompt, {hole} in the completion: max_tokens). "
+            "Please reduce the length of the prompt or completion."
+        )
 
 
 def sequence_of(
@@ -39,13 +50,9 @@ def sequence_of(
         raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
     given = request.prompt_tokens
     if given + hole > context:
-        raise ValueError(
-            f"prompt ({given}) and max_tokens ({hole}) take {given + hole} tokens: "
-            f"the context holds {context}"
-        )
-    # a key of its own for each answer: seed and index
-    key = jax.random.fold_in(jax.random.key(request.seed), request.index)
-    key_data = np.asarray(jax.random.key_data(key))
+        raise ContextLengthError(given, hole, context)
+    # a key of its own for each answer
+    key = request_key(request.seed, request.index)
     # a hole that finds its own length
     if inference.is_growing(options) and request.is_gap:
         if options.grammar is not None:
@@ -53,7 +60,7 @@ def sequence_of(
                 "growth: a hole that finds its own length cannot meet a grammar; "
                 "growth='off' keeps its length"
             )
-        return growing_sequence(request, inference, key_data, context)
+        return growing_sequence(request, inference, key, context)
     if options.grammar is None and options.growth == "on":
         raise ValueError(
             "growth='on': fills holes between texts; the length of a completion is given"
@@ -67,7 +74,7 @@ def sequence_of(
         # the grammar is the repair's, not the step's
         "options": options.with_settings(grammar=None),
         "stop_ids": inference.tokenizer.stop_ids if options.early_stop else (),
-        "key": key_data,
+        "key": key,
         "keeps_logprobs": request.logprobs is not None,
     }
     if options.grammar is None:
@@ -114,8 +121,6 @@ def growing_sequence(
         key=key,
     )
     if sequence.columns > context:
-        raise ValueError(
-            f"prompt and max_tokens take {sequence.columns} tokens with those that delimit the "
-            f"text: the context holds {context}"
-        )
+        most = sequence.most
+        raise ContextLengthError(sequence.columns - most, most, context)
     return sequence

@@ -9,14 +9,18 @@ engine's thread and the event loop never wait for each other. Knows no JAX.
 import asyncio
 import json
 import logging
+import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from jax_lm.options import PRESETS
 from jax_lm.serving import jobs, schemas
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.errors import HANDLERS, Refusal, failure, invalid, request_id
@@ -32,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # Length of the hole if a request does not name one.
 DEFAULT_TOKENS = 128
+# Seconds after which a silent stream sends a comment.
+HEARTBEAT_SECONDS = 10.0
 # Fields of a commit that clients of /v1/denoise receive.
 COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
 
@@ -44,11 +50,13 @@ class ServerSettings:
         model: name under which the model is offered.
         notice: remark about the model, shown on the page.
         logs_prompts: write prompts to the log, and answers that are not streamed.
+        defaults: values of fields that a request does not give (`schemas.SERVER_DEFAULTS`).
     """
 
     model: str
     notice: str = ""
     logs_prompts: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Server:
@@ -60,15 +68,34 @@ class Server:
 
     # Create jobs from request bodies.
 
-    def require_model(self, body: schemas.DecodingBody) -> None:
+    def defaults(self, body: schemas.DecodingBody, *, is_gap: bool = False) -> Mapping[str, Any]:
+        """Return the defaults for a request, with the preset of its model's name."""
+        defaults = dict(self.settings.defaults)
+        # holes that find their length are filled without a cache
+        if is_gap and self.engine.inference.sampler.growth and body.growth != "off":
+            defaults["preset"] = "exact"
         # Some clients send an empty name if the user has not set one.
         if body.model not in (None, ""):
-            self.require_name(body.model, param="model")
+            preset = self.preset_named(body.model, param="model")
+            defaults |= {"preset": preset} if preset else {}
+        return defaults
 
-    def require_name(self, name: str, param: str | None = None) -> None:
-        if name != self.settings.model:
-            message = f"model={name!r}: this server offers {self.settings.model!r}"
+    def preset_named(self, name: str, param: str | None = None) -> str:
+        """Return the preset of `name@preset`, empty for the plain name of the model.
+
+        Raises:
+            Refusal: there is no such model.
+        """
+        if name == self.settings.model:
+            return ""
+        model, _, preset = name.rpartition("@")
+        if model != self.settings.model or preset not in PRESETS:
+            message = (
+                f"model={name!r}: this server offers {self.settings.model!r}, also with "
+                f"{', '.join(f'@{each}' for each in PRESETS)}"
+            )
             raise Refusal(404, message, param=param, code="model_not_found")
+        return preset
 
     def requests(
         self,
@@ -92,7 +119,7 @@ class Server:
         room = self.engine.context - len(before) - len(after or ())
         length = length or body.length or max(1, min(DEFAULT_TOKENS, room))
         try:
-            options = body.options(length)
+            options = body.options(length, self.defaults(body, is_gap=after is not None))
         except ValueError as problem:
             raise invalid(problem) from problem
         # answers to one prompt differ only in their index
@@ -102,7 +129,7 @@ class Server:
             is_gap=after is not None,
             options=options,
             stop=body.stops,
-            seed=body.seed if body.seed is not None else secrets.randbelow(2**32),
+            seed=(secrets.randbelow(2**32) if body.seed in (None, schemas.ANY_SEED) else body.seed),
             logprobs=body.wanted_logprobs,
         )
         return [replace(request, index=index) for index in range(count)]
@@ -126,47 +153,45 @@ class Server:
         except TokenizerError as problem:
             raise Refusal(400, str(problem), param="messages") from problem
 
-    def submit(
+    async def submit(
         self,
-        requests: Sequence[jobs.Request],
+        body: schemas.DecodingBody,
+        make: Callable[[], Sequence[jobs.Request]],
         stream: EventStream,
         http: Request,
-        seconds: float | None = None,
-        grammar_field: str | None = None,
+        seconds: float = math.inf,
     ) -> list[Job]:
-        """Submit requests to the engine, and log their prompts if the operator wants it.
+        """Create requests and submit them to the engine.
+
+        On a thread, as a long text takes seconds to encode; with a grammar, one after another.
+
+        Args:
+            make: creates the requests.
+            seconds: time that they may take, if less than the engine allows.
 
         Raises:
             Refusal: the engine cannot decode a request.
         """
-        try:
-            submitted = self.engine.submit(requests, stream.listen, seconds)
-        except ValueError as problem:
-            raise invalid(problem, grammar_field) from problem
-        if self.settings.logs_prompts:
-            prompts = [self.tokenizer.decode(request.before) for request in requests]
-            self.log_texts(prompts, "prompts", http)
-        return submitted
+        arrived = time.monotonic()
 
-    async def submit_any(
-        self,
-        body: schemas.OpenAIBody,
-        requests: Sequence[jobs.Request],
-        stream: EventStream,
-        http: Request,
-    ) -> list[Job]:
-        """Submit requests to the engine. With a grammar, they are prepared on a thread first."""
-        if body.grammar_name is None:
-            return self.submit(requests, stream, http)
-
-        def prepare(waited: float) -> list[Job]:
-            # The timeout of a request counts from its arrival.
-            left = self.engine.options.timeout - waited
+        def prepare() -> list[Job]:
+            requests = make()
+            # the timeout of a request counts from its arrival
+            left = self.engine.options.timeout - (time.monotonic() - arrived)
             if left <= 0:
                 raise failure("timeout")
-            return self.submit(requests, stream, http, left, body.grammar_field)
+            try:
+                submitted = self.engine.submit(requests, stream.listen, min(seconds, left))
+            except ValueError as problem:
+                raise invalid(problem, body.grammar_field) from problem
+            if self.settings.logs_prompts:
+                prompts = [self.tokenizer.decode(request.before) for request in requests]
+                self.log_texts(prompts, "prompts", http)
+            return submitted
 
         try:
+            if body.grammar_name is None:
+                return await asyncio.to_thread(prepare)
             return await self.preparation.run(prepare, http.is_disconnected)
         except ModuleNotFoundError as missing:
             message = f"{body.grammar_field}: this server lacks {missing.name}"
@@ -176,20 +201,36 @@ class Server:
 
     async def completions(self, body: schemas.CompletionBody, http: Request) -> Response:
         """Complete or infill one or several texts, `n` times each."""
-        self.require_model(body)
-        prompts = [self.prompt_ids(each) for each in body.prompts]
-        after = self.suffix_ids(body.suffix)
-        before = [""] * len(prompts)
+        return await self.complete(body, AnswerFormat, http)
+
+    async def fim(self, body: schemas.FimBody, http: Request) -> Response:
+        """Fill the gap between a prompt and a suffix, in Mistral's format."""
+        return await self.complete(body, ChatFormat, http)
+
+    async def complete(
+        self, body: schemas.CompletionBody, kind: type[AnswerFormat], http: Request
+    ) -> Response:
+        """Complete or infill texts, and answer in a format."""
+        self.defaults(body)
+        before = [""] * len(body.prompts)
         if body.echo:
             before = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in body.prompts]
         before = [text for text in before for _ in range(body.n)]
-        answer_format = AnswerFormat(request_id(http), self.settings.model, body)
+        answer_format = kind(request_id(http), self.settings.model, body)
         if body.length == 0:
+            prompts = await asyncio.to_thread(lambda: [*map(self.prompt_ids, body.prompts)])
             return self.echo(prompts, before, answer_format)
-        requests = [
-            request for prompt in prompts for request in self.requests(body, prompt, after, body.n)
-        ]
-        return await self.answer(requests, before, answer_format, http)
+
+        def make() -> list[jobs.Request]:
+            return [
+                request
+                for prompt, after in body.gaps
+                for request in self.requests(
+                    body, self.prompt_ids(prompt), self.suffix_ids(after), body.n
+                )
+            ]
+
+        return await self.answer(make, before, answer_format, http)
 
     def echo(
         self, prompts: Sequence[list[int]], before: Sequence[str], answer_format: AnswerFormat
@@ -209,19 +250,22 @@ class Server:
             for piece in answer_format.closing(total, 0):
                 yield data(piece)
 
-        return self.stream_response([], pieces())
+        return self.stream_response([], pieces(), http)
 
     async def chat(self, body: schemas.ChatBody, http: Request) -> Response:
         """Answer a conversation `n` times."""
-        self.require_model(body)
-        requests = self.requests(body, self.chat_ids(body.messages), None, body.n)
-        requests = [replace(request, is_message=True) for request in requests]
+        self.defaults(body)
+
+        def make() -> list[jobs.Request]:
+            requests = self.requests(body, self.chat_ids(body.messages), None, body.n)
+            return [replace(request, is_message=True) for request in requests]
+
         answer_format = ChatFormat(request_id(http), self.settings.model, body)
-        return await self.answer(requests, [""] * body.n, answer_format, http)
+        return await self.answer(make, [""] * body.n, answer_format, http)
 
     async def answer(
         self,
-        requests: Sequence[jobs.Request],
+        make: Callable[[], Sequence[jobs.Request]],
         before: Sequence[str],
         answer_format: AnswerFormat,
         http: Request,
@@ -229,16 +273,45 @@ class Server:
         """Decode, and answer in one piece or as a stream."""
         body = answer_format.body
         stream = EventStream(with_progress=body.stream)
-        submitted = await self.submit_any(body, requests, stream, http)
+        submitted = await self.submit(body, make, stream, http)
         # The answers to one prompt share its tokens.
+        requests = [job.request for job in submitted]
         prompt_tokens = sum(request.prompt_tokens for request in requests if not request.index)
         # stream, or wait for all answers
         if body.stream:
+            await self.begin(submitted, stream, http)
             pieces = self.pieces(submitted, stream, before, answer_format, prompt_tokens)
-            return self.stream_response(submitted, pieces)
+            return self.stream_response(submitted, pieces, http)
         ends = await self.collect(submitted, stream, http)
-        choices = list(zip(ends, before, strict=True))
+        # of several answers, those that were done in time
+        choices = [each for each in zip(ends, before, strict=True) if each[0].is_answer]
         return JSONResponse(answer_format.whole(choices, prompt_tokens))
+
+    async def begin(self, submitted: list[Job], stream: EventStream, http: Request) -> None:
+        """Wait for the first event of a stream: until then, an error has a status of its own.
+
+        Raises:
+            Refusal: it is the end of a job without an answer.
+        """
+        first = await self.unless_gone(stream.first(), submitted, http)
+        if first.reason and not first.is_answer:
+            self.note(submitted, http)
+            raise failure(first.reason)
+
+    async def unless_gone(self, work: Awaitable[Any], submitted: list[Job], http: Request) -> Any:
+        """Wait for a result. If the client disconnects first, its jobs are cancelled."""
+        task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
+        try:
+            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise failure("cancelled")
+            return task.result()
+        except BaseException:
+            self.engine.cancel(submitted)
+            raise
+        finally:
+            task.cancel()
+            disconnect.cancel()
 
     async def collect(
         self,
@@ -254,49 +327,46 @@ class Server:
             allow_partial: accept the text that is final when a job times out.
 
         Raises:
-            Refusal: a job ended without an answer.
+            Refusal: a job ended without an answer; if others have one, a timeout is no error.
         """
 
         async def wait() -> dict[Job | None, Event]:
             events = stream.events(len(submitted))
             return {event.job: event async for event in events if event.reason}
 
-        # the first to finish: all answers, or the client's disconnect
-        work = asyncio.create_task(wait())
-        disconnect = asyncio.ensure_future(http.receive())
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise failure("cancelled")
-            ends = [work.result()[job] for job in submitted]
+            found = await self.unless_gone(wait(), submitted, http)
         finally:
-            # jobs that have ended ignore this
-            self.engine.cancel(submitted)
-            work.cancel()
-            disconnect.cancel()
+            self.note(submitted, http)
+        ends = [found[job] for job in submitted]
+        is_any_answered = allow_partial or any(end.is_answer for end in ends)
         for end in ends:
-            if not (end.is_answer or (allow_partial and end.reason == "timeout")):
+            if not (end.is_answer or (is_any_answered and end.reason == "timeout")):
                 raise failure(end.reason)
         self.log_texts([end.text for end in ends], "answers", http)
         return ends
 
     async def infill(self, body: InfillBody, http: Request) -> Response:
         """Fill the gap between two texts `n_cmpl` times, in llama.cpp's format."""
-        self.require_model(body)
-        # other files, then text before and after the cursor
-        extra = "".join(f"{snippet.text}\n" for snippet in body.input_extra)
-        texts = (extra, body.input_prefix + body.prompt, body.input_suffix)
-        extra, before, after = map(self.tokenizer.encode_plain, texts)
+        self.defaults(body)
         context = self.engine.context
         length = min(DEFAULT_TOKENS, context // 2) if body.length is None else body.length
-        # one token of the context is kept for the beginning of an empty text
-        before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
+
+        def read() -> tuple[list[int], list[int], bool]:
+            # other files, then text before and after the cursor
+            extra = "".join(f"{snippet.text}\n" for snippet in body.input_extra)
+            texts = (extra, body.input_prefix + body.prompt, body.input_suffix)
+            extra, before, after = map(self.tokenizer.encode_plain, texts)
+            # one token of the context is kept for the beginning of an empty text
+            return cut_to_fit(extra, before, after, context - length - 1)
+
+        before, after, is_cut = await asyncio.to_thread(read)
         ends = [Event(reason="length")] * body.n_cmpl
         if length:
-            requests = self.requests(body, before, after, body.n_cmpl, length)
             stream = EventStream(with_progress=False)
-            seconds = body.t_max_predict_ms and body.t_max_predict_ms / 1000
-            submitted = self.submit(requests, stream, http, seconds)
+            seconds = body.t_max_predict_ms / 1000 if body.t_max_predict_ms else math.inf
+            make = partial(self.requests, body, before, after, body.n_cmpl, length)
+            submitted = await self.submit(body, make, stream, http, seconds)
             ends = await self.collect(submitted, stream, http, allow_partial=True)
         prompt_tokens = len(before) + len(after)
         return JSONResponse(
@@ -340,21 +410,32 @@ class Server:
             yield data(piece)
 
     def stream_response(
-        self, submitted: list[Job], pieces: AsyncIterator[str], error_event: str | None = None
+        self,
+        submitted: list[Job],
+        pieces: AsyncIterator[str],
+        http: Request,
+        error_event: str | None = None,
     ) -> StreamingResponse:
         """Respond with a stream of events, and cancel the jobs at its end.
 
-        A Refusal raised by `pieces` becomes the last event.
+        A Refusal raised by `pieces` becomes the last event. While nothing comes, comments are sent:
+        proxies cut off a connection that is silent for long.
         """
 
         async def events() -> AsyncIterator[str]:
             try:
-                async for piece in pieces:
+                while True:
+                    step = asyncio.ensure_future(anext(pieces, None))
+                    while not (await asyncio.wait({step}, timeout=HEARTBEAT_SECONDS))[0]:
+                        yield ": waiting\n\n"
+                    if (piece := step.result()) is None:
+                        break
                     yield piece
             except Refusal as refusal:
                 yield data(refusal.body, error_event)
             finally:
                 self.engine.cancel(submitted)
+                self.note(submitted, http)
 
         # Without this header, proxies would buffer the events.
         headers = {"x-accel-buffering": "no"}
@@ -362,21 +443,25 @@ class Server:
 
     async def denoise(self, body: schemas.DenoiseBody, http: Request) -> Response:
         """Stream every commit: `start`, any number of `commits`, then `done` or `error`."""
-        self.require_model(body)
-        before = (
-            self.tokenizer.encode_plain(body.prompt or "")
-            if body.messages is None
-            else self.chat_ids(body.messages)
-        )
-        after = self.suffix_ids(body.suffix)
+        self.defaults(body)
+
+        def make() -> list[jobs.Request]:
+            before = (
+                self.tokenizer.encode_plain(body.prompt or "")
+                if body.messages is None
+                else self.chat_ids(body.messages)
+            )
+            return self.requests(body, before, self.suffix_ids(body.suffix), 1)
+
         stream = EventStream(with_progress=True)
-        (request,) = self.requests(body, before, after, 1)
-        submitted = self.submit([request], stream, http)
+        submitted = await self.submit(body, make, stream, http)
+        await self.begin(submitted, stream, http)
+        request = submitted[0].request
         start = {
             "id": request_id(http),
             "model": self.settings.model,
             "seed": request.seed,
-            "prompt_tokens": len(before) + len(after or ()),
+            "prompt_tokens": request.prompt_tokens,
             "length": request.options.max_new_tokens,
         }
 
@@ -399,7 +484,18 @@ class Server:
                     end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
                     yield data(text | end | forwards, "done")
 
-        return self.stream_response(submitted, pieces(), error_event="error")
+        return self.stream_response(submitted, pieces(), http, error_event="error")
+
+    def note(self, submitted: Sequence[Job], http: Request) -> None:
+        """Note what the jobs of a request took, for the log and the metrics of the middleware."""
+        ends = [job.end for job in submitted if job.end is not None]
+        waits = [(job.started or job.arrived) - job.arrived for job in submitted]
+        http.scope["state"]["noted"] = {
+            "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
+            "completion_tokens": sum(len(end.tokens) for end in ends),
+            "queue_seconds": round(max(waits, default=0.0), 4),
+            "reason": ",".join(sorted({str(end.reason) for end in ends})),
+        }
 
     def log_texts(self, texts: Sequence[str], name: str, http: Request) -> None:
         """Log prompts or answers if the operator wants it."""
@@ -407,12 +503,14 @@ class Server:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
     async def models(self) -> dict[str, Any]:
-        """List the models: the one that is served."""
-        return {"object": "list", "data": [await self.model(self.settings.model)]}
+        """List the models: the one that is served, plain and with each preset."""
+        name = self.settings.model
+        names = [name, *(f"{name}@{preset}" for preset in PRESETS)]
+        return {"object": "list", "data": [await self.model(each) for each in names]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """Describe a model."""
-        self.require_name(name)
+        self.preset_named(name)
         context = self.engine.context
         return {
             "id": name,
@@ -429,7 +527,7 @@ class Server:
         }
 
     async def health(self) -> Response:
-        """Answer 200 while the engine's thread lives."""
+        """Answer 200 while the engine lives."""
         return status_response("ok" if not self.engine.stopped.is_set() else "stopped", "ok")
 
     async def ready(self) -> Response:
@@ -442,9 +540,7 @@ class Server:
         return Response(self.engine.metrics.page(), media_type=kind)
 
 
-def create_app(
-    engine: Engine, settings: ServerSettings, limits: RequestLimits
-) -> Callable[..., Awaitable[None]]:
+def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:
     """Create the application, with its guard around it."""
     app = FastAPI(
         title="DiffuCoder",
@@ -459,6 +555,7 @@ def create_app(
     for path, endpoint in (
         ("/v1/completions", server.completions),
         ("/v1/chat/completions", server.chat),
+        ("/v1/fim/completions", server.fim),
         ("/v1/denoise", server.denoise),
         ("/infill", server.infill),
     ):

@@ -1,17 +1,20 @@
-"""Decide which batch shapes are compiled, and when.
+"""Decide which programs are compiled, and when.
 
-A shape is a group of slots (one width, with or without a KV cache) and a number of sequences. The
-widest slots can hold every sequence, so their shape for one sequence is compiled before anything is
-served. All other shapes only make answers faster. They are compiled on another thread.
+A program belongs to slots (one width, with or without a KV cache), one of their passes and a number
+of sequences. Those of a stated list are compiled before anything is served. All others follow from
+what was asked for (`Slots.missing`), and are compiled on another thread while the slots decode.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.planning.memory import SERVE, explained
 from jax_lm.serving.admission import sequence_of
 from jax_lm.serving.growing import GrowingSlots
 from jax_lm.serving.jobs import Request
@@ -20,129 +23,162 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-# Numbers of sequences that programs are compiled for, up to the number of slots.
-BATCH_SIZES = (1, 4, 8, 12, 16)
-# Seconds without a request before another shape is compiled.
-IDLE_SECONDS = 1.0
-# Limit of that time in seconds; it doubles whenever a compilation fails, for example because no
-# file descriptor is left.
-MAX_PAUSE = 300.0
+# Seconds until the first new attempt after a compilation that failed, for example because no file
+# descriptor was left. They double up to the limit.
+FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0
 
-# Slots, and the number of sequences that they decode together.
-Shape = tuple[Slots | GrowingSlots, int]
+AnySlots = Slots | GrowingSlots
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """A shape to compile before the server is ready.
+
+    Attributes:
+        preset: the preset for which it is; presets with a cache share their programs.
+        tokens: tokens of prompt and answer.
+        sequences: sequences decoded together.
+    """
+
+    preset: str
+    tokens: int
+    sequences: int = 1
+
+    @classmethod
+    def parse(cls, text: str, preset: str) -> "WarmUp":
+        """Parse `96`, `384x4` or `exact:96x4`.
+
+        Raises:
+            ValueError: the text is not such a shape.
+        """
+        name, _, shape = text.rpartition(":")
+        tokens, _, sequences = shape.partition("x")
+        if not (tokens.isdecimal() and (sequences or "1").isdecimal()):
+            raise ValueError(
+                f"warm_up={text!r}: must be like 96, 384x4 or exact:96x4 (tokens, sequences, preset)"
+            )
+        Decoding(preset=name or preset)
+        return cls(preset=name or preset, tokens=int(tokens), sequences=int(sequences or 1))
 
 
 class CompileScheduler:
-    """Compiles the shapes of an engine: the necessary ones first, others when they are useful.
+    """Compiles the programs of some slots.
 
     Args:
         inference: model and tokenizer.
         groups: all slots, narrow ones first.
         context: tokens that the widest slots hold.
-        count: number of sequences that slots hold.
 
     Attributes:
-        urgent: shapes without which nothing can be decoded.
-        soon: shapes for as many requests as possible, compiled as soon as the engine is ready.
-        pending: all other shapes that are not compiled, in the order in which they will be.
-        requested: slots that a request fitted best. Shapes of other slots are never compiled, as
-            every program keeps tens of megabytes.
-        pause: seconds without a request after which the next shape is compiled.
+        seconds: how long the last compilation took.
+        failed: slots for which a compilation has failed.
+        pause: seconds between a failure and the next attempt.
     """
 
     def __init__(
-        self,
-        inference: DiffuCoderInference,
-        groups: Sequence[Slots | GrowingSlots],
-        context: int,
-        count: int,
+        self, inference: DiffuCoderInference, groups: Sequence[AnySlots], context: int
     ) -> None:
-        self.inference, self.context = inference, context
-        widest = [slots for slots in groups if slots.columns >= context]
-        # without these nothing can be decoded
-        self.urgent: list[Shape] = [(slots, 1) for slots in widest]
-        self.soon: list[Shape] = [(slots, count) for slots in widest if count > 1]
-        # Small batches and narrow slots first, because a single sequence in a batch of sixteen
-        # costs as much as sixteen sequences.
-        # count 6: sizes 1, 4 and 6
-        sizes = [*(size for size in BATCH_SIZES if size < count), count]
-        shapes = [(slots, size) for size in sizes for slots in groups]
-        self.pending = [shape for shape in shapes if shape not in self.urgent + self.soon]
-        self.requested: set[Slots | GrowingSlots] = set()
-        self.pause = IDLE_SECONDS
+        self.inference, self.groups, self.context = inference, groups, context
+        self.seconds, self.failed = 0.0, set[AnySlots]()
+        self.pause, self.retry_at = FIRST_PAUSE, 0.0
         self.is_cancelled = False
         # never started: `is_alive` is False until the first compilation
         self.thread = threading.Thread()
 
-    def warm_up(self) -> bool:
-        """Compile the urgent shapes, and start to compile those needed soon.
+    def warm_up(self, shapes: Iterable[WarmUp]) -> bool:
+        """Compile a list of shapes, and measure a step of the first.
 
         Returns:
-            False if it was cancelled before the urgent shapes were compiled.
+            False if it was cancelled before the end.
+
+        Raises:
+            OutOfMemoryError: a shape does not fit; the message says what would.
         """
-        for shape in self.urgent:
-            self.compile(*shape)
-        # cancelled during warm-up
-        if not all(slots.sizes for slots, _ in self.urgent):
-            return False
-        # At once, not only when idle: otherwise a burst of requests at start-up would be served one
-        # at a time without end.
-        self.start(self.soon)
-        return True
+        inference = self.inference
+        for shape in shapes:
+            decoding = Decoding(preset=shape.preset)
+            is_cached = decoding.settings.cache != "none"
+            slots: Any = next(
+                slots
+                for slots in self.groups
+                if isinstance(slots, Slots)
+                and slots.is_cached == is_cached
+                and slots.columns >= min(shape.tokens, self.context)
+            )
+            planned = replace(
+                inference.planned,
+                batch=shape.sequences,
+                canvas=slots.columns,
+                new_tokens=1,
+                decoding=decoding,
+                kind=SERVE,
+            )
+            with explained(inference.config, planned, inference.mesh_shape):
+                for number, sizes in enumerate(slots.sizes):
+                    if shape.sequences not in sizes:
+                        self.compile(slots, number, shape.sequences)
+                if not (self.is_cancelled or slots.pace.seconds_per_row):
+                    self.measure(slots)
+        return not self.is_cancelled
 
-    @property
-    def wanted(self) -> list[Shape]:
-        """Pending shapes that would have served requests faster."""
-        return [shape for shape in self.pending if shape[0] in self.requested]
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """Seconds without a request after which to call `start_next`; None if nothing is left."""
-        # While a compilation runs, time out too: if it fails, its shape is pending again.
-        return self.pause if self.wanted or self.thread.is_alive() else None
+    def measure(self, slots: Slots) -> None:
+        """Let slots decode a short sequence, so that the time of a step is known."""
+        sequence = self.sequence(slots)
+        slots.join(sequence)
+        slots.advance(1)
+        slots.leave(sequence)
 
     def start_next(self) -> None:
-        """Start to compile the next wanted shape, unless another one is being compiled.
+        """Start to compile the next program that is missing, unless another one is being compiled.
 
-        Requests that arrive meanwhile share the processor with the compilation, but do not wait for
-        it.
+        Requests share the processor with the compilation, but do not wait for it.
         """
-        wanted = self.wanted[:1]
-        if wanted and not self.thread.is_alive():
-            # one shape at a time, so that requests in between find the processor free
-            self.pending.remove(wanted[0])
-            self.start(wanted)
-
-    def start(self, shapes: Sequence[Shape]) -> None:
-        """Compile shapes on a thread."""
+        # one at a time, few sequences first: a lone request must not wait for a large program
+        missing = [
+            (size, slots.columns, number, slots)
+            for slots in self.groups
+            for number, size in slots.missing()
+        ]
+        is_free = not self.thread.is_alive() and time.monotonic() >= self.retry_at
+        if not missing or not is_free or self.is_cancelled:
+            return
+        size, _, number, slots = min(missing, key=lambda each: each[:3])
         self.thread = threading.Thread(
-            target=self.compile_all, args=(shapes,), name="compilation", daemon=True
+            target=self.try_to_compile, args=(slots, number, size), name="compilation", daemon=True
         )
         try:
             self.thread.start()
         # no thread could be started
         except RuntimeError:
-            self.postpone(shapes)
+            self.postpone(slots)
 
-    def compile_all(self, shapes: Sequence[Shape]) -> None:
-        for shape in shapes:
-            try:
-                self.compile(*shape)
-                self.pause = IDLE_SECONDS
-            except Exception:  # the border: the compiled shapes can serve everything
-                self.postpone([shape])
+    def try_to_compile(self, slots: AnySlots, number: int, size: int) -> None:
+        """Compile a program, or try again later."""
+        try:
+            self.compile(slots, number, size)
+            self.pause = FIRST_PAUSE
+            self.failed.discard(slots)
+        except Exception:  # the border: wider slots may still serve everything
+            self.postpone(slots)
 
-    def postpone(self, shapes: Sequence[Shape]) -> None:
-        """Put shapes back after an error and wait longer before the next attempt."""
-        # 1, 2, 4, ... up to 300 s
-        self.pause = min(2 * self.pause, MAX_PAUSE)
-        self.pending += shapes
+    def postpone(self, slots: AnySlots) -> None:
+        """Wait after an error, each time for longer."""
         logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
+        self.failed.add(slots)
+        self.retry_at = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, MAX_PAUSE)
 
-    def compile(self, slots: Slots | GrowingSlots, size: int) -> None:
-        """Compile a shape by decoding a short sequence of its kind."""
+    def compile(self, slots: AnySlots, number: int, size: int) -> None:
+        """Compile a program."""
         if self.is_cancelled:
             return
+        begun = time.monotonic()
+        slots.compile(number, size, self.sequence(slots))
+        self.seconds = time.monotonic() - begun
+        return_freed_memory()
+
+    def sequence(self, slots: AnySlots) -> Any:
+        """Create a short sequence that these slots hold."""
         decoding = Decoding(preset="fast" if slots.is_cached else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
         request = Request(
@@ -150,9 +186,7 @@ class CompileScheduler:
             options=GenerationOptions(max_new_tokens=2, decoding=decoding),
             is_gap=isinstance(slots, GrowingSlots),
         )
-        trial: Any = sequence_of(request, self.inference, context=self.context, max_tokens=2)
-        slots.compile(size, trial)
-        return_freed_memory()
+        return sequence_of(request, self.inference, context=self.context, max_tokens=2)
 
     def cancel(self) -> None:
         """Compile nothing more."""

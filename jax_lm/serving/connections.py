@@ -46,13 +46,15 @@ class ConnectionLimits:
     def __post_init__(self) -> None:
         if self.total < LEAST:
             raise ValueError(f"connections={self.total}: must be at least {LEAST}")
+        if self.idle_seconds < 1:
+            raise ValueError(f"keep_alive={self.idle_seconds}: must be at least 1")
 
     @property
     def per_address(self) -> int:
         return int(self.total * SHARE)
 
     @classmethod
-    def here(cls, wanted: int | None) -> "ConnectionLimits":
+    def here(cls, wanted: int | None, idle_seconds: int = 10) -> "ConnectionLimits":
         """Return limits for `wanted` connections, or for as many as this process can have.
 
         Raises:
@@ -67,7 +69,7 @@ class ConnectionLimits:
                 f"connections={max(total, LEAST)}: the limit of {allowed} open files leaves "
                 f"{max(room, 0)}"
             )
-        return cls(total=total)
+        return cls(total=total, idle_seconds=idle_seconds)
 
 
 class Connections:

@@ -16,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jax_lm.diffusion.candidates import GUESSED_CANDIDATES
 from jax_lm.diffusion.constrained import Repair
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 # Number of threads that check texts; a sequence occupies at most one at a time.
 READERS = 4
+# Candidates of a repair, likeliest first. A grammar that allows none of them is asked for a token of
+# its own.
+REPAIR_CANDIDATES = 50
 # Longest time in seconds that the engine waits for a grammar if no sequence can be decoded.
 MAX_WAIT = 0.01
 
@@ -177,7 +179,7 @@ class Repairs:
             raw = log_softmax(logits)
             # temperature 0 takes the most likely token; its confidence is that at temperature 1
             log_probs = log_softmax(logits / (sequence.options.temperature or 1.0))
-            top = most_likely(log_probs, GUESSED_CANDIDATES)
+            top = most_likely(log_probs, REPAIR_CANDIDATES)
             # a key of its own for each step of each sequence
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)

@@ -9,10 +9,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from jax_lm.serving import schemas
+from jax_lm.serving.admission import ContextLengthError
 from jax_lm.serving.queue import RejectedError
 
 logger = logging.getLogger(__name__)
 
+# Statuses after which a client may try again; others would end in the same way, and OpenAI's clients
+# repeat all from 500 on.
+WORTH_RETRYING = (408, 409, 429, 503)
 # Names of OpenAI's interface; all others are invalid requests or errors of the server.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Status and message for each reason why a request has no answer.
@@ -44,6 +48,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         error = {"message": message, "type": kind, "param": param, "code": code}
         self.status, self.body = status, {"error": error}
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+        if status not in WORTH_RETRYING:
+            self.headers["x-should-retry"] = "false"
 
     @property
     def response(self) -> Response:
@@ -65,6 +71,8 @@ def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
     """
     # "top_k=0: must be positive" is about the field top_k
     message = str(problem)
+    if isinstance(problem, ContextLengthError):
+        return Refusal(400, message, param="prompt", code="context_length_exceeded")
     param = schemas.field_of(message)
     if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
         message, param = f"{grammar_field}: {message.removeprefix('grammar: ')}", grammar_field
@@ -91,7 +99,7 @@ async def on_invalid_body(http: Request, problem: Any) -> Response:
 
 async def on_http_error(http: Request, problem: Any) -> Response:
     refusal = Refusal(problem.status_code, str(problem.detail))
-    refusal.headers = problem.headers or {}
+    refusal.headers |= problem.headers or {}
     return refusal.response
 
 

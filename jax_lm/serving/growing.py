@@ -4,6 +4,7 @@ The columns of such a canvas move, so that sequences share nothing but the compi
 loop of its own, and they take turns. Knows neither text nor queues.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +18,7 @@ from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.options import GenerationOptions
+from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import Sequence
 
 
@@ -46,6 +48,7 @@ class GrowingSequence:
     confidence: Float[np.ndarray, "t"] = field(init=False)
     step: int = 0
     forwards: int = 0
+    seconds: float = 0.0
     is_done: bool = False
     is_cached = is_held = False
     keeps_logprobs = False
@@ -116,17 +119,22 @@ class GrowingSlots:
     Args:
         columns: width of the canvases.
         count: number of slots.
-        sizes: not empty once the loop is compiled; its values do not matter, as each sequence has a
-            loop of its own.
         every: steps between two states of a sequence.
+        pace: predicts the time of calls; shared by all slots of a device.
+
+    Attributes:
+        is_compiled: whether the loop is compiled; each sequence has a loop of its own.
+        peak: the most sequences that wanted these slots at a time.
     """
 
     is_cached = False
 
-    def __init__(self, sampler: Sampler, columns: int, *, count: int, every: int) -> None:
+    def __init__(
+        self, sampler: Sampler, columns: int, *, count: int, every: int, pace: Pace
+    ) -> None:
         self.sampler, self.columns, self.count, self.every = sampler, columns, count, every
         self.loops: dict[GrowingSequence, Iterator[SamplerState]] = {}
-        self.sizes: list[int] = []
+        self.is_compiled, self.peak, self.pace = False, 0, pace
 
     @property
     def sequences(self) -> list[GrowingSequence]:
@@ -134,7 +142,15 @@ class GrowingSlots:
 
     @property
     def has_room(self) -> bool:
-        return bool(self.sizes) and len(self.loops) < self.count
+        return self.is_compiled and len(self.loops) < self.count
+
+    def seconds(self, sequence: GrowingSequence) -> float:
+        """Predict the seconds until a sequence is done."""
+        return sequence.most * self.pace.seconds(self.columns)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """List what is not compiled: the loop of one sequence, or nothing."""
+        return [(0, 1)] if self.peak and not self.is_compiled else []
 
     def holds(self, sequence: Sequence | GrowingSequence) -> bool:
         """Return whether these slots can hold a sequence."""
@@ -152,19 +168,19 @@ class GrowingSlots:
         """Release the slot of a sequence, at any time."""
         del self.loops[sequence]
 
-    def compile(self, size: int, sequence: GrowingSequence) -> None:
-        """Compile the loop unless it is compiled; `sequence` is any that fits."""
+    def compile(self, number: int, size: int, sequence: GrowingSequence) -> None:
+        """Compile the loop; `sequence` is any that fits."""
         # one state is enough to compile the loop
-        if not self.sizes:
-            list(islice(self.loop(sequence), 1))
-            self.sizes.append(size)
+        list(islice(self.loop(sequence), 1))
+        self.is_compiled = True
 
-    def advance(self, steps: int) -> None:
-        """Take `self.every` steps with each sequence in turn."""
-        # in turn, as each sequence has a loop of its own
-        for sequence, loop in list(self.loops.items()):
-            if (state := next(loop, None)) is not None:
-                sequence.take(state)
+    def advance(self, steps: int) -> list[GrowingSequence]:
+        """Take `self.every` steps with the sequence that was served least, and return it."""
+        begun, sequence = time.monotonic(), min(self.loops, key=lambda each: each.seconds)
+        if (state := next(self.loops[sequence], None)) is not None:
+            sequence.take(state)
+        sequence.seconds += time.monotonic() - begun
+        return [sequence]
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
         """Return an iterator over the states of a sequence, from the start."""

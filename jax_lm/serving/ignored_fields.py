@@ -1,16 +1,41 @@
 """Fields that are accepted only with values that change nothing.
 
 Clients send default values of many fields that we do not support. A `Part` of a request accepts
-these values and refuses all others by name. Knows none of the supported fields.
+these values and refuses all others by name. Some are ignored whatever their value, and with
+`--lenient` all of them: the answer names those in a header. Knows none of the supported fields.
 """
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Neutral = Mapping[str, Sequence[Any]]
+
+
+@dataclass
+class Ignored:
+    """The fields of a request that were ignored although they would change the answer.
+
+    Attributes:
+        is_lenient: ignore all fields that are not supported.
+    """
+
+    is_lenient: bool = False
+    names: list[str] = field(default_factory=list)
+
+
+# Of the request that is being answered; the middleware sets it.
+IGNORED: ContextVar[Ignored] = ContextVar("ignored")
+
+
+def ignored() -> Ignored:
+    """Return the list of the request that is being answered."""
+    return IGNORED.get(None) or Ignored()
+
 
 # Fields for the accounting of a proxy in front of the server, like `user`.
 UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
@@ -26,12 +51,12 @@ NEUTRAL: Neutral = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "repetition_penalty": (1,),
+    "repetition_penalty": (1, 0),
+    "repeat_penalty": (1, 0),
     "length_penalty": (1,),
     "top_logprobs": (0,),
     "echo": (False,),
@@ -81,6 +106,8 @@ class Part(BaseModel):
 
     neutral: ClassVar[Neutral] = {}
     unread: ClassVar[tuple[str, ...]] = ()
+    reported: ClassVar[tuple[str, ...]] = ()
+    """Fields of `neutral` that are ignored with any value."""
 
     @staticmethod
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
@@ -105,15 +132,19 @@ class Part(BaseModel):
         """
         if not isinstance(given, dict):
             return given
-        # keep our own fields; unknown fields are kept too, and refused by pydantic
-        fields = {}
+        own = {each.alias or name for name, each in cls.model_fields.items()}
+        fields, others = {}, ignored()
         for name, value in given.items():
             if value is None or name in cls.unread:
                 continue
-            if name in cls.model_fields or name not in cls.neutral:
+            # keep our own fields; unknown fields are kept too, and refused by pydantic
+            if name in own or (name not in cls.neutral and not others.is_lenient):
                 fields[name] = value
             # a known field of others, with a value that would change something
-            elif not any(is_same(value, other) for other in cls.neutral[name]):
+            elif not any(is_same(value, other) for other in cls.neutral.get(name, ())):
+                if others.is_lenient or name in cls.reported:
+                    others.names.append(name)
+                    continue
                 allowed = " or ".join(map(repr, cls.neutral[name]))
                 raise ValueError(
                     f"{name}={reprlib.repr(value)}: this server does not have it; "

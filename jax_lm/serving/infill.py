@@ -36,6 +36,7 @@ class InfillBody(DecodingBody):
     - `n_predict` is the length of the hole; 0 asks for nothing, -1 for the default.
     - `t_max_predict_ms` is a time limit, after which the text that is final is the answer.
     - Lines indented less than `n_indent` end the answer.
+    - `response_fields` names the fields of the answer, inner ones as `timings/prompt_n`.
     - Snippets go before the prefix, as far as there is room. What does not fit of prefix and
       suffix is cut off far from the cursor.
     """
@@ -46,6 +47,7 @@ class InfillBody(DecodingBody):
     input_suffix: Text = ""
     prompt: Text = ""
     input_extra: list[Snippet] = Field([], max_length=256)
+    response_fields: list[str] = Field([], max_length=64)
     n_predict: int | None = Field(None, ge=-1)
     n_cmpl: int = Field(1, ge=1, le=MAX_CHOICES)
     n_indent: int = Field(0, ge=0)
@@ -103,4 +105,19 @@ def infill_answer(
         }
         for index, end in enumerate(ends)
     ]
+    if body.response_fields:
+        answers = [chosen_fields(answer, body.response_fields) for answer in answers]
     return answers[0] if body.n_cmpl == 1 else answers
+
+
+def chosen_fields(answer: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return fields of an answer by their paths, as llama.cpp does; unknown ones are left out."""
+    # "timings/prompt_n" -> {"timings/prompt_n": 12}
+    found = {}
+    for path in paths:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found

@@ -130,7 +130,8 @@ class Job:
     Attributes:
         deadline: when the job must have ended, by the monotonic clock.
         arrived: when the request arrived, by the same clock.
-        is_ended: whether the listener has received the last event.
+        started: when it got a slot; None while it waits.
+        end: the last event; None until the listener has received it.
         text: the part of the answer that is final.
         reported: positions of the hole that the listener knows.
     """
@@ -141,8 +142,9 @@ class Job:
     listen: Listener
     deadline: float
     arrived: float = field(default_factory=time.monotonic)
+    started: float | None = None
     is_cancelled: bool = False
-    is_ended: bool = False
+    end: Event | None = None
     text: str = ""
     reported: np.ndarray = field(init=False)
     delivering: threading.Lock = field(default_factory=threading.Lock)
@@ -159,9 +161,9 @@ class Job:
         """Call the listener on the current thread, unless it has received the last event."""
         # `give_up` may deliver the end on another thread at the same time
         with self.delivering:
-            if self.is_ended:
+            if self.end is not None:
                 return
-            self.is_ended = event.reason is not None
+            self.end = event if event.reason is not None else None
         try:
             self.listen(event)
         except Exception:  # the border: a listener that fails must not end the engine
@@ -274,6 +276,7 @@ class EventStream:
     def __init__(self, *, with_progress: bool) -> None:
         self.with_progress = with_progress
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self.seen: list[Event] = []
 
     def listen(self, event: Event) -> None:
         """Receive an event on the engine's thread."""
@@ -282,10 +285,15 @@ class EventStream:
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
+    async def first(self) -> Event:
+        """Wait for the first event, which `events` yields all the same."""
+        self.seen.append(await self.queue.get())
+        return self.seen[0]
+
     async def events(self, count: int) -> AsyncIterator[Event]:
         """Yield events until this many jobs have ended."""
         # every job ends with exactly one event that has a reason
         while count:
-            event = await self.queue.get()
+            event = self.seen.pop() if self.seen else await self.queue.get()
             count -= event.reason is not None
             yield event

@@ -27,7 +27,12 @@ class Metrics:
         counter, gauge = partial(Counter, **common), partial(Gauge, **common)
         histogram = partial(Histogram, **common)
         # counters
-        self.http_requests = counter("http_requests", "HTTP requests answered", ["path", "status"])
+        self.http_requests = counter(
+            "http_requests", "HTTP requests answered", ["path", "status", "key"]
+        )
+        self.key_tokens = counter(
+            "key_tokens", "Tokens generated, by the label of the key", ["key"]
+        )
         self.rows = counter("rows", "Completions that ended, by how they ended", ["outcome"])
         self.refused = counter("refused", "Completions refused because the queue was full")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts and suffixes")

@@ -8,10 +8,11 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 
 from jax_lm.serving.errors import Refusal
+from jax_lm.serving.ignored_fields import IGNORED, Ignored
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.page_files import PAGE_FILES
 
@@ -38,6 +40,8 @@ OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
 # Ids that clients may choose; others are replaced, as they go to the log.
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# The header by which traces name a request (W3C Trace Context).
+TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # Headers of every answer: the page may load only files of this server.
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -60,12 +64,14 @@ class RequestLimits:
     """Limits that every request must meet.
 
     Attributes:
-        keys: API keys, one of which must be sent as a bearer token; empty if none is needed.
+        keys: API keys, one of which must be sent as a bearer token; empty if none is needed. Each
+            may be followed by a label, and by the requests that it may send per minute.
         hosts: host names that the server answers for; empty for any. A web page whose own name
             points at 127.0.0.1 must not get an answer.
         body_bytes: longest body.
         body_seconds: time that a body may take to arrive.
         requests: requests in progress.
+        is_lenient: ignore unknown fields, and name them in a header.
     """
 
     keys: tuple[str, ...] = ()
@@ -73,10 +79,59 @@ class RequestLimits:
     body_bytes: int = 2**20
     body_seconds: float = 20.0
     requests: int = 256
+    is_lenient: bool = False
+
+
+class Key:
+    """An API key: the digest of its secret, its label, and what it may still send.
+
+    Args:
+        line: the secret, a label for logs and metrics, and the requests per minute, the last two
+            optional.
+        number: number of the key, its label if it has none.
+
+    Raises:
+        ValueError: there is no such line; the message does not show the secret.
+    """
+
+    def __init__(self, line: str, number: int) -> None:
+        secret, label, rate, *rest = [*line.split(), "", ""]
+        if len(secret) < MIN_KEY or any(rest) or (rate and not rate.isdecimal()) or rate == "0":
+            raise ValueError(
+                f"key {number}: must have at least {MIN_KEY} characters, and may be followed by a "
+                "label and by requests per minute"
+            )
+        # digests have equal lengths, so that a comparison does not tell the length of a key
+        self.digest = hashlib.sha256(secret.encode()).digest()
+        self.label, self.rate = label or f"key{number}", int(rate or 0)
+        self.left, self.counted_at = float(self.rate), time.monotonic()
+
+    def take(self) -> dict[str, str]:
+        """Count a request. Returns the headers that tell a client its limit.
+
+        Raises:
+            Refusal: the key has no request left.
+        """
+        if not self.rate:
+            return {}
+        # 60 per minute: one more each second, at most 60
+        now = time.monotonic()
+        self.left = min(self.rate, self.left + (now - self.counted_at) * self.rate / 60)
+        self.counted_at = now
+        if self.left < 1:
+            wait = math.ceil((1 - self.left) * 60 / self.rate)
+            message = f"this key may send {self.rate} requests per minute"
+            raise Refusal(429, message, code="rate_limit_exceeded", retry_after=wait)
+        self.left -= 1
+        return {
+            "x-ratelimit-limit-requests": str(self.rate),
+            "x-ratelimit-remaining-requests": str(int(self.left)),
+            "x-ratelimit-reset-requests": f"{(self.rate - self.left) * 60 / self.rate:.0f}s",
+        }
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read API keys, one per line. Empty lines and lines that begin with # are skipped.
+    """Read the lines of API keys. Empty lines and lines that begin with # are skipped.
 
     Raises:
         ValueError: the file cannot be read or has no key, or a key is too short.
@@ -86,12 +141,18 @@ def read_keys(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as problem:
         raise ValueError(f"api_key_file={str(path)!r} cannot be read: {problem}") from problem
     keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys or min(map(len, keys)) < MIN_KEY:
-        raise ValueError(
-            f"api_key_file={str(path)!r}: must hold keys of at least {MIN_KEY} characters, "
-            "one per line"
-        )
+    try:
+        parse_keys(keys)
+    except ValueError as problem:
+        raise ValueError(f"api_key_file={str(path)!r}: {problem}") from problem
+    if not keys:
+        raise ValueError(f"api_key_file={str(path)!r}: must hold keys, one per line")
     return keys
+
+
+def parse_keys(lines: Sequence[str]) -> list[Key]:
+    """Parse the lines of a key file. Raises ValueError if one is no key."""
+    return [Key(line, number) for number, line in enumerate(lines, 1)]
 
 
 class Guard:
@@ -101,9 +162,17 @@ class Guard:
         self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
     ) -> None:
         self.app, self.limits, self.metrics = app, limits, metrics
-        # digests have equal lengths, so that a comparison does not tell the length of a key
-        self.keys = [hashlib.sha256(key.encode()).digest() for key in limits.keys]
+        self.keys = parse_keys(limits.keys)
         self.open_requests = 0
+
+    def reload_keys(self, path: Path) -> None:
+        """Take the keys of a file from now on; a file that cannot be read changes nothing."""
+        try:
+            self.keys = parse_keys(read_keys(path))
+        except ValueError as problem:
+            logger.error("the keys stay as they were: %s", problem)
+        else:
+            logger.info("read %d keys", len(self.keys))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,7 +185,9 @@ class Guard:
         given = headers.get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = identity
-        start, status = time.monotonic(), 500
+        start, status, own_headers = time.monotonic(), 500, {}
+        ignored = Ignored(is_lenient=self.limits.is_lenient)
+        IGNORED.set(ignored)
 
         # pass on the answer with our headers, and remember its status for the log
         async def answer(message: Message) -> None:
@@ -124,14 +195,20 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = MutableHeaders(scope=message)
-                for name, value in (*HEADERS.items(), ("x-request-id", identity)):
+                added = HEADERS | own_headers | {"x-request-id": identity}
+                if ignored.names:
+                    added["x-ignored-fields"] = header_list(ignored.names)
+                for name, value in added.items():
                     own.setdefault(name, value)
             await send(message)
 
         # check, read the body, answer
         self.open_requests += 1
         try:
-            self.admit(scope, headers)
+            key = self.admit(scope, headers)
+            if key is not None:
+                scope["state"]["key"] = key.label
+                own_headers = key.take() if scope["method"] == "POST" else {}
             body = await self.body(headers, receive)
             await self.app(scope, replay(body, receive), answer)
         except Refusal as refusal:
@@ -141,10 +218,16 @@ class Guard:
             await response(scope, receive, answer)
         finally:
             self.open_requests -= 1
-            self.record(scope, identity, status, time.monotonic() - start)
+            seconds = round(time.monotonic() - start, 4)
+            fields = {"request_id": identity, "method": scope["method"], "seconds": seconds}
+            if TRACE.fullmatch(headers.get("traceparent", "")):
+                fields["traceparent"] = headers["traceparent"]
+            if ignored.names:
+                fields["ignored_fields"] = ignored.names
+            self.record(scope, status, fields)
 
-    def admit(self, scope: Message, headers: Headers) -> None:
-        """Raise Refusal unless the request may be read."""
+    def admit(self, scope: Message, headers: Headers) -> Key | None:
+        """Return the key of a request, if keys are needed; raise Refusal if it may not be read."""
         if self.open_requests > self.limits.requests:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         # "[::1]:8000" -> "::1"; "localhost:8000" -> "localhost"
@@ -152,8 +235,8 @@ class Guard:
         if self.limits.hosts and host not in self.limits.hosts:
             message = f"this server does not answer for the host {host[:100]!r}"
             raise Refusal(421, message, code="wrong_host")
-        is_open = not self.keys or scope["path"] in OPEN_PATHS
-        if not (is_open or self.is_known(headers.get("authorization", ""))):
+        key = self.find_key(headers.get("authorization", ""))
+        if self.keys and key is None and scope["path"] not in OPEN_PATHS:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
@@ -161,14 +244,15 @@ class Guard:
             if kind != "application/json":
                 message = f"Content-Type={kind[:100]!r}: must be application/json"
                 raise Refusal(415, message, code="wrong_content_type")
+        return key
 
-    def is_known(self, authorization: str) -> bool:
-        """Return whether the header holds a valid key. All wrong keys take the same time."""
+    def find_key(self, authorization: str) -> Key | None:
+        """Return the key that the header holds, if it is valid. All wrong keys take the same time."""
         # "Bearer KEY"
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "replace")).digest()
-        matches = [hmac.compare_digest(digest, key) for key in self.keys]
-        return scheme.lower() == "bearer" and any(matches)
+        matches = [key for key in self.keys if hmac.compare_digest(digest, key.digest)]
+        return matches[0] if scheme.lower() == "bearer" and matches else None
 
     async def body(self, headers: Headers, receive: Receive) -> bytes:
         """Read the body of a request.
@@ -205,16 +289,25 @@ class Guard:
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
 
-    def record(self, scope: Message, identity: str, status: int, seconds: float) -> None:
+    def record(self, scope: Message, status: int, fields: dict[str, Any]) -> None:
         """Count the request and log it, without its content."""
         # the route's pattern, not the path, so that there are few labels
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        self.metrics.http_requests.labels(path, str(status)).inc()
-        fields = {"request_id": identity, "method": scope["method"], "path": path, "status": status}
+        # what the endpoint noted: tokens, time in the queue, how the answers ended
+        noted, key = scope["state"].get("noted", {}), scope["state"].get("key", "")
+        self.metrics.http_requests.labels(path, str(status), key).inc()
+        self.metrics.key_tokens.labels(key).inc(noted.get("completion_tokens", 0))
+        fields |= {"path": path, "status": status, **noted, **({"key": key} if key else {})}
         # Probes arrive every few seconds.
         level = logging.DEBUG if path in PROBES else logging.INFO
-        logger.log(level, "request", extra={"fields": fields | {"seconds": round(seconds, 4)}})
+        logger.log(level, "request", extra={"fields": fields})
+
+
+def header_list(names: Sequence[str]) -> str:
+    """Return names for a header: each once, without characters that a header cannot have."""
+    safe = (re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in dict.fromkeys(names))
+    return ", ".join(safe)[:1000]
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -5,7 +5,6 @@ HTTP nor grammars.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -28,12 +27,12 @@ class Preparation:
         self.turn, self.waiting, self.retry_after = asyncio.Lock(), 0, retry_after
 
     async def run(
-        self, prepare: Callable[[float], Result], has_left: Callable[[], Awaitable[bool]]
+        self, prepare: Callable[[], Result], has_left: Callable[[], Awaitable[bool]]
     ) -> Result:
         """Wait for a turn, then call `prepare` on a thread.
 
         Args:
-            prepare: called with the seconds that the wait took.
+            prepare: called on the thread.
             has_left: returns whether the client has disconnected.
 
         Raises:
@@ -42,13 +41,12 @@ class Preparation:
         # those that wait, and the one being prepared
         if self.waiting >= MAX_WAITING:
             raise RejectedError("queue_full", self.retry_after())
-        arrived = time.monotonic()
         self.waiting += 1
         try:
             # The lock is fair: requests are prepared in order of arrival.
             async with self.turn:
                 if await has_left():
                     raise RejectedError("cancelled")
-                return await asyncio.to_thread(prepare, time.monotonic() - arrived)
+                return await asyncio.to_thread(prepare)
         finally:
             self.waiting -= 1

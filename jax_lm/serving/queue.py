@@ -34,6 +34,7 @@ class JobQueue:
     Attributes:
         waiting: jobs without a slot, in order of arrival.
         running: jobs by the sequence that occupies a slot.
+        arrivals: number that changes whenever jobs arrive or the queue closes.
         closes_at: when jobs that still run are ended; None while new jobs are accepted.
         refusal: why a closed queue accepts no jobs.
         seconds_per_job: moving average.
@@ -44,6 +45,7 @@ class JobQueue:
         self.waiting: list[Job] = []
         self.running: dict[AnySequence, Job] = {}
         self.closes_at: float | None = None
+        self.arrivals = 0
         self.refusal = "shutdown"
         self.seconds_per_job = 1.0
         # guards everything above; notified when a job arrives or the queue closes
@@ -53,6 +55,11 @@ class JobQueue:
     def jobs(self) -> list[Job]:
         with self.changed:
             return [*self.waiting, *self.running.values()]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether jobs wait, or may still arrive."""
+        return self.closes_at is None or bool(self.waiting)
 
     @property
     def retry_after(self) -> int:
@@ -74,35 +81,40 @@ class JobQueue:
             if len(self.waiting) + len(jobs) > self.capacity:
                 raise RejectedError("queue_full", self.retry_after)
             self.waiting += jobs
-            self.changed.notify()
+            self.arrivals += 1
+            self.changed.notify_all()
 
-    def start(self, job: Job) -> None:
-        """Move a job from `waiting` to `running`."""
+    def start(self, job: Job) -> bool:
+        """Move a job from `waiting` to `running`; returns False if it does not wait any more."""
         with self.changed:
+            if job not in self.waiting:
+                return False
             self.waiting.remove(job)
             self.running[job.sequence] = job
+            return True
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job) -> bool:
+        """Remove a job; returns False if it was removed before."""
         with self.changed:
             # a job may end before it gets a slot
-            if job in self.waiting:
+            is_waiting = job in self.waiting
+            if is_waiting:
                 self.waiting.remove(job)
-            self.running.pop(job.sequence, None)
+            return self.running.pop(job.sequence, None) is not None or is_waiting
 
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until there is a job or the queue is closed. Returns False after `seconds`."""
+    def wait(self, arrivals: int, seconds: float | None) -> None:
+        """Wait until `arrivals` has changed, for at most `seconds`."""
         with self.changed:
             # the condition is checked first, so that a notification before the call is not lost
-            return bool(
-                self.changed.wait_for(lambda: self.jobs or self.closes_at is not None, seconds)
-            )
+            self.changed.wait_for(lambda: self.arrivals != arrivals, seconds)
 
     def close(self, grace: float) -> None:
         """Accept no more jobs, and end those that run longer than `grace` seconds."""
         # The lock of a condition is reentrant: `close` and `jobs` take it again.
         with self.changed:
             self.closes_at = time.monotonic() + grace
-            self.changed.notify()
+            self.arrivals += 1
+            self.changed.notify_all()
 
     def clear(self) -> list[Job]:
         """Close the queue and remove all jobs."""

@@ -12,21 +12,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
-from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part
+from jax_lm.options import BLOCK_LENGTH, DEFAULTS, Decoding, GenerationOptions
+from jax_lm.serving.gaps import split_gap
+from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part, ignored
 
-# Limits of one request: answers per prompt, prompts, and stop texts.
-MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 8, 16, 16
+# Limits of one request: answers per prompt, prompts, and stop texts. The length of the queue bounds
+# the answers to all of its prompts.
+MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 128, 2048, 256
 # Maximum alternatives per position, as in OpenAI's two endpoints.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
 # Characters of a text, or ids in a list of token ids.
 MAX_TEXT = 200_000
-MAX_SEED = 2**32 - 1
-
-# Prompt format of Qwen's causal models for filling a gap.
-FILL_IN_THE_MIDDLE = re.compile(
-    r"<\|fim_prefix\|>(?P<prefix>.*)<\|fim_suffix\|>(?P<suffix>.*)<\|fim_middle\|>", re.DOTALL
-)
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+# A seed, and values of `top_k`, by which clients say that they have no preference.
+ANY_SEED, ALL_TOKENS = -1, (-1, 0)
+# Fields of a request that a server may have defaults for.
+SERVER_DEFAULTS = ("preset", "temperature", "top_p", "top_k", "min_p", "alg")
 
 
 class StreamOptions(Part):
@@ -82,19 +83,22 @@ class DecodingBody(Part):
     - `growth` (auto, on or off) lets the hole before a suffix find its own length, at most
       `max_tokens`, with checkpoints that were trained for it (DreamOn).
     - `ignore_eos` fills the whole canvas.
+    - `top_k` -1 and 0, which ask for all tokens, get the most that there are, and are reported.
+    - `seed` has up to 64 bits; -1 draws one.
     - `user` is for the accounting of a proxy in front of the server.
     """
 
-    neutral, unread = NEUTRAL, UNREAD
+    neutral, unread = NEUTRAL, (*UNREAD, "reasoning_effort")
+    reported = ("repetition_penalty", "repeat_penalty")
     model: str | None = Field(None, max_length=200)
     max_tokens: int | None = Field(None, ge=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=DEFAULTS.top_k)
+    top_k: int | None = Field(None, ge=-1, le=DEFAULTS.top_k)
     min_p: float | None = Field(None, ge=0, le=1)
     stop: Stops | None = None
     ignore_eos: bool = False
-    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     steps: int | None = Field(None, ge=1)
     alg: (
         Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"]
@@ -131,8 +135,29 @@ class DecodingBody(Part):
         """The grammar that answers must meet, named as on the command line."""
         return None
 
-    def options(self, length: int) -> GenerationOptions:
-        """Return the options of an answer of this many tokens."""
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that names the grammar."""
+        return None
+
+    def preset_of(self, default: str) -> str:
+        """Return the preset of an answer: as given, else the default where it can be met."""
+        if self.preset is not None:
+            return self.preset
+        # a number of steps is a schedule, which `turbo` has none of
+        if self.steps is not None and Decoding(preset=default).settings.commit != "steps":
+            return "fast" if self.block_length in (None, BLOCK_LENGTH) else "exact"
+        # a repair decodes its block again, and without blocks all of the text
+        if self.grammar_name is not None and default == "exact" and self.block_length is None:
+            return "fast"
+        return default
+
+    def options(self, length: int, defaults: Mapping[str, Any]) -> GenerationOptions:
+        """Return the options of an answer of this many tokens.
+
+        Args:
+            defaults: values of `SERVER_DEFAULTS` that the server has.
+        """
         # the preset decides unless one of the two is given
         commit = None
         if self.threshold is not None:
@@ -140,21 +165,24 @@ class DecodingBody(Part):
         elif self.entropy_bound is not None:
             commit = "entropy"
         decoding = Decoding(
-            preset=self.preset or "exact",
+            preset=self.preset_of(defaults.get("preset", "exact")),
             commit=commit,
             threshold=self.threshold,
             entropy_bound=self.entropy_bound,
             block_length=self.block_length,
         )
         # fields with the same name and meaning in our options; None leaves the default
-        names = {"temperature", "top_p", "top_k", "min_p", "alg", "growth"}
+        names = {*SERVER_DEFAULTS, "growth"} - {"preset"}
+        given = self.model_dump(include=names, exclude_none=True)
+        if self.top_k in ALL_TOKENS:
+            given["top_k"] = DEFAULTS.top_k
         return GenerationOptions(
             max_new_tokens=length,
             num_steps=self.steps,
             early_stop=not self.ignore_eos,
             grammar=self.grammar_name,
             decoding=decoding,
-            **self.model_dump(include=names, exclude_none=True),
+            **{name: value for name, value in defaults.items() if name in names} | given,
         )
 
     @model_validator(mode="after")
@@ -163,6 +191,8 @@ class DecodingBody(Part):
             raise ValueError("max_tokens=0: must be at least 1, or 0 with the echo of a completion")
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
+        if self.top_k in ALL_TOKENS:
+            ignored().names.append("top_k")
         return self
 
 
@@ -214,7 +244,7 @@ class OpenAIBody(DecodingBody):
     grammar: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
 
     @property
-    def grammar_field(self) -> str:
+    def grammar_field(self) -> str | None:
         """The field that names the grammar, if there is one."""
         return "response_format" if self.grammar is None else "grammar"
 
@@ -241,7 +271,7 @@ class OpenAIBody(DecodingBody):
 
 
 class CompletionBody(OpenAIBody):
-    """POST /v1/completions; infilling if there is a `suffix`, or a prompt in Qwen's format."""
+    """POST /v1/completions; infilling if there is a `suffix`, or a prompt that marks a gap."""
 
     prompt: Prompts
     suffix: Text | None = None
@@ -249,15 +279,14 @@ class CompletionBody(OpenAIBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def with_suffix(cls, given: Any) -> Any:
-        """Split a prompt in Qwen's format, as editors send it, into prompt and suffix."""
-        prompt = given.get("prompt") if isinstance(given, dict) else None
-        match = FILL_IN_THE_MIDDLE.fullmatch(prompt) if isinstance(prompt, str) else None
-        if match is None or given.get("suffix") is not None:
-            return given
-        return given | {"prompt": match["prefix"], "suffix": match["suffix"]}
+    @property
+    def gaps(self) -> list[tuple[str | list[int], str | None]]:
+        """The prompts, each with the text after its gap; None for a completion."""
+        if self.suffix is not None:
+            return [(prompt, self.suffix) for prompt in self.prompts]
+        # as editors mark them
+        found = ((isinstance(each, str) and split_gap(each)) or None for each in self.prompts)
+        return [gap or (prompt, None) for gap, prompt in zip(found, self.prompts, strict=True)]
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -277,12 +306,31 @@ class CompletionBody(OpenAIBody):
     def check_options(self) -> "CompletionBody":
         if self.best_of not in (None, self.n):
             raise ValueError("best_of: must equal n: answers are not ranked")
+        # raises ValueError for markers that cannot be read
+        _ = self.gaps
         if self.echo and self.logprobs is not None:
             raise ValueError("logprobs: a prompt has none, so they cannot be combined with echo")
         return self
 
 
+class FimBody(CompletionBody):
+    """POST /v1/fim/completions, Mistral's endpoint for gaps: the answer is a message."""
+
+    random_seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+
+    @model_validator(mode="after")
+    def with_suffix(self) -> "FimBody":
+        """Take Mistral's name of the seed, and an empty text after the gap if there is none."""
+        if len(self.prompts) != 1 or not isinstance(self.prompts[0], str):
+            raise ValueError("prompt: must be one text")
+        self.seed = self.random_seed if self.seed is None else self.seed
+        if self.gaps[0][1] is None:
+            self.suffix = ""
+        return self
+
+
 class TextPart(Part):
+    unread = ("cache_control",)
     type: Literal["text"]
     text: Text
 
@@ -290,7 +338,7 @@ class TextPart(Part):
 class ChatMessage(Part):
     """A message of a conversation; `name` is not used, as chat templates have no names."""
 
-    neutral = MESSAGE_NEUTRAL
+    neutral, unread = MESSAGE_NEUTRAL, ("cache_control",)
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[Text, Tag("#text")]

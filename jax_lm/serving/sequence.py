@@ -57,6 +57,7 @@ class Sequence:
         drafts: draft canvases that the next forward pass verifies.
         keeps_logprobs: whether log-probabilities are kept.
         logprobs: log-probabilities of decided columns; None if they are not kept.
+        seconds: time that the device has spent on it, by which sequences take turns.
 
     Raises:
         ValueError: settings in which the sequences of one batch cannot differ.
@@ -77,6 +78,7 @@ class Sequence:
     drafts: DraftCanvases | None = None
     keeps_logprobs: bool = False
     logprobs: TokenLogProbs | None = None
+    seconds: float = 0.0
 
     is_held = False
     """Whether steps must leave the sequence as it is for now."""

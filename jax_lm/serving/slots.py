@@ -6,10 +6,11 @@
 
 Each sequence is at a step of its own: it is a batch of one under `jax.vmap` of `step`, so that its
 text depends on nothing else in the batch. Canvas, block, settings and randomness are traced. There
-is one compilation per number of sequences and per width, with and without a cache. Knows neither
+is one compilation per number of sequences, width and pass, with and without a cache. Knows neither
 text nor queues.
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,10 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
 from jax_lm.options import BLOCK_LENGTH
+from jax_lm.planning.serving import cheapest_size, useful_sizes
+from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
+from jax_lm.sharding import replicate, shard_rows
 
 
 class SlotInputs(NamedTuple):
@@ -49,8 +53,12 @@ class Slots:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: number of slots; with a cache, each keeps its keys and values from block to block.
         draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
-        sizes: numbers of sequences for which there is a compilation; the smallest sufficient one
-            is used. More may be added later, up to `count`.
+        sizes: numbers of sequences for which all passes are compiled; more may be added later.
+        pace: predicts the time of calls; shared by all slots of a device.
+
+    Attributes:
+        sizes: for each pass, the numbers of sequences for which it is compiled.
+        peak: the most sequences that wanted these slots at a time, for which more is compiled.
     """
 
     def __init__(
@@ -63,28 +71,51 @@ class Slots:
         sizes: Iterable[int],
         stop_ids: tuple[int, ...],
         draft: int = 0,
+        pace: Pace | None = None,
     ) -> None:
+        self.sampler, self.columns, self.is_cached = sampler, columns, is_cached
         # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
-        self.sampler, self.columns, self.is_cached, self.sizes = (
-            sampler,
-            columns,
-            is_cached,
-            list(sizes),
-        )
         self.held: list[Sequence | None] = [None] * count
         # sequences whose keys and values are in the cache, for the block that they are in
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
         self.stop_ids, self.draft = stop_ids, draft
-        self.passes = self.slot_passes()
+        self.passes, self.pace = self.slot_passes(), pace or Pace()
+        self.sizes, self.peak = [list(sizes) for _ in self.passes], 0
 
     @property
     def sequences(self) -> list[Sequence]:
         return [sequence for sequence in self.held if sequence is not None]
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether sequences can be decoded at all."""
+        return all(self.sizes)
+
+    @property
     def has_room(self) -> bool:
-        return len(self.sequences) < max(self.sizes, default=0)
+        return self.is_compiled and None in self.held
+
+    def rows(self, number: int) -> int:
+        """Return the rows of tokens that a pass computes for each sequence."""
+        return (self.passes[number].config.rows or self.columns) * (1 + self.draft)
+
+    def seconds(self, sequence: Sequence) -> float:
+        """Predict the seconds that the passes over all columns take until a sequence is done."""
+        passes = len(sequence.blocks) if self.is_cached else sequence.most
+        return passes * self.pace.seconds(self.rows(0))
+
+    def missing(self) -> list[tuple[int, int]]:
+        """List passes and numbers of sequences that would have served the peak at less cost."""
+        found = []
+        for number, sizes in enumerate(self.sizes):
+            cost = self.rows(number), self.pace.fixed_rows
+            # the first program of a pass is for one sequence, which must never wait for more
+            useful = useful_sizes(len(self.held), *cost) if sizes else [1]
+            size = cheapest_size(useful, max(self.peak, 1), *cost)
+            if self.peak and size not in sizes:
+                found.append((number, size))
+        return found
 
     def holds(self, sequence: Any) -> bool:
         """Return whether these slots can hold a sequence."""
@@ -104,10 +135,11 @@ class Slots:
         self.held[self.held.index(sequence)] = None
         self.begun.discard(sequence)
 
-    def compile(self, size: int, sequence: Sequence) -> None:
-        """Compile for another number of sequences, without touching the current ones.
+    def compile(self, number: int, size: int, sequence: Sequence) -> None:
+        """Compile a pass for another number of sequences, without touching the current ones.
 
         Args:
+            number: number of the pass.
             size: number of sequences.
             sequence: any sequence that fits.
         """
@@ -121,36 +153,36 @@ class Slots:
             draft=self.draft,
         )
         trial.join(sequence)
-        # Run both programs, even if the first one leaves no mask for the second.
-        if self.is_cached:
-            trial.run([sequence], self.passes[0].config, NEVER, forwards=1)
-        trial.run([sequence], self.passes[-1].config, 1)
-        self.sizes.append(size)
+        # no step is taken: the program is compiled all the same, and a wide one would take long
+        trial.run([sequence], number, 0)
+        self.sizes[number].append(size)
 
-    def advance(self, steps: int) -> None:
-        """Take up to `steps` steps, fewer if a sequence ends its block.
+    def advance(self, steps: int) -> list[Sequence]:
+        """Make one call for the sequences that were served least, and return them.
 
+        It takes up to `steps` steps, fewer if a sequence ends its block or if they take long.
         Sequences that are held are left out. With a cache, they refresh it before their next step.
         """
-        # without a cache: all sequences take the same steps together
-        sequences = [each for each in self.sequences if not each.is_held]
-        self.begun.intersection_update(sequences)
-        if not self.is_cached and sequences:
-            for sequence in sequences:
-                sequence.next_block()
-            self.run(sequences, self.passes[-1].config, steps)
-        if not self.is_cached:
-            return
-        # with a cache: first refresh the rows that begin a block,
-        beginning = [each for each in sequences if each.is_between_blocks or each not in self.begun]
-        for sequence in beginning:
+        active = [each for each in self.sequences if not each.is_held]
+        self.begun.intersection_update(active)
+        if not active:
+            return []
+        # with a cache, pass 0 is the refresh of the rows that begin a block
+        active.sort(key=lambda each: each.seconds)
+        numbers = [
+            0 if each.is_between_blocks or each not in self.begun else len(self.passes) - 1
+            for each in active
+        ]
+        alike = [each for each, number in zip(active, numbers, strict=True) if number == numbers[0]]
+        number, rows = numbers[0], self.rows(numbers[0])
+        size = cheapest_size(self.sizes[number], len(alike), rows, self.pace.fixed_rows)
+        chosen = alike[:size]
+        for sequence in chosen:
             sequence.next_block()
-        if beginning:
-            self.run(beginning, self.passes[0].config, NEVER, forwards=1)
-            self.begun.update(beginning)
-        # then step all rows whose block is open, on a window
-        if going := [each for each in sequences if not each.is_between_blocks]:
-            self.run(going, self.passes[-1].config, steps)
+        self.run(chosen, number, self.pace.steps(size * rows, steps))
+        if self.is_cached:
+            self.begun.update(chosen)
+        return chosen
 
     def slot_passes(self) -> list[Pass]:
         """Return the passes over a block.
@@ -172,16 +204,18 @@ class Slots:
             [Pass(replace(config, length=length, rows=count), 0) for count in rows]
         )
 
-    def run(
-        self, sequences: list[Sequence], config: StepConfig, steps: int, *, forwards: int = NEVER
-    ) -> None:
-        """Run the compiled loop for some of the sequences, and copy its results to them."""
-        # smallest compiled size: 5 sequences with sizes (1, 4, 8) run as 8, three of them blank
-        size = min(size for size in self.sizes if size >= len(sequences))
+    def run(self, sequences: list[Sequence], number: int, steps: int) -> None:
+        """Run a pass for some of the sequences, and copy its results to them."""
+        begun, config = time.monotonic(), self.passes[number].config
+        # a refresh is one forward pass, however many steps of the schedule decide nothing
+        is_refresh = self.is_cached and number == 0
+        limits = (NEVER, min(steps, 1)) if is_refresh else (steps, NEVER)
+        # smallest compiled size: 5 sequences with sizes (1, 4, 16) run as 16, eleven of them blank
+        size = min(size for size in self.sizes[number] if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
         # slot of each row: [2, 0, len(held)] for two sequences and one blank row
-        if self.is_cached and (config.rows == self.columns or size < len(self.held)):
+        if self.is_cached and (is_refresh or size < len(self.held)):
             # Blank rows have the slot after the last one: what they compute is dropped.
             numbers = [
                 self.held.index(sequence) if sequence else len(self.held) for sequence in batch
@@ -191,7 +225,7 @@ class Slots:
             # All slots at once, in their order, so that no part of the cache is copied.
             batch = [sequence if sequence in sequences else None for sequence in self.held]
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
-        filled = [sequence and self.inputs(sequence, config, steps, forwards) for sequence in batch]
+        filled = [sequence and self.inputs(sequence, config, *limits) for sequence in batch]
         blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
         # allocated on first use
@@ -210,6 +244,7 @@ class Slots:
             for part in (state.tokens, state.masked, state.commit_step, state.confidence)
         ]
         counters = np.asarray(state.step), np.asarray(state.forwards)
+        taken = max(int(counters[1][batch.index(each)]) - each.forwards for each in sequences)
         # row `row` belongs to `sequence`; its padding on the right is cut off
         for row, sequence in enumerate(batch):
             if sequence is not None:
@@ -219,6 +254,10 @@ class Slots:
                 sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
                 sequence.step, sequence.forwards = (int(part[row]) for part in counters)
                 sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
+        spent = time.monotonic() - begun
+        self.pace.observe(size * self.rows(number), taken, spent)
+        for sequence in sequences:
+            sequence.seconds += spent / len(sequences)
 
     def empty_cache(self) -> KVCache:
         """Return an empty cache for all slots.
@@ -302,7 +341,8 @@ def run_slots(
         slots: slot of each sequence in the cache; None means all slots in order.
     """
     model = nnx.merge(graph, params)
-    states, inputs = stacked
+    # on a mesh: rows split over the devices if they divide, and results whole on every device
+    states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), stacked)
     # log-probabilities of this call's commits; sequences that report them collect them
     kept = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
     states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=kept)
@@ -331,6 +371,7 @@ def run_slots(
     # step until one of the rows has ended its block, or all have taken their steps
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
     rows, own = jax.lax.while_loop(is_running, advance, (started, own))
+    rows = replicate(rows, model.mesh)
     if slots is None:
         return rows, own
     if config.rows != columns:
@@ -341,6 +382,7 @@ def run_slots(
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))
 def run_empty_slots(graph: nnx.GraphDef, params: dict, size: int, columns: int) -> KVCache:
-    # leaves [1, ...] of one sequence -> zeros [slots, 1, ...]
-    one = nnx.merge(graph, params).model.empty_cache(1, columns)
-    return KVCache(jax.tree.map(lambda part: jnp.zeros((size, *part.shape), part.dtype), one))
+    # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
+    model = nnx.merge(graph, params).model
+    layers = jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size))
+    return KVCache(jax.tree.map(lambda part: shard_rows(part, model.mesh), layers))

@@ -12,7 +12,9 @@ from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.middleware import RequestLimits
 
-OPTIONS = EngineOptions(slots=1, queue=12, context=96, max_tokens=80, timeout=60.0)
+OPTIONS = EngineOptions(
+    slots=1, queue=12, context=96, max_tokens=80, timeout=60.0, warm_up=("1", "fast:1")
+)
 """One slot compiles least; test_engine.py has several."""
 
 PROMPT = "def gcd(a, b):\n"
@@ -31,10 +33,10 @@ class RecordingListener:
         if event.reason:
             self.ended.release()
 
-    def finished(self, count=1):
+    def finished(self, count=1, seconds=60):
         """Wait for the ends of `count` jobs; returns the last event of every ended job."""
         for _ in range(count):
-            assert self.ended.acquire(timeout=60), "no end after 60 s"
+            assert self.ended.acquire(timeout=seconds), f"no end after {seconds} s"
         return {event.job: event for event in self.events if event.reason}
 
 
@@ -45,7 +47,6 @@ def started(inference, options=OPTIONS, **arguments):
     engine.start()
     try:
         assert engine.ready.wait(500)
-        engine.compilations.thread.join()
         yield engine
     finally:
         engine.close(grace=0.0)

@@ -18,6 +18,7 @@ class Serve:
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --port 9000
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --adapter me/my-lora --name mine
         diffucoder serve --host 0.0.0.0 --api-key-file keys.txt
+        diffucoder serve --model apple/DiffuCoder-7B-Instruct --replicas 8 --warm-up 192 192x16 768
 
     Attributes:
         model: folder or hub id; the built-in model by default.
@@ -25,24 +26,43 @@ class Serve:
             `model` is given.
         tokenizer: folder of the tokenizer; the model's own by default.
         dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        mesh: how to use several devices, for example data=2,tensor=4; automatic by default. With
+            `replicas`, the devices of one of them.
+        replicas: groups of devices that hold the whole model and decode requests of their own, from
+            one queue.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         name: model name in the API; the last part of `adapter` or `model` by default.
-        api_key_file: file of API keys, one per line; clients must send one of them.
+        api_key_file: file of API keys, one per line, of which clients must send one. A label for logs
+            and metrics may follow, and the requests per minute. SIGHUP reads the file again.
         allow_no_key: listen on other addresses than loopback without keys.
         allow_host: host names that clients may use for this server, besides its address.
-        slots: maximum number of sequences decoded together.
+        preset: preset of requests that name none: exact, fast or turbo. A client may also name a
+            preset as the model: name@fast.
+        temperature: temperature of requests that give none; by default that of the checkpoint's
+            generation_config.json, else 0.3. So are `top_p` (0.95) and `top_k` (50).
+        top_p: probability mass of nucleus sampling.
+        top_k: number of candidate tokens per position, at most 50.
+        min_p: lowest probability of a candidate, as a share of the most likely one.
+        alg: order of unmasking, as in `generate`.
+        lenient: ignore unknown fields of requests, and name them in the header x-ignored-fields and
+            the log; by default they are refused.
+        slots: maximum number of sequences decoded together; by default 16, or what fits the device.
         queue: maximum number of waiting sequences; more are refused with 429.
-        context: maximum tokens of prompt and answer together; by default 2048, or the model's
-            context if that is smaller.
+        context: maximum tokens of prompt and answer together; by default 2048, or what the model
+            holds and the device fits.
         max_tokens: maximum length of an answer.
         timeout: maximum seconds per request.
         draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off.
             Answers stay the same.
+        warm_up: shapes to compile before the server is ready, as tokens, tokensxsequences or
+            preset:tokensxsequences: 192, 384x4, exact:96x16. All others are compiled when requests
+            need them.
         grace: seconds from SIGTERM to the end of the process; a supervisor must wait longer before
             it kills the process.
         connections: maximum number of open connections; by default what the limit on open files
             allows, at most 1024.
+        keep_alive: seconds that a connection may idle between two requests.
         log_prompts: log prompts, and answers that are not streamed.
     """
 
@@ -54,18 +74,29 @@ class Serve:
     adapter: str | None = None
     tokenizer: str | None = None
     dtype: str | None = None
+    mesh: str | None = None
+    replicas: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None
     api_key_file: Path | None = None
     allow_no_key: bool = False
     allow_host: tuple[str, ...] = ()
-    slots: int = 16
+    preset: str = "turbo"
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    alg: str | None = None
+    lenient: bool = False
+    slots: int | None = None
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
     timeout: float = 120.0
     draft: int = 0
+    warm_up: tuple[str, ...] = ()
     grace: float = 30.0
     connections: int | None = None
+    keep_alive: int = 10
     log_prompts: bool = False

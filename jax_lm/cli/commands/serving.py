@@ -1,19 +1,33 @@
 """`diffucoder serve`: an OpenAI-compatible server, with a page that shows the denoising."""
 
 import logging
+import math
 import os
 import signal
 import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
+from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.serving import Serve
+from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
+from jax_lm.options import Decoding
+from jax_lm.planning.memory import estimated_memory
+from jax_lm.planning.roofline import gib
+from jax_lm.planning.serving import CONTEXTS, SLOTS, fitting_limits, serving_memory
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.http import HttpServer, ListenOptions, require_free_address
 from jax_lm.serving.middleware import LOOPBACK, JsonLines, RequestLimits, read_keys
+from jax_lm.serving.pace import Pace
+from jax_lm.serving.schemas import SERVER_DEFAULTS, DecodingBody, error_line
 
 logger = logging.getLogger("jax_lm.serving")
 
@@ -34,16 +48,33 @@ def run_serve(arguments: Serve) -> NoReturn:
         host=arguments.host,
         port=arguments.port,
         grace=arguments.grace,
-        connections=ConnectionLimits.here(arguments.connections),
+        connections=ConnectionLimits.here(arguments.connections, arguments.keep_alive),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft")
-    options = EngineOptions(**{name: getattr(arguments, name) for name in bounds})
+    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
+    given = {
+        name: value for name in bounds if (value := getattr(arguments, name)) not in (None, ())
+    }
+    options = EngineOptions(**given)
+    # those of the checkpoint are known only later, and yield to these
+    defaults = {
+        name: value for name in SERVER_DEFAULTS if (value := getattr(arguments, name)) is not None
+    }
+    require_defaults(defaults)
     require_free_address(listen.host, listen.port)
     configure_logging()
-    # load
+    # load; a server has the card for itself, of which JAX would leave a quarter unused
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     inference = DiffuCoderInference(
-        arguments.model, arguments.tokenizer, arguments.dtype, adapter=arguments.adapter
+        arguments.model,
+        arguments.tokenizer,
+        arguments.dtype,
+        mesh=arguments.mesh,
+        adapter=arguments.adapter,
+        replicas=arguments.replicas,
+        verbose=False,
     )
+    logger.info(inference.describe())
+    options = fit_options(inference, options, given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
     name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
@@ -59,9 +90,13 @@ def run_serve(arguments: Serve) -> NoReturn:
         model=name,
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
         logs_prompts=arguments.log_prompts,
+        defaults=checkpoint_defaults(inference.found.folder) | defaults,
     )
     # serve
-    app = create_app(engine, settings, RequestLimits(keys=keys, hosts=hosts))
+    limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
+    app = create_app(engine, settings, limits)
+    if key_file := arguments.api_key_file:
+        signal.signal(signal.SIGHUP, lambda *_: app.reload_keys(key_file))
     engine.start()
     server = HttpServer(app, engine, listen, announce)
     # uvicorn handles the signal only once it has started, and raises it again in the end.
@@ -81,6 +116,69 @@ def run_serve(arguments: Serve) -> NoReturn:
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
 
 
+def require_defaults(defaults: Mapping[str, Any]) -> None:
+    """Raise ValueError for defaults that a request could not have, naming the option."""
+    try:
+        DecodingBody.model_validate(defaults)
+    except ValidationError as problem:
+        raise ValueError(error_line(problem.errors()[0])[0]) from problem
+
+
+def checkpoint_defaults(folder: Path) -> dict[str, Any]:
+    """Return the defaults that a checkpoint's generation_config.json states, if it has one."""
+    if not (folder / "generation_config.json").is_file():
+        return {}
+    stated = huggingface.read_json(folder, "generation_config.json")
+    found = {name: stated[name] for name in SERVER_DEFAULTS if stated.get(name) is not None}
+    # Transformers samples only with do_sample; Dream's files have no such field
+    if stated.get("do_sample") is False:
+        found["temperature"] = 0.0
+    try:
+        require_defaults(found)
+    except ValueError as problem:
+        logger.warning("generation_config.json is not used: %s", problem)
+        return {}
+    return found
+
+
+def fit_options(
+    inference: DiffuCoderInference, options: EngineOptions, given: Mapping[str, Any]
+) -> EngineOptions:
+    """Choose the slots and the context that are not given by the free memory, and log them."""
+    each = inference.split()[0]
+    planned = replace(each.planned, decoding=Decoding(preset=options.preset))
+    weights = estimated_memory(each.config, planned, each.mesh_shape).weights
+    # the weights are loaded already
+    free = free_memory()
+    memory = math.inf if free is None else free + weights
+    fixed_rows = Pace().fixed_rows
+    plan = fitting_limits(
+        each.config,
+        planned,
+        each.mesh_shape,
+        memory,
+        fixed_rows,
+        slots=(given["slots"],) if "slots" in given else SLOTS,
+        contexts=(given["context"],) if "context" in given else CONTEXTS,
+    )
+    need = serving_memory(each.config, plan, each.mesh_shape, fixed_rows)
+    logger.info(
+        "limits",
+        extra={
+            "fields": {
+                "preset": options.preset,
+                "slots": plan.batch,
+                "context": plan.canvas,
+                "weights": gib(need.weights),
+                "caches": gib(need.cache),
+                "working": gib(need.working),
+                "may_use": "unknown" if free is None else gib(memory),
+            }
+        },
+    )
+    return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
+
+
 def announce(host: str, port: int) -> None:
     # IPv6 addresses stand in brackets: http://[::1]:8000
     print(
@@ -95,3 +193,6 @@ def configure_logging() -> None:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("jax_lm").setLevel(logging.INFO)
+    # warnings, and what ends a thread, are lines of JSON as well
+    logging.captureWarnings(capture=True)
+    threading.excepthook = lambda failed: logger.error("a thread failed", exc_info=failed.exc_value)

@@ -1,0 +1,305 @@
+"""A worker: one thread that decodes jobs of the queue together, in the slots of one device or mesh.
+
+Several workers may share a queue, each with weights of its own (`serve --replicas`). An answer
+depends only on its request, and an error ends only the job that it belongs to. Knows tokens and
+text, no HTTP. `compilations` decides which programs are compiled.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.planning.serving import columns_of, widths
+from jax_lm.serving.compilations import AnySlots, CompileScheduler, WarmUp
+from jax_lm.serving.constrained import Repairs
+from jax_lm.serving.growing import GrowingSlots
+from jax_lm.serving.jobs import AnySequence, Event, Job
+from jax_lm.serving.metrics import Metrics
+from jax_lm.serving.pace import Pace
+from jax_lm.serving.queue import JobQueue
+from jax_lm.serving.slots import Slots
+
+logger = logging.getLogger(__name__)
+
+# Most steps of a call, after which the queue is looked at, and a job reports progress.
+STEPS_PER_CALL = 4
+# Seconds between two looks at jobs that wait for a program, or at a compilation.
+POLL_SECONDS = 0.02
+
+
+class DeviceError(RuntimeError):
+    """Raised when the device fails for every sequence."""
+
+
+class Worker:
+    """Decodes jobs of a queue in the slots of one device or mesh.
+
+    Args:
+        inference: model and tokenizer, on the devices of this worker.
+        queue: jobs to decode.
+        metrics: counters to update.
+        context: tokens that prompt and answer may take together.
+        slots: number of slots, per width and with or without a KV cache.
+        draft: steps drafted ahead for every sequence.
+        slots_type: class that runs the batches.
+
+    Attributes:
+        running: this worker's jobs, by the sequence that occupies a slot.
+        siblings: all workers of the queue, this one among them.
+    """
+
+    def __init__(
+        self,
+        inference: DiffuCoderInference,
+        queue: JobQueue,
+        metrics: Metrics,
+        *,
+        context: int,
+        slots: int,
+        draft: int,
+        slots_type: type[Slots] = Slots,
+    ) -> None:
+        self.inference, self.queue, self.metrics = inference, queue, metrics
+        self.running: dict[AnySequence, Job] = {}
+        self.siblings, self.pace = [self], Pace()
+        sampler = inference.sampler
+        make_slots = partial(
+            slots_type,
+            sampler,
+            count=slots,
+            sizes=(),
+            stop_ids=inference.tokenizer.stop_ids,
+            draft=draft,
+            pace=self.pace,
+        )
+        self.groups: list[AnySlots] = [
+            make_slots(columns_of(width, context, is_cached=is_cached), is_cached=is_cached)
+            for width in widths(context)
+            for is_cached in (False, True)
+        ]
+        # only models that were trained for it have holes that find their length
+        if sampler.growth:
+            # their loops have a pace of their own
+            make_growing = partial(
+                GrowingSlots, sampler, count=slots, every=STEPS_PER_CALL, pace=Pace()
+            )
+            self.groups += [make_growing(width) for width in widths(context)]
+        self.compilations = CompileScheduler(inference, self.groups, context)
+        self.repairs = Repairs(sampler, widths(context))
+        self.is_ready = False
+
+    def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]) -> None:
+        """Decode until the queue is closed: take jobs, step, deliver events, end jobs.
+
+        Raises:
+            OutOfMemoryError: a program of the warm-up does not fit.
+            DeviceError: the device fails for every sequence.
+        """
+        try:
+            if not self.compilations.warm_up(warm_up):
+                return
+            self.is_ready = True
+            on_ready()
+            # one round: one call of the device
+            while self.running or self.queue.is_open:
+                arrivals = self.queue.arrivals
+                self.end_overdue()
+                self.admit()
+                # after the shutdown, only for jobs that wait for a program
+                if self.queue.closes_at is None or self.queue.waiting:
+                    self.compilations.start_next()
+                if self.running:
+                    self.step()
+                # it may have been closed meanwhile, and nothing would end the wait
+                elif self.queue.is_open:
+                    self.queue.wait(arrivals, self.idle_seconds)
+        finally:
+            self.is_ready = False
+            self.repairs.close()
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds to wait for a job, if none is running; None is without a limit."""
+        compilations = self.compilations
+        is_busy = compilations.thread.is_alive() or any(each.missing() for each in self.groups)
+        return POLL_SECONDS if is_busy or self.queue.waiting else None
+
+    def end_overdue(self) -> None:
+        """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
+        now, closes_at = time.monotonic(), self.queue.closes_at
+        for job in [*self.queue.waiting, *self.running.values()]:
+            if job.is_cancelled:
+                self.end(job.ending("cancelled"))
+            elif now > job.deadline:
+                self.end(job.ending("timeout"))
+            elif closes_at is not None and now > closes_at:
+                self.end(job.ending(self.queue.refusal))
+
+    def admit(self) -> None:
+        """Move waiting sequences to slots, in order of arrival."""
+        for job in list(self.queue.waiting):
+            sequence = job.sequence
+            # slots that fit best, even if the sequence has to take wider ones
+            best = next(self.fitting(sequence))
+            best.peak = max(best.peak, len(best.sequences) + 1)
+            slots = self.place(sequence)
+            if slots is None or self.is_busier(sequence) or not self.queue.start(job):
+                continue
+            # as if it had been there from the start: it is served next, and then takes turns
+            sequence.seconds = min((each.seconds for each in self.running), default=0.0)
+            slots.join(sequence)
+            self.running[sequence] = job
+            best.peak = max(best.peak, len(best.sequences))
+            job.started = time.monotonic()
+            self.metrics.queue_seconds.observe(job.age)
+
+    def is_busier(self, sequence: AnySequence) -> bool:
+        """Whether another worker could take a sequence and has fewer of them."""
+        return any(
+            len(each.running) < len(self.running) and each.place(sequence) is not None
+            for each in self.siblings
+            if each.is_ready
+        )
+
+    def fitting(self, sequence: AnySequence) -> Iterator[Any]:
+        """Return the slots that can hold a sequence, narrowest first. The widest hold any."""
+        return (slots for slots in self.groups if slots.holds(sequence))
+
+    def place(self, sequence: AnySequence) -> Any:
+        """Return the narrowest slots that can hold a sequence and have room, or None.
+
+        None also if it would be done earlier after waiting for a program that fits it better.
+        """
+        best, *wider = self.fitting(sequence)
+        free = next((slots for slots in (best, *wider) if slots.has_room), None)
+        if free is None or best.is_compiled or best in self.compilations.failed:
+            return free
+        # 32 steps in 2,048 columns of a large model on a CPU: 640 s, in 96 columns 40 s, which is
+        # worth a compilation of 10 s
+        saved = free.seconds(sequence) - best.seconds(sequence)
+        return free if saved < self.compilations.seconds else None
+
+    def step(self) -> None:
+        """Make one call, for the sequences that were served least, and deliver their events."""
+        waiting = [each for each in self.running if not each.is_held]
+        if waiting:
+            served_least = min(waiting, key=lambda each: each.seconds)
+            slots: Any = next(each for each in self.groups if served_least in each.sequences)
+            self.advance(slots)
+        # those whose text a thread has read meanwhile
+        for sequence in [each for each in self.running if each.is_held]:
+            self.deliver(self.running[sequence])
+        self.repairs.wait_if_idle(self.running)
+
+    def advance(self, slots: Any) -> None:
+        """Advance sequences of one group by one call, and deliver their events."""
+        try:
+            sequences = slots.advance(STEPS_PER_CALL)
+            self.metrics.batch_rows.observe(len(sequences))
+        except Exception:  # the border: only the sequence that caused it may suffer
+            sequences = slots.sequences
+            logger.exception("a batch failed; its slots hold %d sequences", len(sequences))
+            self.isolate(slots, sequences)
+        # deliver what was decided; a sequence that failed has no running job any more
+        for sequence in sequences:
+            if sequence in self.running:
+                self.deliver(self.running[sequence])
+
+    def isolate(self, slots: Any, sequences: list) -> None:
+        """Advance each sequence alone, and end the jobs of those that fail again.
+
+        Raises:
+            DeviceError: a sequence of ours fails too.
+        """
+        # empty the slots; a failed call has lost the cache, so that open blocks begin anew
+        for sequence in sequences:
+            slots.leave(sequence)
+            if sequence.is_cached:
+                sequence.reopen()
+        # each sequence alone, to the end of its block: only then does its cache not matter
+        failed = []
+        for sequence in sequences:
+            slots.join(sequence)
+            try:
+                slots.advance(STEPS_PER_CALL)
+                while sequence.is_cached and not sequence.is_between_blocks:
+                    slots.advance(STEPS_PER_CALL)
+            except Exception as error:  # the border: this is the sequence that failed
+                logger.error("a sequence failed alone too: %s", error)
+                failed.append((sequence, error))
+            slots.leave(sequence)
+        # a device that is lost fails for anything
+        if failed and len(failed) == len(sequences):
+            self.require_device(slots)
+        for sequence, error in failed:
+            self.end(self.running[sequence].ending("error", error))
+        # put the others back together
+        for sequence in sequences:
+            if sequence in self.running:
+                slots.join(sequence)
+
+    def require_device(self, slots: Any) -> None:
+        """Raise DeviceError if slots cannot decode even a sequence of ours."""
+        trial = self.compilations.sequence(slots)
+        slots.join(trial)
+        try:
+            slots.advance(1)
+        except Exception as error:
+            raise DeviceError(f"the device fails for every request: {error}") from error
+        finally:
+            slots.leave(trial)
+
+    def deliver(self, job: Job) -> None:
+        """Deliver new tokens of an answer, and end its job once the answer is complete."""
+        # for the time to the first text
+        had_text = bool(job.text)
+        try:
+            self.repairs.advance(job.sequence)
+            event = job.next_event()
+        except Exception as error:  # the border: one job's answer must not end the others
+            logger.exception("a job failed")
+            event = job.ending("error", error)
+        if job.text and not had_text:
+            self.metrics.first_text_seconds.observe(job.age)
+        if event.reason:
+            self.end(event)
+        elif event.commits:
+            job.deliver(event)
+
+    def end(self, event: Event) -> None:
+        """Free the slot of a job, count the job, and deliver its last event."""
+        job: Any = event.job
+        # free the slot and everything that belongs to the sequence
+        self.running.pop(job.sequence, None)
+        self.repairs.forget(job.sequence)
+        for slots in self.groups:
+            if job.sequence in slots.sequences:
+                slots.leave(job.sequence)
+        # of several workers, one ends a job that waits
+        if not self.queue.remove(job):
+            return
+        # count and estimate waiting times: moving average with weight 0.1
+        self.metrics.count_end(event, job.age)
+        if event.is_answer:
+            self.queue.seconds_per_job += 0.1 * (job.age - self.queue.seconds_per_job)
+        job.deliver(event)
+
+    def start(self, warm_up: list[WarmUp], on_ready: Callable, on_end: Callable) -> None:
+        """Run on a thread of its own; `on_end` is called with what ended it, or None."""
+
+        def run() -> None:
+            failure = None
+            try:
+                self.run(warm_up, on_ready)
+            except BaseException as error:  # the border: the server ends with it
+                failure = error
+            on_end(failure)
+            # an interpreter exit during a compilation would crash
+            self.compilations.join()
+
+        self.thread = threading.Thread(target=run, name="engine", daemon=True)
+        self.thread.start()
