@@ -315,6 +315,56 @@ def test_programs_follow_from_what_is_asked_for(fresh):
     assert programs == 22
 
 
+def test_a_stated_list_is_compiled_before_the_engine_is_ready(fresh, monkeypatch):
+    engine = fresh(context=192, preset="turbo", warm_up=("1", "500x4", "exact:100"))
+    (worker,) = engine.workers
+    compiled = []
+
+    def compile_shape(slots, number, size):
+        compiled.append((slots.columns, slots.is_cached, number, size))
+        slots.sizes[number].append(size)
+
+    monkeypatch.setattr(worker.compilations, "compile", compile_shape)
+    monkeypatch.setattr(worker.compilations, "measure", lambda slots: None)
+    assert worker.compilations.warm_up(engine.options.shapes)
+    assert compiled == [
+        (96, True, 0, 1),
+        (96, True, 1, 1),
+        (224, True, 0, 4),
+        (224, True, 1, 4),
+        (192, False, 0, 1),
+    ]
+
+
+def test_short_requests_go_first_and_long_ones_go_on(fresh, monkeypatch):
+    engine = fresh(context=192)
+    (worker,) = engine.workers
+    narrow, _, wide, _ = worker.groups
+    narrow.sizes, wide.sizes = [[1]], [[1]]
+    costs, calls = {narrow: 0.02, wide: 1.0}, []
+
+    def advance(slots):
+        first = min(slots.sequences, key=lambda sequence: sequence.served_at)
+        first.seconds += costs[slots]
+        calls.append(slots)
+        first.served_at = len(calls)
+
+    monkeypatch.setattr(worker, "advance", advance)
+    long = Request(before=(5,) * 100, options=GREEDY)
+    engine.submit([long] * 4, RecordingListener())
+    worker.admit()
+    for _ in range(8):
+        worker.step()
+    assert calls == [wide] * 8
+    assert {sequence.seconds for sequence in worker.running} == {2.0}
+    # however many short ones come, they do not push the others aside
+    engine.submit([ask(engine, PROMPTS[0])], RecordingListener())
+    worker.admit()
+    for _ in range(40):
+        worker.step()
+    assert calls[8:] == ([narrow] * 7 + [wide]) * 5
+
+
 def test_two_or_three_do_not_run_in_a_large_program(engine):
     (worker,) = engine.workers
     for slots in worker.groups[:2]:

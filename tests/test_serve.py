@@ -34,6 +34,12 @@ KEY = "k" * 20
         (["--context", "4000"], "context=4000: the model holds 512"),
         (["--grace", "0"], "grace=0.0: must be at least 1"),
         (["--connections", "3"], "connections=3: must be at least 8"),
+        (["--keep-alive", "0"], "keep_alive=0: must be at least 1"),
+        (["--temperature", "3"], "temperature=3.0: must be less than or equal to 2"),
+        (["--preset", "slow"], "preset='slow': must be one of exact, fast, turbo"),
+        (["--warm-up", "wide"], "warm_up='wide': must be like 96, 384x4 or exact:96x4"),
+        (["--warm-up", "96x99"], "warm_up: 99 sequences must lie in [1, slots=16]"),
+        (["--replicas", "2"], "replicas=2: must divide the number of devices, 1"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, message, capsys):

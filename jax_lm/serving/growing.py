@@ -49,6 +49,7 @@ class GrowingSequence:
     step: int = 0
     forwards: int = 0
     seconds: float = 0.0
+    served_at: float = 0.0
     is_done: bool = False
     is_cached = is_held = False
     keeps_logprobs = False
@@ -175,11 +176,12 @@ class GrowingSlots:
         self.is_compiled = True
 
     def advance(self, steps: int) -> list[GrowingSequence]:
-        """Take `self.every` steps with the sequence that was served least, and return it."""
-        begun, sequence = time.monotonic(), min(self.loops, key=lambda each: each.seconds)
+        """Take `self.every` steps with the sequence whose last are longest ago, and return it."""
+        begun, sequence = time.monotonic(), min(self.loops, key=lambda each: each.served_at)
         if (state := next(self.loops[sequence], None)) is not None:
             sequence.take(state)
-        sequence.seconds += time.monotonic() - begun
+        sequence.served_at = time.monotonic()
+        sequence.seconds += sequence.served_at - begun
         return [sequence]
 
     def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:

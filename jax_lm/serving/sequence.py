@@ -57,7 +57,8 @@ class Sequence:
         drafts: draft canvases that the next forward pass verifies.
         keeps_logprobs: whether log-probabilities are kept.
         logprobs: log-probabilities of decided columns; None if they are not kept.
-        seconds: time that the device has spent on it, by which sequences take turns.
+        seconds: time that the device has spent on it.
+        served_at: when its last call ended, by the monotonic clock; sequences take turns by it.
 
     Raises:
         ValueError: settings in which the sequences of one batch cannot differ.
@@ -79,6 +80,7 @@ class Sequence:
     keeps_logprobs: bool = False
     logprobs: TokenLogProbs | None = None
     seconds: float = 0.0
+    served_at: float = 0.0
 
     is_held = False
     """Whether steps must leave the sequence as it is for now."""

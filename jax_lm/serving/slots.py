@@ -158,7 +158,7 @@ class Slots:
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """Make one call for the sequences that were served least, and return them.
+        """Make one call for the sequences whose last call is longest ago, and return them.
 
         It takes up to `steps` steps, fewer if a sequence ends its block or if they take long.
         Sequences that are held are left out. With a cache, they refresh it before their next step.
@@ -168,7 +168,7 @@ class Slots:
         if not active:
             return []
         # with a cache, pass 0 is the refresh of the rows that begin a block
-        active.sort(key=lambda each: each.seconds)
+        active.sort(key=lambda each: each.served_at)
         numbers = [
             0 if each.is_between_blocks or each not in self.begun else len(self.passes) - 1
             for each in active
@@ -254,10 +254,11 @@ class Slots:
                 sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
                 sequence.step, sequence.forwards = (int(part[row]) for part in counters)
                 sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
-        spent = time.monotonic() - begun
+        now = time.monotonic()
+        spent = now - begun
         self.pace.observe(size * self.rows(number), taken, spent)
         for sequence in sequences:
-            sequence.seconds += spent / len(sequences)
+            sequence.served_at, sequence.seconds = now, sequence.seconds + spent / len(sequences)
 
     def empty_cache(self) -> KVCache:
         """Return an empty cache for all slots.

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 # Most steps of a call, after which the queue is looked at, and a job reports progress.
 STEPS_PER_CALL = 4
+# A sequence is young until the device has spent this many seconds on it. Of so many calls one is for
+# those that are not, if there are both.
+YOUNG_SECONDS, OLD_TURN = 1.0, 8
 # Seconds between two looks at jobs that wait for a program, or at a compilation.
 POLL_SECONDS = 0.02
 
@@ -65,7 +68,7 @@ class Worker:
     ) -> None:
         self.inference, self.queue, self.metrics = inference, queue, metrics
         self.running: dict[AnySequence, Job] = {}
-        self.siblings, self.pace = [self], Pace()
+        self.siblings, self.pace, self.calls = [self], Pace(), 0
         sampler = inference.sampler
         make_slots = partial(
             slots_type,
@@ -149,8 +152,6 @@ class Worker:
             slots = self.place(sequence)
             if slots is None or self.is_busier(sequence) or not self.queue.start(job):
                 continue
-            # as if it had been there from the start: it is served next, and then takes turns
-            sequence.seconds = min((each.seconds for each in self.running), default=0.0)
             slots.join(sequence)
             self.running[sequence] = job
             best.peak = max(best.peak, len(best.sequences))
@@ -184,11 +185,19 @@ class Worker:
         return free if saved < self.compilations.seconds else None
 
     def step(self) -> None:
-        """Make one call, for the sequences that were served least, and deliver their events."""
+        """Make one call, and deliver the events of its sequences.
+
+        Sequences on which the device has spent little go first, so that a short answer does not
+        wait for a round of long ones; every few calls it is the turn of the others.
+        """
         waiting = [each for each in self.running if not each.is_held]
         if waiting:
-            served_least = min(waiting, key=lambda each: each.seconds)
-            slots: Any = next(each for each in self.groups if served_least in each.sequences)
+            young = [each for each in waiting if each.seconds < YOUNG_SECONDS]
+            old = [each for each in waiting if each.seconds >= YOUNG_SECONDS]
+            self.calls += 1
+            turn = (old or young) if self.calls % OLD_TURN == 0 else (young or old)
+            first = min(turn, key=lambda each: each.served_at)
+            slots: Any = next(each for each in self.groups if first in each.sequences)
             self.advance(slots)
         # those whose text a thread has read meanwhile
         for sequence in [each for each in self.running if each.is_held]:
