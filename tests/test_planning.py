@@ -1,5 +1,6 @@
 """Parameters and memory, from the shape alone."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from jax_lm.cli.main import main
+from jax_lm.cli import main as cli
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
@@ -355,3 +357,15 @@ def test_operations_of_a_gradient_are_those_of_its_program(all_weights):
     counted = jax.jit(jax.grad(loss)).lower(ours).cost_analysis()["flops"]
     told = training_flops(shape, 96, 96, all_weights=all_weights) * tokens.size
     assert counted == pytest.approx(told, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("topology", "slots", "context", "status"),
+    [("h100:1", 16, 2048, 0), ("rtx4090:1", 8, 2048, 0), ("v5e:1x1", 1, 384, 1)],
+)
+def test_the_plan_of_a_server_says_what_fits(topology, slots, context, status, capsys):
+    command = ["plan", "--model-config", "7b", "--topology", topology, "--step", "serve", "--json"]
+    assert cli.main(command) == status
+    record = json.loads(capsys.readouterr().out)
+    assert (record["slots"], record["context"]) == (slots, context)
+    assert record["verdict"] == ("does not fit" if status else "fits")

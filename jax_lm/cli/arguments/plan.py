@@ -27,8 +27,8 @@ class Plan:
         diffucoder plan --model-config 7b --topology rtx4090:1 --step sft --lora-rank 16 --dtype int8 --max-length 1024
 
     Attributes:
-        step: generate, or a training update: sft, adapt or grpo, where max_new_tokens is the
-            completion.
+        step: generate, serve (the slots and the context that fit one chip, by an estimate), or a
+            training update: sft, adapt or grpo, where max_new_tokens is the completion.
         topology: chips and their shape, for example v5e:2x2, v6e:1x1, v4:2x2x1, h100:8 or
             rtx4090:1; cpu is this machine.
         model: folder or hub id; only its config.json is read.

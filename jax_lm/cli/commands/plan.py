@@ -18,8 +18,10 @@ from jax_lm.host import platforms
 from jax_lm.host.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_one_of
-from jax_lm.planning.memory import PlannedStep
-from jax_lm.planning.roofline import Topology
+from jax_lm.planning.memory import RESERVED, SERVE, PlannedStep
+from jax_lm.planning.roofline import Topology, gib
+from jax_lm.planning.serving import FIXED_ROWS, fitting_limits, serving_memory
+from jax_lm.sharding import MeshShape
 
 
 def run_plan(arguments: Plan) -> int:
@@ -49,6 +51,8 @@ def make_plan(arguments: Plan) -> MachinePlan:
     This must be called first: the compiler is chosen before JAX has a backend.
     """
     topology, options = Topology.parse(arguments.topology), arguments.generation
+    if arguments.step == SERVE:
+        return plan_server(arguments, topology)
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
     planned = PlannedStep(
@@ -64,6 +68,31 @@ def make_plan(arguments: Plan) -> MachinePlan:
     return MachinePlan(
         config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh)
     )
+
+
+def plan_server(arguments: Plan, topology: Topology) -> int:
+    """Print the limits that `serve` would choose on one of the chips, and their memory."""
+    config, mesh = plan_config(arguments), MeshShape()
+    # the presets differ in what a step commits, not in memory
+    planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
+    memory = topology.chip.memory * (1 - RESERVED)
+    plan = fitting_limits(config, planned, mesh, memory, FIXED_ROWS)
+    need = serving_memory(config, plan, mesh, FIXED_ROWS)
+    has_room = need.total <= memory
+    record = {
+        "slots": plan.batch,
+        "context": plan.canvas,
+        "weights": gib(need.weights),
+        "caches": gib(need.cache),
+        "working": gib(need.working),
+        "total": f"{gib(need.total)} of {gib(topology.chip.memory)}, estimated",
+        "verdict": "fits" if has_room else "does not fit",
+    }
+    if arguments.json:
+        print(json.dumps(record, indent=1))
+    else:
+        Console(highlight=False).print(table_of([(name, str(v)) for name, v in record.items()]))
+    return 0 if has_room else 1
 
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
