@@ -46,7 +46,8 @@ def started(inference, options=OPTIONS, **arguments):
     engine = Engine(inference, options, **arguments)
     engine.start()
     try:
-        assert engine.ready.wait(500)
+        while not engine.ready.wait(0.2):
+            assert not engine.stopped.is_set(), engine.failure
         yield engine
     finally:
         engine.close(grace=0.0)

@@ -26,6 +26,8 @@ from jax_lm.sharding import MeshShape
 
 def run_plan(arguments: Plan) -> int:
     """Plan a step and print it; exit status 1 if it does not fit."""
+    if arguments.step == SERVE:
+        return plan_server(arguments, Topology.parse(arguments.topology))
     plan, options = make_plan(arguments), arguments.generation
     if compiles(arguments, CompilerPackage.of(plan.topology)):
         with platforms.without_driver_notes():
@@ -51,8 +53,6 @@ def make_plan(arguments: Plan) -> MachinePlan:
     This must be called first: the compiler is chosen before JAX has a backend.
     """
     topology, options = Topology.parse(arguments.topology), arguments.generation
-    if arguments.step == SERVE:
-        return plan_server(arguments, topology)
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
     planned = PlannedStep(
