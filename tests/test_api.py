@@ -513,7 +513,7 @@ def test_a_line_of_the_log_tells_what_a_request_took(address, caplog):
         call(address, "POST", "/v1/completions", body, traceparent=trace)
         (line,) = [record.fields for record in caplog.records if record.message == "request"]
         assert line["traceparent"] == trace
-        assert (line["prompt_tokens"], line["completion_tokens"] > 0) == (7, True)
+        assert (line["prompt_tokens"], line["completion_tokens"] > 0) == (11, True)
         assert line["reason"] in ("stop", "length")
         assert line["queue_seconds"] >= 0
 

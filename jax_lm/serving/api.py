@@ -219,7 +219,7 @@ class Server:
         answer_format = kind(request_id(http), self.settings.model, body)
         if body.length == 0:
             prompts = await asyncio.to_thread(lambda: [*map(self.prompt_ids, body.prompts)])
-            return self.echo(prompts, before, answer_format)
+            return self.echo(prompts, before, answer_format, http)
 
         def make() -> list[jobs.Request]:
             return [
@@ -233,7 +233,11 @@ class Server:
         return await self.answer(make, before, answer_format, http)
 
     def echo(
-        self, prompts: Sequence[list[int]], before: Sequence[str], answer_format: AnswerFormat
+        self,
+        prompts: Sequence[list[int]],
+        before: Sequence[str],
+        answer_format: AnswerFormat,
+        http: Request,
     ) -> Response:
         """Answer with the prompts alone, for `max_tokens` 0."""
         lengths = [len(prompt) for prompt in prompts]
@@ -422,10 +426,14 @@ class Server:
         proxies cut off a connection that is silent for long.
         """
 
+        async def next_piece() -> str | None:
+            return await anext(pieces, None)
+
         async def events() -> AsyncIterator[str]:
+            step = None
             try:
                 while True:
-                    step = asyncio.ensure_future(anext(pieces, None))
+                    step = asyncio.create_task(next_piece())
                     while not (await asyncio.wait({step}, timeout=HEARTBEAT_SECONDS))[0]:
                         yield ": waiting\n\n"
                     if (piece := step.result()) is None:
@@ -434,8 +442,11 @@ class Server:
             except Refusal as refusal:
                 yield data(refusal.body, error_event)
             finally:
+                if step is not None:
+                    step.cancel()
                 self.engine.cancel(submitted)
-                self.note(submitted, http)
+                if submitted:
+                    self.note(submitted, http)
 
         # Without this header, proxies would buffer the events.
         headers = {"x-accel-buffering": "no"}
