@@ -11,8 +11,8 @@ from cases.reference import GOLDEN
 from flax import nnx
 from safetensors import safe_open
 
-from jax_lm.cli.main import main
 from jax_lm.cli import main as cli
+from jax_lm.cli.main import main
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 from pydantic import ValidationError
 
 from jax_lm.checkpoints import huggingface
@@ -31,6 +32,8 @@ from jax_lm.serving.schemas import SERVER_DEFAULTS, DecodingBody, error_line
 
 logger = logging.getLogger("jax_lm.serving")
 
+# Share of the free memory that a server takes of a host.
+HOST_SHARE = 0.5
 # Exit status if the engine ended on its own.
 ENGINE_FAILED = 1
 
@@ -150,7 +153,9 @@ def fit_options(
     weights = estimated_memory(each.config, planned, each.mesh_shape).weights
     # the weights are loaded already
     free = free_memory()
-    memory = math.inf if free is None else free + weights
+    # others use a host's memory too
+    share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
+    memory = math.inf if free is None else share * free + weights
     fixed_rows = Pace().fixed_rows
     plan = fitting_limits(
         each.config,
