@@ -91,7 +91,8 @@ def plan_server(arguments: Plan, topology: Topology) -> int:
     if arguments.json:
         print(json.dumps(record, indent=1))
     else:
-        Console(highlight=False).print(table_of([(name, str(v)) for name, v in record.items()]))
+        for name, value in record.items():
+            print(f"{name:8} {value}")
     return 0 if has_room else 1
 
 
