@@ -175,14 +175,14 @@ def test_sigterm_with_rows_longer_than_the_grace(start):
 
 DYING = """
 from jax_lm.cli.main import entry
-from jax_lm.serving.worker import Worker
+from jax_lm.serving.worker import EngineWorker
 
-def admit(self, admit=Worker.admit):
+def admit(self, admit=EngineWorker.admit):
     if any(job.request.seed == 13 for job in self.queue.waiting):
         raise RuntimeError("the device is lost")
     admit(self)
 
-Worker.admit = admit
+EngineWorker.admit = admit
 entry()
 """
 

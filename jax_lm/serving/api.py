@@ -310,7 +310,7 @@ class Server:
             if not task.done():
                 raise failure("cancelled")
             return task.result()
-        except BaseException:
+        except BaseException:  # cancelled, refused or failed: nobody waits for the jobs
             self.engine.cancel(submitted)
             raise
         finally:

@@ -24,7 +24,7 @@ from jax_lm.serving.jobs import AnySequence, Job, Listener, Request
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.queue import JobQueue, RejectedError
 from jax_lm.serving.slots import Slots
-from jax_lm.serving.worker import Worker
+from jax_lm.serving.worker import EngineWorker
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Engine:
         self.queue = JobQueue(options.queue, options.slots * len(replicas))
         self.metrics = metrics or Metrics(options.slots)
         self.workers = [
-            Worker(
+            EngineWorker(
                 each,
                 self.queue,
                 self.metrics,

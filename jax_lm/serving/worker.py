@@ -38,7 +38,7 @@ class DeviceError(RuntimeError):
     """Raised when the device fails for every sequence."""
 
 
-class Worker:
+class EngineWorker:
     """Decodes jobs of a queue in the slots of one device or mesh.
 
     Args:
@@ -257,7 +257,7 @@ class Worker:
         slots.join(trial)
         try:
             slots.advance(1)
-        except Exception as error:
+        except Exception as error:  # whatever it is, nothing can be decoded any more
             raise DeviceError(f"the device fails for every request: {error}") from error
         finally:
             slots.leave(trial)

@@ -67,28 +67,14 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; a server has the card for itself, of which JAX would leave a quarter unused
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    inference = DiffuCoderInference(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.dtype,
-        mesh=arguments.mesh,
-        adapter=arguments.adapter,
-        replicas=arguments.replicas,
-        verbose=False,
-    )
-    logger.info(inference.describe())
+    inference = load(arguments)
     options = fit_options(inference, options, given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
     name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
     # Keys already protect the server from foreign web pages.
-    hosts = (
-        ()
-        if keys
-        else (*LOOPBACK, arguments.host, *arguments.allow_host)
-        if is_local or arguments.allow_host
-        else ()
-    )
+    guards_hosts = not keys and (is_local or arguments.allow_host)
+    hosts = (*LOOPBACK, arguments.host, *arguments.allow_host) if guards_hosts else ()
     settings = ServerSettings(
         model=name,
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
@@ -117,6 +103,21 @@ def run_serve(arguments: Serve) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
+
+
+def load(arguments: Serve) -> DiffuCoderInference:
+    """Load the model, and log what was loaded."""
+    inference = DiffuCoderInference(
+        arguments.model,
+        arguments.tokenizer,
+        arguments.dtype,
+        mesh=arguments.mesh,
+        adapter=arguments.adapter,
+        replicas=arguments.replicas,
+        verbose=False,
+    )
+    logger.info(inference.describe())
+    return inference
 
 
 def require_defaults(defaults: Mapping[str, Any]) -> None:
