@@ -67,7 +67,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; a server has the card for itself, of which JAX would leave a quarter unused
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    inference = load(arguments)
+    inference = load_inference(arguments)
     options = fit_options(inference, options, given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
@@ -105,7 +105,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
 
 
-def load(arguments: Serve) -> DiffuCoderInference:
+def load_inference(arguments: Serve) -> DiffuCoderInference:
     """Load the model, and log what was loaded."""
     inference = DiffuCoderInference(
         arguments.model,
