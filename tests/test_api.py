@@ -511,7 +511,12 @@ def test_a_line_of_the_log_tells_what_a_request_took(address, caplog):
         trace = f"00-{'a' * 32}-{'b' * 16}-01"
         body = {"prompt": PROMPT, **COMPLETION} | streams
         call(address, "POST", "/v1/completions", body, traceparent=trace)
-        (line,) = [record.fields for record in caplog.records if record.message == "request"]
+        # the line follows the answer
+        deadline = time.monotonic() + 10
+        while not (lines := [each.fields for each in caplog.records if each.msg == "request"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (line,) = lines
         assert line["traceparent"] == trace
         assert (line["prompt_tokens"], line["completion_tokens"] > 0) == (11, True)
         assert line["reason"] in ("stop", "length")

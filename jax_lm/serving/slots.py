@@ -181,7 +181,8 @@ class Slots:
             sequence.next_block()
         self.run(chosen, number, self.pace.steps(size * rows, steps))
         if self.is_cached:
-            self.begun.update(chosen)
+            # a sequence that is held is repaired before its next call: its cache is stale then
+            self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
         return chosen
 
     def slot_passes(self) -> list[Pass]:
