@@ -51,7 +51,16 @@ import jax_lm
 from jax_lm.cli import main as cli
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import ALGS, CACHES, COMMIT_RULES, GROWTHS, PRESETS, Decoding, GenerationOptions
+from jax_lm.options import (
+    ALGS,
+    CACHES,
+    COMMIT_RULES,
+    GROWTHS,
+    PRESETS,
+    READ_BY,
+    Decoding,
+    GenerationOptions,
+)
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.engine import Engine, EngineOptions
 from jax_lm.serving.middleware import RequestLimits
@@ -203,9 +212,15 @@ def options_of(case: Case) -> GenerationOptions:
     """Return the options of a case. Raises ValueError if its settings contradict each other."""
     inner = {field.name for field in dataclasses.fields(Decoding)} & case.keys()
     outer = case.keys() - inner - set(OWN)
-    decoding = Decoding(**{name: case[name] for name in inner if case[name] is not None})
+    given = {name: case[name] for name in inner if case[name] is not None}
     settings = {name: case[name] for name in outer}
-    return GenerationOptions(max_new_tokens=NEW_TOKENS, decoding=decoding, **settings)
+    # A case may name settings that its commit rule does not read; the options refuse them.
+    commit = Decoding(**{name: given[name] for name in ("preset", "commit") if name in given})
+    rule = commit.settings.commit
+    given = {name: value for name, value in given.items() if rule in READ_BY.get(name, (rule,))}
+    if rule != "steps":
+        settings.pop("tokens_per_step", None)
+    return GenerationOptions(max_new_tokens=NEW_TOKENS, decoding=Decoding(**given), **settings)
 
 
 def is_allowed(case: Case) -> bool:
