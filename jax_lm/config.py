@@ -232,7 +232,7 @@ def translate(name: str, names: Names) -> str:
     return name
 
 
-def inverted(names: Names) -> Names:
+def invert(names: Names) -> Names:
     return tuple((ours, theirs) for theirs, ours in names)
 
 
@@ -373,7 +373,7 @@ class DreamConfig:
     def architecture(self) -> Architecture:
         return self.family.types[self.model_type]
 
-    def adapted(self, mask_token_id: int, pad_token_id: int, tokens: int) -> "DreamConfig":
+    def for_diffusion(self, mask_token_id: int, pad_token_id: int, tokens: int) -> "DreamConfig":
         """Return the configuration of the diffusion model that a causal model becomes.
 
         A model that is one already stays as it is.
@@ -470,17 +470,17 @@ class DreamConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
-        names = dict(inverted(self.architecture.fields))
+        names = dict(invert(self.architecture.fields))
         usual = ("hidden_act", "rope_scaling", "use_sliding_window")
         fixed = {name: FIXED_FIELDS[name][0] for name in usual} | dict(self.architecture.fixed)
         values = {names.get(name, name): value for name, value in fixed.items()}
         classes = [self.family.classes[self.model_type]]
-        return {"architectures": classes} | values | self.published_fields()
+        return {"architectures": classes} | values | self.to_published_fields()
 
-    def published_fields(self) -> dict[str, Any]:
+    def to_published_fields(self) -> dict[str, Any]:
         """Return the fields of this configuration under the names of the published config.json."""
         names = {
-            **dict(inverted(self.architecture.fields)),
+            **dict(invert(self.architecture.fields)),
             "head_size": "head_dim",
             "block_size": self.family.block_field,
         }
@@ -506,10 +506,10 @@ class DreamConfig:
             inert = INERT_FIELDS - {"architectures", "auto_map"}
             return {name: value for name, value in fields.items() if name in inert} | self.to_dict()
         # Only changed values are written, so that all other fields stay as the source has them.
-        before = DreamConfig.from_dict(fields).published_fields()
+        before = DreamConfig.from_dict(fields).to_published_fields()
         changed = {
             name: value
-            for name, value in self.published_fields().items()
+            for name, value in self.to_published_fields().items()
             if value != before.get(name)
         }
         if "embedding_size" in fields:

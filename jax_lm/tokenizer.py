@@ -441,7 +441,7 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     The text that the settings of the tokenizer name comes first, then the id in config.json or
     generation_config.json, then the text that the family of the model implies.
     """
-    named = named_tokens(folder)
+    named = read_token_names(folder)
     settings = [read_optional(folder / name) for name in ("config.json", "generation_config.json")]
     kind = settings[0].get("model_type")
     # Without config.json, the files are those of a tokenizer alone.
@@ -467,7 +467,7 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     )
 
 
-def named_tokens(folder: Path) -> dict[str, str]:
+def read_token_names(folder: Path) -> dict[str, str]:
     """Return the texts of the special tokens that the settings of a tokenizer name."""
     fields = read_optional(folder / SPECIAL_TOKENS) | read_optional(folder / TOKENIZER_CONFIG)
     # "mask_token": "<M>", or an object with the text under "content"
@@ -479,10 +479,10 @@ def named_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def named_mask_id(folder: Path, model_type: str | None) -> int | None:
+def find_mask_id(folder: Path, model_type: str | None) -> int | None:
     """Return the id of the mask token that a tokenizer names, for a config.json that names none."""
     implied = any(row.mask_token for row in FAMILIES if model_type in row.types)
-    if not implied and "mask_token" not in named_tokens(folder):
+    if not implied and "mask_token" not in read_token_names(folder):
         return None
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from jax_lm.cli import main as cli
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.reports.run_folder import named_settings
+from jax_lm.reports.run_folder import list_settings
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.grpo_config import Estimator, GRPOConfig, PolicyLoss
 
@@ -68,7 +68,7 @@ def test_the_published_recipe_is_the_default():
     # Of decoding, the preset says everything.
     overrides = {field.name for field in dataclasses.fields(Decoding)} - {"preset"}
     names = (
-        {name.rpartition(".")[2] for name, _ in named_settings(dataclasses.asdict(GRPOConfig()))}
+        {name.rpartition(".")[2] for name, _ in list_settings(dataclasses.asdict(GRPOConfig()))}
         - practical
         - overrides
     )

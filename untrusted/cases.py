@@ -183,11 +183,11 @@ def difference(expected: str, found: str, comparison: Comparison) -> str:
     divide, same = LINES[comparison]
     for number, (want, got) in enumerate(zip_longest(divide(expected), divide(found)), 1):
         if want is None or got is None or not same(want, got):
-            return f"line {number}: got {shown(got, want)}, expected {shown(want, got)}"
+            return f"line {number}: got {quote_line(got, want)}, expected {quote_line(want, got)}"
     return ""
 
 
-def shown(line: str | None, other: str | None) -> str:
+def quote_line(line: str | None, other: str | None) -> str:
     """Quote a line around the place where it differs from another one; None is a missing line."""
     if line is None:
         return "no such line"

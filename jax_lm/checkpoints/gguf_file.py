@@ -21,12 +21,12 @@ from gguf.quants import dequantize, quantize
 
 from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
 from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
-from jax_lm.config import DreamConfig, inverted, pairs, translate
+from jax_lm.config import DreamConfig, invert, pairs, translate
 from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
 
 # `model_type` of config.json by architecture of the file.
 ARCHITECTURES = dict(pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada"))
-# Architectures whose files hold the rows of q and k in another order (`permuted`).
+# Architectures whose files hold the rows of q and k in another order (`permute`).
 PERMUTED = ("llama", "llada")
 TENSORS = pairs("""
     token_embd.          model.embed_tokens.
@@ -87,18 +87,18 @@ class QuantizedTensor(ViewedTensor):
             shape = gguf.quant_shape_to_byte_shape(shape, self.kind)
         data = np.memmap(self.path, dtype, "r", self.offset, shape)
         values = dequantize(data, self.kind)
-        return unpermuted(values, self.heads) if self.heads else values
+        return unpermute(values, self.heads) if self.heads else values
 
 
-def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
     """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves."""
     # One head of 4 rows: [a, b, c, d] -> [a, c, b, d]
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def unpermuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Invert `permuted`."""
+def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Invert `permute`."""
     split = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
@@ -267,7 +267,7 @@ class EncodedTensor:
         kind = gguf.GGMLQuantizationType[kind]
         return cls(quantize(values.astype(np.float32), kind), kind)
 
-    def decoded(self) -> np.ndarray:
+    def decode(self) -> np.ndarray:
         return dequantize(self.data, self.kind)
 
 
@@ -308,8 +308,8 @@ def save(
     for name, tensor in tensors:
         data, own = tensor.data, name.split(".")[-2]
         if architecture in PERMUTED and own in counts:
-            data = permuted(data, counts[own])
-        writer.add_tensor(translate(name, inverted(TENSORS)), data, raw_dtype=tensor.kind)
+            data = permute(data, counts[own])
+        writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

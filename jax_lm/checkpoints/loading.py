@@ -151,7 +151,7 @@ def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
         from jax_lm.checkpoints import orbax  # imports in 0.5 s, and is rarely needed
 
         stored = orbax.list_tensors(folder / ORBAX_FOLDER)
-        return CheckpointTensors(folder, renamed(stored, names), orbax.read_arrays)
+        return CheckpointTensors(folder, rename(stored, names), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
     # Only `jax_lm.conversion` reads pickles.
     if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
@@ -162,10 +162,10 @@ def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
     link = folder / GGUF_LINK
     if link.exists() and not any((folder / name).is_file() for name in weights):
         return CheckpointTensors(folder, huggingface.require_gguf().list_tensors(folder))
-    return CheckpointTensors(folder, renamed(huggingface.list_tensors(folder), names))
+    return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 
 
-def renamed(stored: Mapping[str, StoredTensor], names: Names) -> dict[str, StoredTensor]:
+def rename(stored: Mapping[str, StoredTensor], names: Names) -> dict[str, StoredTensor]:
     """Return stored tensors under our names."""
     return {translate(name, names): tensor for name, tensor in stored.items()}
 
@@ -188,12 +188,12 @@ def load_tensors(
             NaN or infinity, or differs from the one that it should equal.
     """
     tensors: dict[str, Array] = {}
-    for name, tensor in checked_tensors(checkpoint, spec, on_progress=on_progress):
+    for name, tensor in check_tensors(checkpoint, spec, on_progress=on_progress):
         tensors |= convert_tensor(name, tensor, spec)
     return tensors
 
 
-def checked_tensors(
+def check_tensors(
     checkpoint: CheckpointTensors, spec: LoadSpec, *, on_progress: Progress | None = None
 ) -> Iterator[tuple[str, Array]]:
     """Read the tensors of a specification in small groups, and yield them with their names.

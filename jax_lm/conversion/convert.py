@@ -150,7 +150,7 @@ def convert_to_gguf(
     sums: dict[str, TensorChecksum] = {}
 
     def encoded() -> Iterator[tuple[str, Any]]:
-        for name, tensor in loading.checked_tensors(checkpoint, spec, on_progress=read_progress):
+        for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
             entry = library.EncodedTensor.of(name, np.asarray(tensor), precision)
             sums[name] = tensor_checksum(entry.decoded().astype(np.float32))
             yield name, entry

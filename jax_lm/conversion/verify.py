@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jax_lm.checkpoints import checksums, huggingface
-from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, checked_tensors, open_checkpoint
+from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, check_tensors, open_checkpoint
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, load_spec
@@ -52,7 +52,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         spec.requests(source)
         yield Check("names, shapes, dtypes", "as the config asks for")
         # Reads every tensor once, some at a time.
-        for _ in checked_tensors(source, spec):
+        for _ in check_tensors(source, spec):
             pass
         yield Check("values", "finite" + (", embeddings tied" if spec.tied else ""))
     except ValueError as error:

@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
-from jax_lm.config import DreamConfig, inverted, set_dtype, translate
+from jax_lm.config import DreamConfig, invert, set_dtype, translate
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.layers import (
     Batch,
@@ -43,7 +43,7 @@ from jax_lm.models.layers import (
     Initializer,
     Row,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer, named_mask_id
+from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
 Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
@@ -264,7 +264,7 @@ class DreamForCausalLM(nnx.Module):
         if fields.get("quantization_config") == stored.QUANTIZATION:
             del fields["quantization_config"]
         if fields.get("mask_token_id") is None:
-            fields["mask_token_id"] = named_mask_id(folder, fields.get("model_type"))
+            fields["mask_token_id"] = find_mask_id(folder, fields.get("model_type"))
         return DreamConfig.from_dict(fields, huggingface.published_name(folder))
 
     @staticmethod
@@ -430,7 +430,7 @@ def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tu
 
 def published_parameters(model: DreamForCausalLM) -> dict[str, Any]:
     """Return the parameters under the names that the published code of the family uses."""
-    names = inverted(model.config.architecture.tensors)
+    names = invert(model.config.architecture.tensors)
     return {translate(name, names): value for name, value in parameters(model).items()}
 
 

@@ -152,19 +152,19 @@ def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = (
 
     A setting that one of them lacks counts as None. Nested settings have dotted names.
     """
-    old, new = dict(named_settings(held)), dict(named_settings(wanted))
+    old, new = dict(list_settings(held)), dict(list_settings(wanted))
     for name in sorted(old.keys() | new.keys()):
         if name not in ignored and old.get(name) != new.get(name):
             return f"{name}={old.get(name)!r}, not {new.get(name)!r}"
     return None
 
 
-def named_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def list_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings of a nested mapping by dotted name."""
     # {"model": {"dtype": "int8"}} -> ("model.dtype", "int8")
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from named_settings(value, f"{prefix}{name}.")
+            yield from list_settings(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

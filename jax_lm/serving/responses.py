@@ -122,9 +122,9 @@ class AnswerFormat:
 
     def delta(self, index: int, text: str, end: Event | None = None) -> Json:
         """Return more text of a choice, or its end with the log-probabilities of all tokens."""
-        return self.framed(index, {"text": text}, end)
+        return self.frame_choice(index, {"text": text}, end)
 
-    def framed(self, index: int, content: Json, end: Event | None) -> Json:
+    def frame_choice(self, index: int, content: Json, end: Event | None) -> Json:
         return {
             "index": index,
             **content,
@@ -144,13 +144,13 @@ class ChatFormat(AnswerFormat):
 
     def choice(self, index: int, end: Event, before: str) -> Json:
         message = {"role": "assistant", "content": end.text, "refusal": None}
-        return self.framed(index, {"message": message}, end)
+        return self.frame_choice(index, {"message": message}, end)
 
     def opening(self, index: int, before: str) -> list[Json]:
-        return [self.framed(index, {"delta": {"role": "assistant", "content": ""}}, None)]
+        return [self.frame_choice(index, {"delta": {"role": "assistant", "content": ""}}, None)]
 
     def delta(self, index: int, text: str, end: Event | None = None) -> Json:
-        return self.framed(index, {"delta": {"content": text} if text else {}}, end)
+        return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
 
     def logprobs(self, tokens: Sequence[Commit]) -> Json | None:
         return chat_logprobs(tokens) if self.body.logprobs else None

@@ -166,14 +166,14 @@ class Broker:
 
     def descriptor(self, number: int) -> str:
         # A link to the open file, which also works for a file that has been removed.
-        path = f"/proc/{self.pid}/fd/{signed(number)}"
+        path = f"/proc/{self.pid}/fd/{read_int(number)}"
         if not os.path.lexists(path):
             raise os_error(errno.EBADF)
         return path
 
     def name_of(self, folder: int) -> str:
         # AT_FDCWD stands for the working directory, which only the broker keeps.
-        if signed(folder) == AT_FDCWD:
+        if read_int(folder) == AT_FDCWD:
             return self.where
         return self.world.name_of(os.readlink(self.descriptor(folder)))
 
@@ -216,7 +216,7 @@ class Broker:
     # The calls: each returns what the kernel would return, and raises OSError where it would fail
 
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
-        flags = signed(flags)
+        flags = read_int(flags)
         # Any flag outside the list is refused, also those that do not exist yet.
         if flags & ~functools.reduce(int.__or__, OPENING):
             raise os_error(errno.EINVAL)
@@ -245,7 +245,7 @@ class Broker:
         name = self.read_name(address) if address else ""
         # fstat(fd) arrives as newfstatat(fd, "", ..., AT_EMPTY_PATH).
         itself = not name and flags & AT_EMPTY_PATH
-        if itself and signed(folder) != AT_FDCWD:
+        if itself and read_int(folder) != AT_FDCWD:
             # An open file: the link in /proc leads to it, so follow it (`how` = 0).
             path, how = self.descriptor(folder), 0
         else:
@@ -269,10 +269,10 @@ class Broker:
 
     def readlinkat(self, folder: int, address: int, buffer: int, size: int) -> int:
         place = self.place(folder, self.read_name(address), follow=False)
-        if signed(size) <= 0:
+        if read_int(size) <= 0:
             raise os_error(errno.EINVAL)
         # Cut to the buffer's size without a final zero, as the kernel does.
-        target = os.fsencode(os.readlink(place.real))[: signed(size)]
+        target = os.fsencode(os.readlink(place.real))[: read_int(size)]
         self.write(buffer, target)
         return len(target)
 
@@ -311,7 +311,7 @@ class Broker:
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
     ) -> int:
         # No exchange, no "fail if it exists": flags of renameat2.
-        if signed(flags):
+        if read_int(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
         return 0
@@ -367,7 +367,7 @@ class Broker:
         return 0
 
 
-def signed(argument: int) -> int:
+def read_int(argument: int) -> int:
     """Read an `int` from a register: its lower half, with its sign.
 
     0xffffff9c -> -100 (AT_FDCWD)

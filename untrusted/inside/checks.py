@@ -157,7 +157,7 @@ def call_node(name: str, arguments: list[Any], old: ast.AST) -> Any:
     return ast.copy_location(ast.Call(function, arguments, []), old)
 
 
-def counted(statement: ast.stmt) -> ast.stmt:
+def count_check(statement: ast.stmt) -> ast.stmt:
     return ast.copy_location(ast.Expr(call_node(CHECKED, [], statement)), statement)
 
 
@@ -277,7 +277,9 @@ class TestPreparation:
         """Insert a count behind every check."""
         found: list[ast.stmt] = []
         for statement in statements:
-            found += [statement, counted(statement)] if self.is_check(statement) else [statement]
+            found += (
+                [statement, count_check(statement)] if self.is_check(statement) else [statement]
+            )
         return found
 
     def apply(self) -> None:
@@ -285,7 +287,7 @@ class TestPreparation:
         for node in self.nodes:
             if isinstance(node, ast.Try) and complains(node):
                 for handler in node.handlers:
-                    handler.body.insert(0, counted(handler.body[0]))
+                    handler.body.insert(0, count_check(handler.body[0]))
         for node in self.nodes:
             if isinstance(node, ast.Compare | ast.Call):
                 self.restore_sides(node)

@@ -133,7 +133,7 @@ class SharedContainers:
         self.watched.pop(key, None)
         del self.keys[id(self.entries.pop(key).container)]
 
-    def changed(self) -> Iterator[Shared]:
+    def take_changes(self) -> Iterator[Shared]:
         """Yield the latest containers that have changed here since both ends agreed.
 
         A container that nothing here refers to any more is checked a last time, and then rests

@@ -32,7 +32,7 @@ TYPES: dict[str, type] = {
 }
 
 
-def named_type(name: str) -> type | None:
+def find_type(name: str) -> type | None:
     """Return the type that a program may call by this name; None if there is none."""
     module, _, member = name.rpartition(".")
     if name in TYPES or module not in LIBRARY:
@@ -48,7 +48,7 @@ def type_name(kind: type) -> str | None:
     """Return the name by which the test finds the same type; None if it may not be named."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     # By identity: any class can call itself "builtins.int".
-    return name if named_type(name) is kind else None
+    return name if find_type(name) is kind else None
 
 
 def state_of(error: BaseException) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from untrusted.inside.peer import Peer
 PEERS: list[Peer] = []
 
 
-def served(name: str) -> Any:
+def make_special(name: str) -> Any:
     """Make a special method that the test carries out."""
 
     def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -25,7 +25,7 @@ def served(name: str) -> Any:
 class ForeignClass(type):
     """Metaclass of the stand-ins for classes of the test."""
 
-    __iter__, __len__ = served("__iter__"), served("__len__")
+    __iter__, __len__ = make_special("__iter__"), make_special("__len__")
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         if not PEERS[0].is_theirs(cls):
@@ -47,7 +47,11 @@ class ForeignClass(type):
 class Foreign(metaclass=ForeignClass):
     """Stand-in for an object of the test."""
 
-    __str__, __repr__, __format__ = served("__str__"), served("__repr__"), served("__format__")
+    __str__, __repr__, __format__ = (
+        make_special("__str__"),
+        make_special("__repr__"),
+        make_special("__format__"),
+    )
 
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
@@ -70,7 +74,7 @@ def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
     own = [base for base in bases if base is not object]
     if not any(isinstance(base, ForeignClass) for base in own):
         own = [Foreign, *own]
-    members: dict[str, Any] = {method: served(method) for method in specials}
+    members: dict[str, Any] = {method: make_special(method) for method in specials}
     return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
 
 

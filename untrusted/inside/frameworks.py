@@ -52,7 +52,7 @@ class Runner:
     def run(self, tests: set[str]) -> None:
         """Run test functions and classes; raises AssertionError unless one passed, none failed."""
         module = types.ModuleType("test")
-        with self.stack, prepared(self.own, "module", module):
+        with self.stack, surround(self.own, "module", module):
             # In the order of their definition, as frameworks run them.
             for name, value in [(n, v) for n, v in self.own.items() if n in tests]:
                 if isinstance(value, type) and is_case(value):
@@ -69,7 +69,7 @@ class Runner:
         # Inherited members first, in the order of their definition
         parts = [part for base in reversed(kind.__mro__[:-1]) for part in vars(base)]
         members = {part: getattr(kind, part) for part in parts}
-        with prepared(members, "class", kind):
+        with surround(members, "class", kind):
             for part, value in members.items():
                 # A nested class: name "TestA::TestB"
                 if isinstance(value, type) and part.startswith("Test"):
@@ -152,7 +152,7 @@ class FunctionRun:
         used, names, given = wanted
         kind = "method" if self.owner is not None else "function"
         try:
-            with prepared(scope, kind, function), self.stack:
+            with surround(scope, kind, function), self.stack:
                 for fixture in used:
                     self.value_of(fixture)
                 outcome = function(**given, **{n: self.value_of(n) for n in names})
@@ -196,7 +196,7 @@ def run_testcase(kind: Any) -> int:
 
 
 @contextlib.contextmanager
-def prepared(scope: dict[str, Any], kind: str, argument: Any) -> Iterator[None]:
+def surround(scope: dict[str, Any], kind: str, argument: Any) -> Iterator[None]:
     """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
     for name in (f"setup_{kind}", f"teardown_{kind}"):
         if name.startswith("teardown"):

@@ -126,7 +126,7 @@ def no_verdict(handle: Any, action: str) -> BaseException:
     return cannot_judge(said) if facts_of(handle).get("made") else TypeError(said)
 
 
-def marked(made: Any, source: Any, *, tainted: bool = False) -> Any:
+def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
     """Pass on what the border knows from the operand of an operation to its result."""
     if isinstance(made, Handle):
         facts_of(made)["made"] = facts_of(source).get("made")
@@ -143,7 +143,7 @@ def unless_tainted(source: Any, made: Any) -> Any:
         is_plain_data(made) and hasattr(made, "dtype")
     ):
         raise no_verdict(source, "a number from what an operator has made")
-    return marked(made, source, tainted=True)
+    return mark(made, source, tainted=True)
 
 
 class Handle:
@@ -166,7 +166,7 @@ class Handle:
             return getattr(driver(self), name)
         # Everything else is the program's.
         made = ask("get", self, name)
-        return marked(made, self, tainted=True) if facts.get("tainted") else made
+        return mark(made, self, tainted=True) if facts.get("tainted") else made
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -199,11 +199,11 @@ class Handle:
 
     def __len__(self) -> int:
         made = unless_tainted(self, ask("special", "__len__", self))
-        return agreed(self, "length", made)
+        return check_number(self, "length", made)
 
     def __iter__(self) -> Any:
         made = unless_tainted(self, ask("special", "__iter__", self))
-        return made if made is self else yielded(self, made)
+        return made if made is self else yield_items(self, made)
 
     def __next__(self) -> Any:
         is_coroutine = facts_of(self)["kind"] == "coroutine"
@@ -235,7 +235,7 @@ class Handle:
         return ask("copy", self, True)
 
 
-def agreed(handle: Any, name: str, number: int) -> int:
+def check_number(handle: Any, name: str, number: int) -> int:
     """Return a number of items, which must not be less than a length that the test has been told.
 
     `assert len(f(3)) == 2; for x, y in zip(f(3), [1, 2]): assert x == y`
@@ -252,11 +252,11 @@ def agreed(handle: Any, name: str, number: int) -> int:
     return number
 
 
-def yielded(handle: Any, iterator: Any) -> Iterator[Any]:
+def yield_items(handle: Any, iterator: Any) -> Iterator[Any]:
     number = 0
     for number, item in enumerate(iterator, 1):  # noqa: B007 (used below)
         yield item
-    agreed(handle, "items", number)
+    check_number(handle, "items", number)
 
 
 class Valued(Handle):
@@ -290,7 +290,7 @@ async def drive(handle: Any) -> Any:
 # Special methods
 
 
-def forwarded(name: str) -> Callable[..., Any]:
+def make_forwarder(name: str) -> Callable[..., Any]:
     """Make a special method that the program carries out."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
@@ -307,7 +307,7 @@ def conversion(name: str) -> Callable[..., Any]:
         # A tainted object may only make another object, which stays tainted.
         if facts_of(self).get("tainted") and is_plain_result(made):
             raise no_verdict(self, name)
-        return marked(made, self, tainted=facts_of(self).get("tainted", False))
+        return mark(made, self, tainted=facts_of(self).get("tainted", False))
 
     return method
 
@@ -352,25 +352,25 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
         made = ask("special", f"__{name}__", *operands, *modulo)
         # Among the program's own objects, or with objects of the test, anything goes.
         if is_theirs(other) or not is_plain_data(other):
-            return marked(made, self)
+            return mark(made, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
             compute = native(content, f"__r{name}__" if reflected else f"__{name}__")
             expected = compute(other, *modulo) if compute else NotImplemented
             if expected is NotImplemented or not (made == expected):
                 raise no_verdict(self, name)
-            return marked(made, self)
+            return mark(made, self)
         # A plain result from an object without plain content would be its own word; and an object
         # has now seen what it may be compared with: `abs(f(x) - 1.5) < 1e-6`.
         if is_plain_result(made):
             raise no_verdict(self, name)
-        return marked(made, self, tainted=True)
+        return mark(made, self, tainted=True)
 
     return method
 
 
 MADE: tuple[tuple[Any, Any], ...] = (
-    (comparison, COMPARISONS), (conversion, CONVERSIONS), (forwarded, [*TEXTS, *OTHERS, "enter", "aenter"]),
+    (comparison, COMPARISONS), (conversion, CONVERSIONS), (make_forwarder, [*TEXTS, *OTHERS, "enter", "aenter"]),
 )  # fmt: skip
 for _make, _names in MADE:
     for _name in _names:
@@ -383,7 +383,7 @@ for _name in (*BINARY, "divmod"):
         setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
 
 
-def valued_class(kind: type) -> type:
+def make_valued_class(kind: type) -> type:
     """Make the class of handles for objects that derive from a plain type.
 
     Attributes, copies, comparisons, operators and texts go through the handle; everything else is
@@ -400,7 +400,7 @@ def valued_class(kind: type) -> type:
     return type(f"Valued{kind.__name__}", (Valued, kind), members | {"__hash__": kind.__hash__})
 
 
-VALUED = {kind.__name__: (kind, valued_class(kind)) for kind in IMMUTABLE}
+VALUED = {kind.__name__: (kind, make_valued_class(kind)) for kind in IMMUTABLE}
 
 
 def build_handle(form: dict[str, Any]) -> Any:

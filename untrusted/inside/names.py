@@ -22,7 +22,7 @@ from untrusted.inside.handles import (
     content_of,
     facts_of,
     is_plain_data,
-    marked,
+    mark,
     native,
     no_verdict,
     unless_tainted,
@@ -247,7 +247,7 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
         return getattr(content, name)()
     made = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
     if name in SET_METHODS and not facts_of(subject).get("made"):
-        marked(made, subject, tainted=True)
+        mark(made, subject, tainted=True)
     # A method of a plain type that has seen the operand: result.startswith("Hello")
     if isinstance(subject, Valued) and arguments and not isinstance(made, Handle):
         method = native(subject, name)

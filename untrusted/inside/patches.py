@@ -63,7 +63,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     found = importlib.import_module(module)
     function = getattr(found, name)
 
-    def carried(*arguments: Any, **keywords: Any) -> Any:
+    def carry(*arguments: Any, **keywords: Any) -> Any:
         if everywhere:
             # Here first: an argument that the library refuses fails in the test, as it should.
             function(*arguments, **keywords)
@@ -71,7 +71,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
             return function(*arguments, **keywords)
         return ask("library", module, name, *arguments, **keywords)
 
-    setattr(found, name, carried)
+    setattr(found, name, carry)
 
 
 def is_patchable(target: Any) -> bool:

@@ -259,7 +259,7 @@ class Peer(ABC):
             with Deep():
                 # First, as they are read first: what introduces an object must come before it.
                 changes = []
-                for entry in self.shared.changed():
+                for entry in self.shared.take_changes():
                     self.message_keys.add(entry.key)
                     changes.append([entry.key, self.encode_items(entry)])
                 self.channel.send({"changes": changes} | make() | self.extras())

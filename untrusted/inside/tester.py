@@ -26,7 +26,7 @@ from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel
 from untrusted.inside.containers import CONTAINERS, Shared, fill, items_of
 from untrusted.inside.deferred import logging
-from untrusted.inside.errors import named_type
+from untrusted.inside.errors import find_type
 from untrusted.inside.handles import (
     Handle,
     TestSide,
@@ -201,7 +201,7 @@ class Tester(Peer):
     def decode_name(self, tag: Any, content: Any) -> Any:
         if tag == "named" and tuple(content) in self.named:
             return self.named[tuple(content)]
-        kind = named_type(content) if tag == "type" and isinstance(content, str) else None
+        kind = find_type(content) if tag == "type" and isinstance(content, str) else None
         if kind is None:
             raise BorderError(f"a value of unknown type {tag!r:.40}")
         return kind
@@ -322,7 +322,7 @@ class Tester(Peer):
         try:
             for container, items in self.original.values():
                 fill(container, items)
-            return copied(compute())
+            return copy_containers(compute())
         finally:
             for container, items in now:
                 fill(container, items)
@@ -398,12 +398,12 @@ SERVICES: dict[str, Callable[..., Any]] = {
 }
 
 
-def copied(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """Copy containers of the test: their content is about to change."""
     kind = type(value)
     if kind is dict:
-        return {key: copied(item) for key, item in value.items()}
-    return kind(map(copied, value)) if kind in (list, set, tuple) else value
+        return {key: copy_containers(item) for key, item in value.items()}
+    return kind(map(copy_containers, value)) if kind in (list, set, tuple) else value
 
 
 def is_own(kind: Any) -> bool:

@@ -153,7 +153,7 @@ def run_adapt(arguments: Adapt) -> int:
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
     # a causal model becomes a diffusion model: same weights, a mask token, and rows for it
     config = DreamForCausalLM.read_config(folder).require_trainable()
-    config = config.adapted(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
+    config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     # data
