@@ -419,7 +419,7 @@ class DiffuCoderInference:
         every = every if on_state is None else 1
         # Whoever watches sees the model's own probabilities too, where the method keeps them.
         start_state, settings = None, options.decoding.settings
-        is_plain = not (canvas.room or options.draft or options.lookahead)
+        is_plain = canvas.room is None and not (options.draft or options.lookahead)
         if on_state and is_plain and settings.cache != "causal":
             kept = TokenLogProbs.empty(canvas.tokens.shape, 1)
             start_state = self.sampler.start(canvas, seed)._replace(logprobs=kept)
