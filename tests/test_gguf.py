@@ -127,7 +127,7 @@ def test_every_type_is_what_the_library_makes_of_it(tmp_path):
     for tensor in tensors.values():
         values = tensor.view()
         if tensor.heads:
-            values = gguf_file.permute(values, tensor.heads)
+            values = gguf_file.permute_rows(values, tensor.heads)
         assert np.array_equal(values, expected[tensor.name]), tensor.name
     # A quantized file is a bfloat16 checkpoint.
     loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "m.gguf"))

@@ -36,7 +36,7 @@ from jax_lm.planning.memory import (
 )
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
-from jax_lm.training.update import merge, partition
+from jax_lm.training.update import merge_params, partition
 
 
 def stored_parameters(folder):
@@ -352,7 +352,7 @@ def test_operations_of_a_gradient_are_those_of_its_program(all_weights):
     tokens = jnp.zeros((2, 96), jnp.int32)
 
     def loss(ours):
-        return nnx.merge(graph, merge(others, ours))(tokens).astype(jnp.float32).sum()
+        return nnx.merge(graph, merge_params(others, ours))(tokens).astype(jnp.float32).sum()
 
     counted = jax.jit(jax.grad(loss)).lower(ours).cost_analysis()["flops"]
     told = training_flops(shape, 96, 96, all_weights=all_weights) * tokens.size

@@ -26,7 +26,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
 
 # `model_type` of config.json by architecture of the file.
 ARCHITECTURES = dict(pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada"))
-# Architectures whose files hold the rows of q and k in another order (`permute`).
+# Architectures whose files hold the rows of q and k in another order (`permute_rows`).
 PERMUTED = ("llama", "llada")
 TENSORS = pairs("""
     token_embd.          model.embed_tokens.
@@ -87,18 +87,18 @@ class QuantizedTensor(ViewedTensor):
             shape = gguf.quant_shape_to_byte_shape(shape, self.kind)
         data = np.memmap(self.path, dtype, "r", self.offset, shape)
         values = dequantize(data, self.kind)
-        return unpermute(values, self.heads) if self.heads else values
+        return unpermute_rows(values, self.heads) if self.heads else values
 
 
-def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+def permute_rows(rows: np.ndarray, heads: int) -> np.ndarray:
     """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves."""
     # One head of 4 rows: [a, b, c, d] -> [a, c, b, d]
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Invert `permute`."""
+def unpermute_rows(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Invert `permute_rows`."""
     split = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
@@ -308,7 +308,7 @@ def save(
     for name, tensor in tensors:
         data, own = tensor.data, name.split(".")[-2]
         if architecture in PERMUTED and own in counts:
-            data = permute(data, counts[own])
+            data = permute_rows(data, counts[own])
         writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=tensor.kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

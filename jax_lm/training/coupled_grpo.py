@@ -39,7 +39,7 @@ from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
 from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
-from jax_lm.training.update import LossTerms, Params, in_dtype, merge, partition
+from jax_lm.training.update import LossTerms, Params, in_dtype, merge_params, partition
 
 __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_softmax"]
 
@@ -185,7 +185,7 @@ class DiffuGRPOTrainer:
     @property
     def model(self) -> DreamForCausalLM:
         """The current policy."""
-        return nnx.merge(self.graph, merge(self.others, self.state.params))
+        return nnx.merge(self.graph, merge_params(self.others, self.state.params))
 
     def check_ratio(self, step: int, metrics: Mapping[str, float]) -> None:
         """Check that the first update of a rollout started from ratio 1.

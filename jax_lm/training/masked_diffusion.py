@@ -48,7 +48,7 @@ from jax_lm.training.update import (
     Params,
     compute_copy,
     in_dtype,
-    merge,
+    merge_params,
     partition,
     split_rows,
 )
@@ -259,7 +259,7 @@ def train(
     evaluate = held_out_loss(terms, frozen, held_out) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
     # Not `frozen`: the model keeps the other weights in their own dtype.
-    nnx.update(model, merge(others, trainer.state.params))
+    nnx.update(model, merge_params(others, trainer.state.params))
     return finished
 
 
@@ -316,7 +316,7 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
         key = jax.random.fold_in(jax.random.key(0), number)
 
         def part(params: Params, rows: Batch) -> tuple[Array, Array]:
-            terms = objective(merge(frozen, compute_copy(params, dtype)), rows, key)
+            terms = objective(merge_params(frozen, compute_copy(params, dtype)), rows, key)
             return terms.total, terms.weight
 
         if parts == 1:

@@ -31,7 +31,7 @@ from jax_lm.training.prompt_set import Prompts, PromptSet
 from jax_lm.training.rollout_mesh import place_sampler
 from jax_lm.training.rollouts import Completions, Rollout, Rollouts, sample_keys
 from jax_lm.training.trainer import State
-from jax_lm.training.update import Params, compute_copy, merge
+from jax_lm.training.update import Params, compute_copy, merge_params
 from untrusted.printable import printable_json
 
 logger = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ class RolloutSource:
 
     def policy(self, params: Params) -> Params:
         """Cast trained weights to the compute dtype, and merge them with the frozen ones."""
-        return merge(self.frozen, compute_copy(params, self.dtype))
+        return merge_params(self.frozen, compute_copy(params, self.dtype))
 
     def put(self, x: Any) -> Array:
         """Place an array on the device, or a copy on every device of the mesh.

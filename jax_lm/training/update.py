@@ -171,7 +171,7 @@ def gradient(
     """
 
     def total(params: Params, rows: Batch) -> tuple[Array, LossTerms]:
-        terms = loss(merge(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
+        terms = loss(merge_params(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
         return terms.total, terms
 
     # sum the gradients of all parts
@@ -276,12 +276,12 @@ def _(salt: int, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return stochastically_rounded(*primals, salt), tangents[0].astype(jnp.bfloat16)
 
 
-def merge(first: Params, second: Params) -> Params:
+def merge_params(first: Params, second: Params) -> Params:
     """Merge two nested dicts."""
     # {"a": {"b": 1}} and {"a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}
     both = first | second
     for name in first.keys() & second.keys():
-        both[name] = merge(first[name], second[name])
+        both[name] = merge_params(first[name], second[name])
     return both
 
 
