@@ -1,5 +1,6 @@
 """The sampler against the recorded reference, and the properties that other implementations broke."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -205,9 +206,7 @@ def test_canvas_without_holes_is_refused(tiny):
 
 
 def test_model_without_mask_token_is_refused(tiny_config):
-    config = type(tiny_config).from_dict(
-        tiny_config.to_dict() | {"mask_token_id": None, "model_type": "qwen2"}
-    )
+    config = dataclasses.replace(tiny_config, mask_token_id=None)
     with pytest.raises(ValueError, match="mask_token_id"):
         Sampler(DreamForCausalLM(config))
 

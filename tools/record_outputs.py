@@ -215,7 +215,9 @@ def options_of(case: Case) -> GenerationOptions:
     given = {name: case[name] for name in inner if case[name] is not None}
     settings = {name: case[name] for name in outer}
     # A case may name settings that its commit rule does not read; the options refuse them.
-    commit = Decoding(**{name: given[name] for name in ("preset", "commit") if name in given})
+    commit = Decoding(
+        **{name: given[name] for name in ("preset", "commit", "cache") if name in given}
+    )
     rule = commit.settings.commit
     given = {name: value for name, value in given.items() if rule in READ_BY.get(name, (rule,))}
     if rule != "steps":

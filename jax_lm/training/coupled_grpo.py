@@ -91,14 +91,15 @@ class DiffuGRPOTrainer:
         # What the policy learns from: prompts and rewards.
         ids = {"mask_token_id": model.config.mask_token_id, "vocab_size": model.config.vocab_size}
         tokenizer.require_ids(**ids)
-        if rewards is None:
-            rewards = weighted_sum(
-                dict(zip(config.reward_funcs, config.reward_weights, strict=True))
-            )
+        judges = rewards or weighted_sum(
+            dict(zip(config.reward_funcs, config.reward_weights, strict=True))
+        )
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
-        rewards.require_columns(prompt.columns for prompt in prompts.prompts)
-        first = prompts.prompts[0]
-        rewards.try_out(first.content, **first.columns, completion_ids=[])
+        judges.require_columns(prompt.columns for prompt in prompts.prompts)
+        # Functions that were named by text are tried out; who passes rewards knows them.
+        if rewards is None:
+            first = prompts.prompts[0]
+            judges.try_out(first.content, **first.columns, completion_ids=[])
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
         require_room_for_completions(model, prompts, config)
 
@@ -116,7 +117,7 @@ class DiffuGRPOTrainer:
 
         # Where batches come from, and what minimises the loss on them.
         self.source = RolloutSource(
-            sampler, tokenizer, prompts, rewards, self.config, out, params=params, frozen=frozen
+            sampler, tokenizer, prompts, judges, self.config, out, params=params, frozen=frozen
         )
         self.trainer = Trainer(
             grpo_loss(self.source.score_rows, self.config),
