@@ -152,7 +152,7 @@ def convert_to_gguf(
     def encoded() -> Iterator[tuple[str, Any]]:
         for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
             entry = library.EncodedTensor.of(name, np.asarray(tensor), precision)
-            sums[name] = tensor_checksum(entry.decoded().astype(np.float32))
+            sums[name] = tensor_checksum(entry.decode().astype(np.float32))
             yield name, entry
 
     # Written and read back beside the destination, which appears last.

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from jax_lm.data.columns import BadRowError, Columns, require_columns
 from jax_lm.data.sources import open_source, require_whole
-from jax_lm.tokenizer import TokenizerError, require_unicode
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
@@ -198,9 +197,12 @@ def prompt_rows(
         # The columns that an answer repeats.
         repeated = [row["prompt"], row.get("id"), row.get("task_id")]
         try:
-            require_unicode(json.dumps(repeated, ensure_ascii=False, default=str))
-        except TokenizerError as error:
-            raise ValueError(f"{path}: {where} prompt: {error}") from None
+            json.dumps(repeated, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{path}: {where} prompt: not Unicode text: it holds half of a surrogate pair, or a "
+                "byte that is not UTF-8"
+            ) from None
         rows.append(row)
     if not rows:
         raise ValueError(f"{option}={str(path)!r}: holds no prompt")
