@@ -213,16 +213,17 @@ def test_merging_takes_the_named_base_and_no_other(folder, proven, tmp_path, cap
     )
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("q_proj.weight")}
-    assert (
-        merged(tmp_path, "--adapter", proven, "--model", folder / "other", "--allow-other-base")
-        == 0
-    )
+    other = ("--model", folder / "other", "--allow-other-base")
+    assert merged(tmp_path, "--adapter", proven, *other) == 2
+    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    assert merged(tmp_path / "other", "--adapter", proven, *other) == 0
 
 
 def test_merging_never_writes_over_the_base(folder, proven, capsys):
     before = (folder / "base" / "model.safetensors").read_bytes()
     assert main(["merge-lora", "--adapter", str(proven), "--out", str(folder / "base")]) == 2
-    assert "is the source of this model: write to another folder" in capsys.readouterr().err
+    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
     assert (folder / "base" / "model.safetensors").read_bytes() == before
 
 
