@@ -46,6 +46,8 @@ TICK, RECENT = 0.1, 0.01
 TOO_MUCH = (
     f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
 )
+# Step in which address space that was loaded by the zygote is added to a program's limit.
+LOADED_STEP = 2**22
 # Descriptors are first duplicated to numbers from here on, clear of a child's own (0 to 4).
 FIRST_SPARE = 100
 
@@ -71,8 +73,8 @@ class Zygote:
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
         self.rules = -1
-        # Bytes of address space: without, and with what has been loaded since.
-        self.bare, self.loaded = address_space(), 0
+        # Bytes of address space before anything was loaded, and a bound of what was loaded since.
+        self.bare, self.loaded = address_space(), LOADED_STEP
         if tier != "unsafe":
             prepare_children()
         if tier == "landlock":
@@ -125,7 +127,10 @@ class Zygote:
         else:
             settings = json.loads(request)
             if load(settings["load"], packages):
-                self.loaded = address_space() - self.bare
+                # In steps, so that the limit does not tell of every small module of a neighbour:
+                # 1 MiB and 3 MiB are 4 MiB.
+                loaded = address_space() - self.bare
+                self.loaded = max(1, -(-loaded // LOADED_STEP)) * LOADED_STEP
             # What a neighbour has mentioned counts for nobody.
             settings["memory_bytes"] += self.loaded
             self.spawn(descriptors, settings)
