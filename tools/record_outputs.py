@@ -424,6 +424,7 @@ GRPO: dict[str, Case] = {
 USUAL_GRPO: Case = {
     "num-generations": 4, "prompts-per-step": 2, "max-new-tokens": 8, "num-steps": 4, "max-steps": 4,
     "learning-rate": 1e-3, "compute-dtype": "float32", "score-chunk": 4, "max-prompt-length": 32, "log-every": 1,
+    "template": "none",
 }  # fmt: skip
 REWARD = "def fives(prompts, completions, **columns):\n    return [float(text.count('5')) for text in completions]\n"
 
@@ -521,6 +522,8 @@ def sft(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[s
         for number, (name, settings) in enumerate(SFT.items()):
             command, data = ("adapt", texts) if name == "adapt" else ("sft", talks)
             files = {"model": models.trained, "data": data}
+            if command == "sft":
+                files["template"] = "chat"
             yield name, train(command, Path(folder, str(number)), files | USUAL_SFT | settings)
 
 
