@@ -521,7 +521,7 @@ def sft(models: Models, recorded: Mapping[str, Case] | None) -> Iterator[tuple[s
         texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         for number, (name, settings) in enumerate(SFT.items()):
             command, data = ("adapt", texts) if name == "adapt" else ("sft", talks)
-            files = {"model": models.trained, "data": data}
+            files: Case = {"model": models.trained, "data": data}
             if command == "sft":
                 files["template"] = "chat"
             yield name, train(command, Path(folder, str(number)), files | USUAL_SFT | settings)
