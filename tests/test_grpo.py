@@ -285,8 +285,8 @@ def test_meshes_and_hosts_take_the_steps_of_one_device(start, tmp_path, request)
         weights = load_file(tmp_path / run / "model" / "model.safetensors")
         assert weights.keys() == alone.keys()
         assert max(abs(weights[name] - alone[name]).max() for name in alone) < 1e-5
-    # Each host judged one of the two groups of four.
-    assert {(tmp_path / f"judged-hosts-{n}").read_text() for n in range(2)} == {"4 4 "}
+    # Each host tried the reward out, and judged one of the two groups of four.
+    assert {(tmp_path / f"judged-hosts-{n}").read_text() for n in range(2)} == {"1 4 4 "}
 
 
 def test_rollouts_sample_on_a_mesh_of_their_own_what_one_device_samples(start, tmp_path):
