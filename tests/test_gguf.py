@@ -64,6 +64,14 @@ def logits(model):
     return np.asarray(nnx.jit(lambda model: model(tokens))(model))
 
 
+def finish(writer):
+    """Write what was added to a GGUF file, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_survives_the_way_there_and_back(tmp_path, kind):
     model = publish(tmp_path / "model", **KINDS[kind])
@@ -115,13 +123,7 @@ def test_every_type_is_what_the_library_makes_of_it(tmp_path):
         stored = quantize(values, kind)
         expected[tensor.name] = dequantize(stored, kind)
         writer.add_tensor(tensor.name, stored, raw_dtype=kind)
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-    ):
-        write()
-    writer.close()
+    finish(writer)
     tensors = gguf_file.list_tensors(resolve(tmp_path / "m.gguf"))
     assert {tensor.kind.name for tensor in tensors.values()} == {"F32", *types}
     for tensor in tensors.values():
@@ -188,13 +190,7 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match="damaged or not a GGUF file"):
         resolve(tmp_path / "m.gguf")
     writer = gguf.GGUFWriter(tmp_path / "g.gguf", "gemma3")
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-    ):
-        write()
-    writer.close()
+    finish(writer)
     with pytest.raises(CheckpointError, match=r"'gemma3': must be one of llama, qwen2"):
         resolve(tmp_path / "g.gguf")
     assert list((tmp_path / "cache" / "diffucoder" / "gguf").iterdir()) == []
