@@ -1,21 +1,25 @@
-"""The frontier of decoding: what is counted, which settings no other beats, and the command end to
-end.
-"""
+"""The frontier of decoding: what is counted, which settings no other beats, and a run end to end."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import jax
 import pytest
 
-from jax_lm.benchmark.frontier import frontier_point, frontier_report, undominated
-from jax_lm.benchmark.settings import QualitySettings, frontier_settings
-from jax_lm.cli import main as cli
+from experiments.frontier import (
+    Arguments,
+    frontier_point,
+    frontier_report,
+    frontier_settings,
+    main,
+    undominated,
+)
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
 from jax_lm.inference import DiffuCoderInference
 
-COMMAND = ["bench", "--frontier", "--limit", "2", "--max-new-tokens", "48"]
-ONLY = ["exact", "exact, draft 4", "threshold 0.9", "entropy 0.1"]
+SIZE = {"limit": 2, "max_new_tokens": 48}
+ONLY = ("exact", "exact, draft 4", "threshold 0.9", "entropy 0.1")
 
 
 def record(outcome="passed", tokens=10, forwards=5, seconds=0.5):
@@ -68,8 +72,8 @@ def test_settings_that_no_other_beats():
     assert [each["setting"] for each in undominated(points)] == ["exact", "turbo", "hasty"]
 
 
-def test_every_setting_is_one_that_decoding_takes():
-    options = QualitySettings(max_new_tokens=16).options()
+def test_every_setting_is_one_that_decoding_takes(tmp_path):
+    options = Arguments(out=tmp_path, max_new_tokens=16).options()
     assert list(options) == list(frontier_settings())
     assert {each.max_new_tokens for each in options.values()} == {16}
     assert len(set(options.values())) == len(options) >= 8
@@ -77,18 +81,18 @@ def test_every_setting_is_one_that_decoding_takes():
         "steps", "threshold", "factor", "dynamic", "entropy",
     }  # fmt: skip
     with pytest.raises(ValueError, match="only='best': must be one of 'exact'"):
-        QualitySettings(only=("best",))
+        Arguments(out=tmp_path, only=("best",))
 
 
-def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
-    command = [*COMMAND, "--out", str(tmp_path), "--only", *ONLY]
-    assert cli.main(command) == 0
+def test_a_run_measures_and_resumes(tmp_path, capsys, monkeypatch):
+    arguments = Arguments(out=tmp_path, only=ONLY, **SIZE)
+    main(arguments)
     assert "Settings that no other one beats" in capsys.readouterr().out
     points = {
         each["setting"]: each
         for each in json.loads((tmp_path / "frontier.json").read_text())["points"]
     }
-    assert list(points) == ONLY
+    assert tuple(points) == ONLY
     exact, drafted = points["exact"], points["exact, draft 4"]
     # Guesses give the same answers with fewer evaluations.
     assert [exact[name] for name in ("passed", "tokens")] == [
@@ -109,9 +113,10 @@ def test_the_command_measures_and_goes_on(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(Evaluator, "decode_batch", decode_again)
     before = json.loads((tmp_path / "frontier.json").read_text())["points"]
-    assert cli.main(command) == 0
+    main(arguments)
     assert json.loads((tmp_path / "frontier.json").read_text())["points"] == before
-    assert cli.main([*command, "--seed", "1"]) != 0
+    with pytest.raises(ValueError, match=r"was begun with .*seed=0, not 1"):
+        main(replace(arguments, seed=1))
 
 
 def test_a_timed_frontier_has_tokens_per_second(tmp_path, monkeypatch):
@@ -123,7 +128,7 @@ def test_a_timed_frontier_has_tokens_per_second(tmp_path, monkeypatch):
 
     monkeypatch.setattr(DiffuCoderInference, "decode", recorded)
     jax.clear_caches()
-    assert cli.main([*COMMAND, "--timed", "--out", str(tmp_path), "--only", "threshold 0.9"]) == 0
+    main(Arguments(out=tmp_path, timed=True, only=("threshold 0.9",), **SIZE))
     (found,) = json.loads((tmp_path / "frontier.json").read_text())["points"]
     assert any(batch.compile_seconds for batch in made)
     # Of decoding alone: a batch for which something was compiled is decoded once more.
@@ -131,11 +136,3 @@ def test_a_timed_frontier_has_tokens_per_second(tmp_path, monkeypatch):
     assert found["seconds"] == pytest.approx(sum(warm), abs=1e-3 * len(warm))
     assert len(warm) == found["problems"]
     assert "tokens/s" in (tmp_path / "frontier.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "words", [["bench", "--frontier"], ["bench", "--frontier", "--random-shape", "small"]]
-)
-def test_a_frontier_needs_a_folder_and_a_model(words, capsys):
-    assert cli.main(words) != 0
-    assert "frontier: takes a folder (out) and no random_shape" in capsys.readouterr().err

@@ -4,13 +4,10 @@ Imports no JAX, because the arguments of commands nest these settings.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-from jax_lm.options import Decoding, GenerationOptions
+from typing import Literal
 
 
 def require_at_least_one(settings: object, *names: str) -> None:
@@ -171,77 +168,3 @@ class RecordingShape:
 
     def __post_init__(self) -> None:
         require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
-
-
-class FrontierSetting(NamedTuple):
-    """A way of decoding whose speed and quality are measured together.
-
-    Attributes:
-        family: the line of the chart that it belongs to.
-        options: options of an answer, whose length and temperature `QualitySettings` set.
-    """
-
-    family: str
-    options: GenerationOptions
-
-
-@cache
-def frontier_settings() -> dict[str, FrontierSetting]:
-    """Return all settings of the frontier by name, from frontier.yaml."""
-    # Not at the top: the help of every command imports this module.
-    import yaml
-
-    text = Path(__file__).with_name("frontier.yaml").read_text(encoding="utf-8")
-    of_decoding = {field.name for field in fields(Decoding)}
-    settings = {}
-    for name, values in yaml.safe_load(text).items():
-        family = values.pop("family")
-        # {preset: fast, draft: 2} -> decoding {preset: fast}, values {draft: 2}
-        decoding = {key: values.pop(key) for key in of_decoding & values.keys()}
-        options = GenerationOptions(decoding=Decoding(**decoding), **values)
-        settings[name] = FrontierSetting(family, options)
-    return settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class QualitySettings:
-    """Tasks that are solved at every setting of a frontier.
-
-    Attributes:
-        suite: as in `diffucoder eval`.
-        data: the file of the problems; none for builtin.
-        limit: number of problems; 300 for builtin and all of a file if not given.
-        only: names of settings; all if not given.
-        max_new_tokens: length of the canvas.
-        temperature: 0 is greedy.
-        seed: seed of the draws.
-        executor: how programs are contained; auto takes bubblewrap, then Landlock.
-        timed: also measure tokens per second, which is meaningful only on an idle machine.
-    """
-
-    suite: Literal[
-        "builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"
-    ] = "builtin"
-    data: Path | None = None
-    limit: int | None = None
-    only: tuple[str, ...] = ()
-    max_new_tokens: int = 144
-    temperature: float = 0.0
-    seed: int = 0
-    executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
-    timed: bool = False
-
-    def __post_init__(self) -> None:
-        for name in self.only:
-            if name not in frontier_settings():
-                known = ", ".join(map(repr, frontier_settings()))
-                raise ValueError(f"only={name!r}: must be one of {known}")
-
-    def options(self) -> dict[str, GenerationOptions]:
-        """Return the options of every setting that is measured, by its name."""
-        known = frontier_settings()
-        length, temperature = self.max_new_tokens, self.temperature
-        return {
-            name: replace(known[name].options, max_new_tokens=length, temperature=temperature)
-            for name in self.only or known
-        }

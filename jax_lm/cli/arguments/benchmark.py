@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import (
-    ExperimentSettings,
-    FullSizeSettings,
-    QualitySettings,
-    RecordingShape,
-    Workload,
-)
+from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings, RecordingShape, Workload
 from jax_lm.host.declared import Positional
 
 # Defaults of nested settings.
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
-EXPERIMENT, RECORDING, QUALITY = ExperimentSettings(), RecordingShape(), QualitySettings()
+EXPERIMENT, RECORDING = ExperimentSettings(), RecordingShape()
 SCALE = FullSizeSettings()
 
 
@@ -36,9 +30,6 @@ class Bench:
         diffucoder bench --random-shape small --presets exact fast --out bench
         diffucoder bench --random-shape 7b --dtype bfloat16 --batch-sizes 1 8 --out bench-7b
         diffucoder bench --model apple/DiffuCoder-7B-Instruct --new-tokens 256
-        diffucoder bench --frontier --out frontier
-        diffucoder bench --frontier --model apple/DiffuCoder-7B-Instruct --suite humaneval
-            --data HumanEval.jsonl.gz --max-new-tokens 256 --out frontier-7b
 
     Attributes:
         model: folder or hub id; the built-in model by default.
@@ -47,10 +38,7 @@ class Bench:
         workload: batch sizes and lengths.
         random_shape: use random weights instead of a model: small (the published vocabulary, 8
             layers of width 512) or 7b (the published shape).
-        frontier: measure pass@1 against tokens per forward pass for every commit rule and setting
-            instead. If the command is killed, the same command resumes it.
-        quality: tasks of the frontier.
-        out: folder for bench.json, bench.md, bench.html and bench.svg, or frontier.json and so on.
+        out: folder for bench.json, bench.md, bench.html and bench.svg.
     """
 
     model: str | None = None
@@ -58,16 +46,9 @@ class Bench:
     presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
     workload: Workload = SPEED
     random_shape: Literal["small", "7b"] | None = None
-    frontier: bool = False
-    quality: QualitySettings = QUALITY
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        # the frontier writes a folder of results and needs a model that solves tasks
-        if self.frontier and (self.random_shape or self.out is None):
-            raise ValueError(
-                "frontier: takes a folder (out) and no random_shape, whose weights solve nothing"
-            )
         if not self.presets:
             raise ValueError("presets=(): must name at least one")
         if self.model and self.random_shape:

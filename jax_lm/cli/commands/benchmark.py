@@ -17,9 +17,8 @@ from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
 from jax_lm.benchmark.experiment import ExperimentSteps
 from jax_lm.benchmark.experiment_report import CRITERIA, FULL_SIZE_CRITERIA, experiment_report
-from jax_lm.benchmark.frontier import frontier_report, measure_frontier
 from jax_lm.benchmark.full_size import FullSizeSteps
-from jax_lm.benchmark.machine import PeakMemory, about, machine_limits, machine_lines
+from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
 from jax_lm.benchmark.parity import (
     FILES,
     TOLERANCE,
@@ -33,10 +32,9 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityCheck, ParityRecord
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.evaluation.problems import suite_problems
 from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, require_writable, write_whole
-from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference, fitting_dtype
+from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
 from jax_lm.reports.document import print_report
@@ -45,13 +43,11 @@ from jax_lm.reports.steps import FAILED, Steps
 
 
 def run_bench(arguments: Bench) -> int:
-    """Measure speed; with `--frontier`, quality and speed at every setting."""
+    """Measure the speed of a model."""
     out = arguments.out
     # an unusable folder should be reported before anything is measured
     if out:
         output_folder(out)
-    if arguments.frontier and out:
-        return run_frontier(arguments, out)
     machine, model = about(), choose_model(arguments)
     limits = machine_limits(model["dtype"])
     # load
@@ -76,27 +72,6 @@ def run_bench(arguments: Bench) -> int:
     document = speed_report(speed)
     if out:
         document.write(out, "bench", speed)
-    print_report(document, with_sections=True)
-    return 0
-
-
-def run_frontier(arguments: Bench, out: Path) -> int:
-    """Measure the solved tasks and the forward passes of every setting of the frontier."""
-    quality = arguments.quality
-    problems, total = suite_problems(quality.suite, quality.data, quality.limit)
-    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype)
-    with terminal.progress("measuring") as report:
-        points = measure_frontier(
-            engine, problems, quality, out, model=arguments.model, on_progress=report
-        )
-    metadata = {
-        "model": f"{arguments.model or 'built-in model'}, {engine.parameter_count:,} parameters, {engine.dtype}",
-        "problems": f"{len(problems)} of {total} of {quality.suite}",
-        "decoding": f"{quality.max_new_tokens} new tokens, temperature {quality.temperature:g}, seed {quality.seed}",
-        **machine_lines(about()),
-    }
-    document = frontier_report(points, metadata)
-    document.write(out, "frontier", {"metadata": metadata, "points": points})
     print_report(document, with_sections=True)
     return 0
 
