@@ -1,8 +1,8 @@
 """Compare what this implementation computes with recorded outputs of the PyTorch reference.
 
 A folder holds `checkpoint/` (a small Dream checkpoint), `golden.safetensors` (inputs and outputs of
-the reference) and `cases.json` (the settings of each generation). `parity_recording` makes such
-folders. Entry command: `diffucoder parity check`.
+the reference) and `cases.json` (the settings of each generation). `tools/record_parity.py` makes
+such folders. Entry command: `diffucoder parity check`.
 """
 
 import json

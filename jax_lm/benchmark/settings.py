@@ -96,7 +96,7 @@ class ExperimentSettings:
     Attributes:
         model: folder or hub id; the built-in model if not given.
         dtype: chosen by the device if not given.
-        recorded: folder of `diffucoder parity record`, for parity without PyTorch.
+        recorded: folder of recorded outputs, for parity without PyTorch.
         new_tokens: length of the answers.
         batch_sizes: batch sizes of the timed forward passes.
         largest_batch: largest batch of the stress test, which ends earlier if it runs out of
@@ -148,23 +148,3 @@ class FullSizeSettings:
         require_at_least_one(self, "canvas", "rows", "clients", "training_rows")
         if not self.minutes > 0:
             raise ValueError(f"minutes={self.minutes:g}: must be positive")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordingShape:
-    """Size of a recording.
-
-    Attributes:
-        prompt_tokens: length of the recorded prompts.
-        max_new_tokens: length of the recorded answers.
-        batch_size: rows of each recording.
-        seed: seed of the random prompts.
-    """
-
-    prompt_tokens: int = 13
-    max_new_tokens: int = 24
-    batch_size: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")

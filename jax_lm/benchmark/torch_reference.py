@@ -2,7 +2,7 @@
 
 Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it, and no code of the
 checkpoint is executed. `diffusion_generate` restates Dream's loop as published: logits of every
-row, a full sort for top_p, one forward pass per step. `parity_recording` uses it for goldens, exact
+row, a full sort for top_p, one forward pass per step. `tools/record_parity.py` records it, exact
 and padded; `worker` times it. It shares no code with `jax_lm.diffusion`. Needs torch and
 transformers (extra `parity`).
 """

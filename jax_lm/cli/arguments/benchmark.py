@@ -1,19 +1,16 @@
-"""Arguments of `diffucoder bench`, `compare`, `experiment`, `parity check` and `parity record`.
-
-Imports no JAX.
-"""
+"""Arguments of `diffucoder bench`, `compare`, `experiment` and `parity check`. Imports no JAX."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings, RecordingShape, Workload
+from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings, Workload
 from jax_lm.host.declared import Positional
 
 # Defaults of nested settings.
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
-EXPERIMENT, RECORDING = ExperimentSettings(), RecordingShape()
+EXPERIMENT = ExperimentSettings()
 SCALE = FullSizeSettings()
 
 
@@ -163,23 +160,3 @@ class ParityCheck:
     tolerance: float | None = None
     tokenizer: str | None = None
     training: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParityRecord:
-    """Run the PyTorch reference on a checkpoint, and record its outputs for `parity check`.
-
-    Needs the extra: pip install 'jax-diffucoder[parity]'.
-
-    Examples:
-        diffucoder parity record --pytorch-model ./DiffuCoder-7B-Instruct --out recorded
-
-    Attributes:
-        pytorch_model: folder of a Dream or DiffuCoder checkpoint in the Hugging Face layout.
-        out: output folder; must not exist.
-        shape: size of the recording.
-    """
-
-    pytorch_model: Path
-    out: Path
-    shape: RecordingShape = RECORDING

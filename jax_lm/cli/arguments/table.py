@@ -61,7 +61,6 @@ COMMANDS = {
     "verify": Entry("checkpoints.Verify", "Check a checkpoint without loading it."),
     "push": Entry("checkpoints.Push", "Upload a checkpoint to the hub."),
     "parity check": Entry("benchmark.ParityCheck", "Compare with recorded outputs of PyTorch."),
-    "parity record": Entry("benchmark.ParityRecord", "Record outputs of PyTorch."),
     "sandbox check": Entry(
         "sandbox.SandboxCheck", "Attack the sandbox of this host, and report what it stops."
     ),

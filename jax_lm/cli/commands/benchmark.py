@@ -1,4 +1,4 @@
-"""The commands that measure: `bench`, `compare`, `experiment`, `parity check` and `parity record`."""
+"""The commands that measure: `bench`, `compare`, `experiment` and `parity check`."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from jax_lm.benchmark.parity import (
 )
 from jax_lm.benchmark.speed import measure_speed, speed_report
 from jax_lm.checkpoints import huggingface
-from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityCheck, ParityRecord
+from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityCheck
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
@@ -227,13 +227,3 @@ def run_parity_check(arguments: ParityCheck) -> int:
         console.print(f"not checked by this version: {counts}")
     console.print(f"{table.row_count - failures} of {table.row_count} within bounds")
     return 1 if failures else 0
-
-
-def run_parity_record(arguments: ParityRecord) -> int:
-    """Record the outputs of the PyTorch reference."""
-    # It imports PyTorch, which the other commands do not need.
-    from jax_lm.benchmark import parity_recording
-
-    parity_recording.record_reference(arguments.pytorch_model, arguments.out, arguments.shape)
-    print(f"recorded {len(parity_recording.CASES)} generations to {arguments.out}")
-    return 0

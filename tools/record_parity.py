@@ -1,11 +1,14 @@
-"""Record the outputs of the PyTorch reference on a checkpoint, in the format that `parity` checks.
+"""Record the outputs of the PyTorch reference on a checkpoint, for `diffucoder parity check`.
 
-The reference is `torch_reference` with a written-out attention mask. Needs torch and transformers
-(extra `parity`). Entry command: `diffucoder parity record`.
+    python tools/record_parity.py --pytorch-model ./DiffuCoder-7B-Instruct --out recorded
+
+The reference is `jax_lm.benchmark.torch_reference` with a written-out attention mask. Needs torch
+and transformers (extra `parity`).
 """
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ import numpy as np
 import torch
 
 from jax_lm.benchmark.parity import case_options
-from jax_lm.benchmark.settings import RecordingShape
+from jax_lm.benchmark.settings import require_at_least_one
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.checkpoints.stored import save_tensors
+from jax_lm.host.declared import run_main
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 
@@ -42,13 +46,37 @@ CASES: tuple[dict[str, Any], ...] = (
 DEFAULTS = {"padded": False, "temperature": 0.0, "alg_temp": 0.0, "top_p": None, "top_k": None}
 
 
-def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
-    """Write checkpoint/, golden.safetensors and cases.json to the new folder `out`.
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Run the PyTorch reference on a checkpoint, and record its outputs for `parity check`.
+
+    Attributes:
+        pytorch_model: folder of a Dream or DiffuCoder checkpoint in the Hugging Face layout.
+        out: output folder; must not exist.
+        prompt_tokens: length of the recorded prompts.
+        max_new_tokens: length of the recorded answers.
+        batch_size: rows of each recording.
+        seed: seed of the random prompts.
+    """
+
+    pytorch_model: Path
+    out: Path
+    prompt_tokens: int = 13
+    max_new_tokens: int = 24
+    batch_size: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
+
+
+def record_reference(recording: Recording) -> None:
+    """Write checkpoint/, golden.safetensors and cases.json to the new folder.
 
     Raises:
-        CheckpointError: the source is not a folder with a Dream checkpoint, or `out` exists.
+        CheckpointError: the source is not a folder with a Dream checkpoint, or the folder exists.
     """
-    folder = huggingface.resolve(source)
+    folder, out = huggingface.resolve(recording.pytorch_model), recording.out
     config = DreamForCausalLM.read_config(folder)
     if config.mask_token_id is None:
         raise CheckpointError(f"{folder} has no mask_token_id: not a masked-diffusion model")
@@ -64,7 +92,7 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
         golden, cases = reference_outputs(
-            TorchBackend(folder, config, attention="eager"), config, shape
+            TorchBackend(folder, config, attention="eager"), config, recording
         )
         save_tensors(
             partial / "golden.safetensors",
@@ -77,22 +105,25 @@ def record_reference(source: Path, out: Path, shape: RecordingShape) -> None:
 
 
 def reference_outputs(
-    backend: TorchBackend, config: DreamConfig, shape: RecordingShape
+    backend: TorchBackend, config: DreamConfig, recording: Recording
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Compute everything that is recorded: tensors by name, and the settings of each generation.
 
     The backend computes in float32 and is left in bfloat16.
     """
-    generator = torch.Generator().manual_seed(shape.seed)
-    length = shape.prompt_tokens + shape.max_new_tokens
+    generator = torch.Generator().manual_seed(recording.seed)
+    length = recording.prompt_tokens + recording.max_new_tokens
     # No MASK among the ids: drawn below it.
     ids = torch.randint(
-        0, min(config.vocab_size, backend.mask_id), (shape.batch_size, length), generator=generator
+        0,
+        min(config.vocab_size, backend.mask_id),
+        (recording.batch_size, length),
+        generator=generator,
     )
     present = torch.ones_like(ids)
     # Rows are padded on the left, each more than the last: 13 prompt tokens -> 0, 4, 8 of padding
-    for row in range(shape.batch_size):
-        present[row, : row * (shape.prompt_tokens // 3)] = 0
+    for row in range(recording.batch_size):
+        present[row, : row * (recording.prompt_tokens // 3)] = 0
     # Forward passes
     exact = backend.evaluate(ids, output_hidden_states=True)
     golden = {
@@ -103,18 +134,27 @@ def reference_outputs(
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
     golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()
     # Generations
-    prompts, cases = ids[:, : shape.prompt_tokens], []
+    prompts, cases = ids[:, : recording.prompt_tokens], []
     for number, case in enumerate(CASES):
-        case = DEFAULTS | case | {"case": number, "max_new_tokens": shape.max_new_tokens}
+        case = DEFAULTS | case | {"case": number, "max_new_tokens": recording.max_new_tokens}
         mask = present if case["padded"] else None
         history = diffusion_generate(backend, prompts, case_options(case), mask)
         name = f"generate.{number}"
         golden |= {f"{name}.input_ids": prompts.numpy(), f"{name}.sequences": history[-1].numpy()}
         golden[f"{name}.history"] = torch.stack(history).numpy()
         if mask is not None:
-            golden[f"{name}.attention_mask"] = mask[:, : shape.prompt_tokens].numpy()
+            golden[f"{name}.attention_mask"] = mask[:, : recording.prompt_tokens].numpy()
         cases.append(case)
     # Last, as it rounds the weights in place.
     backend.model.to(torch.bfloat16)
     golden["forward_bf16.logits"] = backend.evaluate(ids).logits.float().numpy()
     return golden, cases
+
+
+if __name__ == "__main__":
+    asked = run_main(Recording)
+    try:
+        record_reference(asked)
+    except CheckpointError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"recorded {len(CASES)} generations to {asked.out}")

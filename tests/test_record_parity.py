@@ -6,16 +6,16 @@ from cases.reference import GOLDEN
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from jax_lm.benchmark.parity import check_parity
-from jax_lm.benchmark.parity_recording import CASES, record_reference
-from jax_lm.benchmark.settings import RecordingShape
-from jax_lm.checkpoints.huggingface import CheckpointError
+from record_parity import CASES, Recording, record_reference
 
-SHAPE = RecordingShape(batch_size=3, prompt_tokens=13, max_new_tokens=24, seed=7)
+from jax_lm.benchmark.parity import check_parity
+from jax_lm.checkpoints.huggingface import CheckpointError
 
 
 def test_recorded_reference_passes(tmp_path):
-    record_reference(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
+    record_reference(
+        Recording(pytorch_model=GOLDEN / "checkpoint", out=tmp_path / "recorded", seed=7)
+    )
     findings = list(check_parity(tmp_path / "recorded", tolerance=2e-5))
     assert len(findings) == 12 + len(CASES)
     # How often bfloat16 agrees on the best token depends on the draw of so few rows; test_dream.py
@@ -29,4 +29,4 @@ def test_recorded_reference_passes(tmp_path):
 def test_existing_output_is_kept(tmp_path):
     (tmp_path / "recorded").mkdir()
     with pytest.raises(CheckpointError, match="exists"):
-        record_reference(GOLDEN / "checkpoint", tmp_path / "recorded", SHAPE)
+        record_reference(Recording(pytorch_model=GOLDEN / "checkpoint", out=tmp_path / "recorded"))
