@@ -187,7 +187,7 @@ def measure_frontier(
     executor, settings = problem_executor(arguments.executor), arguments.options()
     prompting = choose_prompting(engine, problems, None, chat=False, base=False)
     points: list[Row] = []
-    with terminal.progress("measuring") as report:
+    with terminal.progress("measuring") as progress:
         for name, options in settings.items():
             evaluator = Evaluator(
                 engine=engine,
@@ -213,7 +213,8 @@ def measure_frontier(
                     journal.append(attempt.record())
                     # Over all settings together
                     done = len(points) * len(problems) + len(journal.records)
-                    report(done, len(settings) * len(problems))
+                    if progress:
+                        progress(done, len(settings) * len(problems))
                 records: list[Record] = list(journal.records.values())
             points.append(frontier_point(name, records, timed=arguments.timed))
     return points

@@ -6,7 +6,7 @@ steps and seed.
 
 The references are `jax_lm.benchmark.torch_reference`, whose greedy tokens with top_k are compared
 with ours (without it, entropies of random weights differ by less than float32 resolves), and
-`fast_dllm`; `diffucoder compare` shows the numbers of both module by module. Random weights make
+`experiments.fast_dllm`; `diffucoder compare` shows the numbers of both module by module. Random weights make
 flat logits, of which a nucleus without top_k holds nearly the whole vocabulary.
 
 Contestants take turns, so that a busy machine slows all; medians after a warm-up. It does not slow
@@ -35,6 +35,7 @@ import jax
 import torch
 import transformers
 
+from experiments.fast_dllm import TorchLoops
 from jax_lm.benchmark.backend import (
     Answers,
     JaxBackend,
@@ -43,7 +44,6 @@ from jax_lm.benchmark.backend import (
     random_model,
     random_prompts,
 )
-from jax_lm.benchmark.fast_dllm import TorchLoops
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.settings import Cell, require_at_least_one
 from jax_lm.benchmark.speed import generation_row

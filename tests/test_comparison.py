@@ -144,7 +144,7 @@ def test_bad_requests_are_one_line(monkeypatch, capsys, arguments, named):
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (1, 3), (2, 2)])
 def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, rows, blocks):
     """So that its time is that of Fast-dLLM's algorithm, and of nothing else."""
-    from jax_lm.benchmark.fast_dllm import TorchLoops
+    from experiments.fast_dllm import TorchLoops
 
     config = golden_sampler.config
     ids = comparison_ids(config, (rows, 9))

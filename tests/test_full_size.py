@@ -3,6 +3,8 @@ and the machine.
 """
 
 import json
+import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,18 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_lm.benchmark import comparison, experiment, full_size, machine
-from jax_lm.benchmark.experiment_report import judge_passes
-from jax_lm.benchmark.full_size import FullSizeSteps, update_call
-from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings
-from jax_lm.cli import main as cli
+from experiments import full_size
+from experiments.full_size import Arguments, FullSizeSteps, judge_passes, main, update_call
+from jax_lm.benchmark import comparison, experiment, machine
 from jax_lm.compilation.programs import step_programs
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.sharding import MeshShape
 
-ARGUMENTS = ["experiment", "--full", "--random-shape", "small", "--dtype", "float32", "--canvas", "64", "--new-tokens",
-             "32", "--rows", "1", "--clients", "2", "--training-rows", "8", "--repeats", "1"]  # fmt: skip
+SIZE = {
+    "random_shape": "small",
+    "dtype": "float32",
+    "canvas": 64,
+    "new_tokens": 32,
+    "rows": (1,),
+    "repeats": 1,
+}
 NAMES = [
     "environment", "weights", "passes 1", "decoding exact 1", "decoding fast 1", "decoding turbo 1",
     "serving 2", "torch", *(f"training {name}" for name in full_size.UPDATES),
@@ -39,11 +45,8 @@ def small(monkeypatch, tiny_config):
 
 
 @pytest.fixture
-def steps():
-    settings = ExperimentSettings(dtype="float32", new_tokens=32, repeats=1)
-    return FullSizeSteps(
-        settings, FullSizeSettings(random_shape="small", canvas=64, rows=(1,), clients=(3,))
-    )
+def steps(tmp_path):
+    return FullSizeSteps(Arguments(out=tmp_path, clients=(3,), **SIZE))
 
 
 def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkeypatch):
@@ -51,7 +54,8 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
         raise OutOfMemoryError("out of memory: as if")
 
     out = tmp_path / "out"
-    assert cli.main([*ARGUMENTS, "--out", str(out), "--minutes", "0.0001"]) == 0
+    arguments = Arguments(out=out, clients=(2,), **SIZE)
+    assert main(replace(arguments, minutes=0.0001)) == 0
     assert len(json.loads((out / "results.json").read_text())) == 1
     assert (
         f"{len(NAMES) - 1} steps are left for the same command: weights, passes 1,"
@@ -59,7 +63,7 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
     )
     with monkeypatch.context() as patch:
         patch.setattr(full_size, "step_programs", without_memory)
-        assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
+        assert main(arguments) == 0
     found = json.loads((out / "results.json").read_text())
     assert list(found) == NAMES
     assert [name for name, each in found.items() if each["state"] != "done"] == ["torch"]
@@ -80,7 +84,7 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, capsys, monkey
     assert "| [ ] | an update of adapters | fits | out of memory: as if (missed) |" in report
     assert {path.name for path in out.glob("*.svg")} == {"decoding.svg", "serving.svg"}
     before = (out / "steps.jsonl").read_text()
-    assert cli.main([*ARGUMENTS, "--out", str(out)]) == 0
+    assert main(arguments) == 0
     # But for what was left out, which is tried again.
     assert [json.loads(line).get("step") for line in (out / "steps.jsonl").read_text()[len(before) :].splitlines()] == [
         "torch", "torch"
@@ -138,17 +142,13 @@ def test_weights_lie_on_a_mesh(tiny_config):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("wrong", "message"),
     [
-        (["--full", "--model", "m"], "model: not with full, whose weights are random"),
-        (["--full", "--tasks", "3"], "tasks: not with full"),
-        (["--full", "--dtype", "int8"], "dtype='int8': must be bfloat16 or float32 with full"),
-        (["--full", "--canvas", "64"], "new_tokens=64: must be less than canvas=64"),
-        (["--full", "--rows", "0"], "rows=(0,): must name at least one number, each at least 1"),
-        (["--full", "--minutes", "0"], "minutes=0: must be positive"),
-        (["--clients", "3"], "go with full"),
+        ({"canvas": 32}, "new_tokens=32: must be less than canvas=32"),
+        ({"rows": (0,)}, "rows=(0,): must name at least one number, each at least 1"),
+        ({"minutes": 0}, "minutes=0: must be positive"),
     ],
 )
-def test_wrong_settings_are_named(tmp_path, capsys, words, message):
-    assert cli.main(["experiment", *words, "--out", str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_settings_are_named(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Arguments(out=tmp_path, **SIZE | wrong)

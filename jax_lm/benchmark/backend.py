@@ -1,6 +1,6 @@
 """The interface of the two compared backends, and its implementation in JAX.
 
-PyTorch's implementations are in `torch_reference` and `fast_dllm`.
+PyTorch's implementation is in `torch_reference`.
 """
 
 from collections.abc import Sequence

@@ -16,12 +16,11 @@ from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 # Number of programs of the quality check that the report quotes.
 SHOWN_PROGRAMS = 4
 
-# Share of the roofline that counts as near: 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms
-# where a block takes 3.3.
-NEAR = 0.75
-
 # Values that the tables omit; the time of the first call is shown instead.
 COMPILATIONS = ("compilations", "compile_seconds")
+
+# Makes a section from the rows of its steps.
+SectionOf = Callable[[list[Row]], Section]
 
 DEFECT = "A defect: report it with steps.jsonl."
 
@@ -118,27 +117,6 @@ def judge_memory(text: str, row: Row) -> tuple[str, bool]:
     return text.format_map(row) if fits else row["out_of_memory"], fits
 
 
-judge_update = partial(judge_memory, "{seconds:.3g} s, {tokens_per_second:,.0f} tokens/s")
-
-
-def judge_passes(window: str, row: Row) -> tuple[str, bool]:
-    """Judge whether a forward pass over the rows of `window` comes near the machine's limits."""
-    if "rows" not in row:
-        return row["out_of_memory"], False
-    # One row per window: canvas, refresh, window
-    [timed] = [each for each in row["rows"] if each["window"] == window]
-    return f"{timed['roofline']:.0%}, {1e3 * timed['seconds']:.3g} ms", timed["roofline"] >= NEAR
-
-
-def judge_torch(row: Row) -> tuple[str, bool]:
-    """Compare each preset with its reference in PyTorch."""
-    compared = [each for each in row["rows"] if each.get("times") is not None]
-    measured = ", ".join("{preset} {times:.2f} times".format_map(each) for each in compared)
-    return measured or "nothing to compare with", bool(compared) and min(
-        each["times"] for each in compared
-    ) >= 1
-
-
 ON_ACCELERATOR = Criterion(
     "computed on an accelerator", "GPU or TPU", "environment",
     lambda row: (MACHINE_LINES["device"].format_map(row["about"]), row["about"]["platform"] != "cpu"),
@@ -184,25 +162,6 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion("quality", "half of the tasks pass", "quality",
               lambda row: judge_share(row["passed"], row["tasks"], 0.5, ".0%"),
               "`diffucoder eval` measures it on whole benchmarks."),
-)  # fmt: skip
-
-AT_THE_BOUND = "`experiments/explain_plan.py` says what the compiled step reads beyond the weights; profile the rest."
-NEAR_THE_BOUND = f"{NEAR:.0%} of the roofline"
-FULL_SIZE_CRITERIA: tuple[Criterion, ...] = (
-    ON_ACCELERATOR,
-    Criterion("a pass over the whole canvas", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "canvas"),
-              AT_THE_BOUND),
-    Criterion("a pass over a block, from the cache", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "window"),
-              AT_THE_BOUND),
-    Criterion("the same, batch 16", NEAR_THE_BOUND, "passes 16", partial(judge_passes, "window"), AT_THE_BOUND),
-    Criterion("later calls compile nothing", "0 compilations", "decoding exact 1",
-              judge_at_most("recompilations", 0, "{recompilations}"), DEFECT),
-    Criterion("an update of adapters", "fits", "training sft-lora", judge_update,
-              "`diffucoder plan --step sft --lora-rank 16` says what fits."),
-    Criterion("a coupled-GRPO update of adapters", "fits", "training grpo-lora", judge_update,
-              "`diffucoder plan --step grpo --lora-rank 16` says what fits."),
-    Criterion("generation compared with PyTorch", "at least as fast", "torch", judge_torch,
-              "Report it with steps.jsonl."),
 )  # fmt: skip
 
 
@@ -253,7 +212,7 @@ def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) ->
 
 
 # Sections of the report, by the first word of the names of the steps that they show.
-SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
+SECTIONS: dict[str, SectionOf] = {
     "single": lambda rows: table_section(
         "One prompt",
         rows,
@@ -275,17 +234,6 @@ SECTIONS: dict[str, Callable[[list[Row]], Section]] = {
     ),
     "pytorch": pytorch_section,
     "stress": partial(chart_section, "Stress", "size", "Tokens per second under stress", ""),
-    "passes": lambda rows: table_section(
-        "Forward passes",
-        [each for row in rows for each in row.get("rows", [row])],
-        text="Every position of the block is masked. The bound is the roofline of the limits measured here.",
-    ),
-    "decoding": partial(chart_section, "Decoding", "batch", "Tokens per second", "preset"),
-    "serving": partial(chart_section, "Serving", "clients", "Tokens per second, served", ""),
-    "torch": lambda rows: table_section(
-        "PyTorch {torch} ({device}) on this device".format_map(rows[0]), rows[0]["rows"]
-    ),
-    "training": partial(table_section, "Training"),
 }
 
 
@@ -294,8 +242,12 @@ def experiment_report(
     steps: Sequence[Step],
     name: str,
     criteria: Sequence[Criterion] = CRITERIA,
+    sections: Mapping[str, SectionOf] = SECTIONS,
 ) -> Document:
     """Return the report of the steps so far; `name` is the model's.
+
+    Args:
+        sections: makes a section from the rows of its steps, by the first word of their names.
 
     Raises:
         ValueError: a row lacks a value, because another version of this program wrote it.
@@ -303,7 +255,7 @@ def experiment_report(
     done = {step: outcome.row for step, outcome in outcomes.items() if outcome.state == DONE}
     try:
         verdicts = [criterion.verdict(outcomes) for criterion in criteria]
-        sections = step_sections(done)
+        parts = step_sections(done, sections)
         metadata = experiment_metadata(done, name)
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
@@ -316,7 +268,7 @@ def experiment_report(
         metadata=metadata,
         verdicts=verdicts,
         sections=[
-            *sections,
+            *parts,
             Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
             Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
             Section(title="Next steps", points=next_steps(verdicts) or ["none"]),
@@ -324,13 +276,13 @@ def experiment_report(
     )
 
 
-def step_sections(rows: Rows) -> list[Section]:
+def step_sections(rows: Rows, sections: Mapping[str, SectionOf]) -> list[Section]:
     """Return a section for every kind of step that has one and has been done."""
     by_kind: dict[str, list[Row]] = {}
     for step, row in rows.items():
         # "passes 1" and "passes 16" share the section of "passes".
         by_kind.setdefault(step.split()[0], []).append(row)
-    return [section(by_kind[kind]) for kind, section in SECTIONS.items() if kind in by_kind]
+    return [section(by_kind[kind]) for kind, section in sections.items() if kind in by_kind]
 
 
 def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:

@@ -120,31 +120,3 @@ class ExperimentSettings:
         require_at_least_one(
             self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FullSizeSettings:
-    """Settings of a full experiment, in addition to `ExperimentSettings`.
-
-    Attributes:
-        random_shape: shape of the weights: 7b (the published shape) or small (its vocabulary, 8
-            layers of width 512).
-        canvas: tokens of a row, prompt and answer.
-        rows: batch sizes: rows decoded together.
-        clients: numbers of clients of the server, each with one request at a time.
-        training_rows: rows of a training update.
-        minutes: time after which no step begins; the same command then resumes with the steps that
-            are left.
-    """
-
-    random_shape: Literal["small", "7b"] = "7b"
-    canvas: int = 512
-    rows: tuple[int, ...] = (1, 4, 16, 64)
-    clients: tuple[int, ...] = (1, 16, 64)
-    training_rows: int = 8
-    minutes: float = 8.0
-
-    def __post_init__(self) -> None:
-        require_at_least_one(self, "canvas", "rows", "clients", "training_rows")
-        if not self.minutes > 0:
-            raise ValueError(f"minutes={self.minutes:g}: must be positive")

@@ -1,11 +1,12 @@
 """Measure a backend, JAX or PyTorch, in a process of its own.
 
 So neither is charged for what the other imports and allocates. `run_worker` starts that process and
-returns its result. PyTorch's backends are in `torch_reference` and `fast_dllm`.
+returns its result. PyTorch's backend is in `torch_reference`.
 """
 
 import multiprocessing
 import os
+import pkgutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class WorkerRequest:
     """Request to a worker.
 
     Attributes:
+        torch_backend: module and class of PyTorch's backend, which only its process imports.
         device: where PyTorch computes, "cpu" or "cuda".
         platform: where JAX computes; it takes its default if None. PyTorch's process needs the
             CPU, so that JAX does not reserve the accelerator's memory there.
@@ -57,6 +59,7 @@ class WorkerRequest:
     backend: Literal["jax", "pytorch"]
     folder: Path
     dtype: str
+    torch_backend: str = "jax_lm.benchmark.torch_reference:TorchBackend"
     device: str = "cpu"
     platform: str | None = None
     cells: tuple[Cell, ...] = ()
@@ -133,10 +136,9 @@ def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
         # Starts the platform, which must not count as loading.
         jax.devices()
         return lambda: JaxBackend.load(request.folder, request.dtype)
-    from jax_lm.benchmark.fast_dllm import TorchLoops
-
-    TorchLoops.warm_up(request.device)
-    return lambda: TorchLoops(request.folder, config, request.dtype, device=request.device)
+    torch_backend = pkgutil.resolve_name(request.torch_backend)
+    torch_backend.warm_up(request.device)
+    return lambda: torch_backend(request.folder, config, request.dtype, device=request.device)
 
 
 def run_worker(request: WorkerRequest, *, limit: float | None = None) -> Measured:

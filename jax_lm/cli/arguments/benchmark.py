@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import ExperimentSettings, FullSizeSettings, Workload
+from jax_lm.benchmark.settings import ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
 
 # Defaults of nested settings.
 SPEED = Workload()
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
 EXPERIMENT = ExperimentSettings()
-SCALE = FullSizeSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,40 +103,14 @@ class Experiment:
         diffucoder experiment --out experiment
         diffucoder experiment --recorded tests/golden --out experiment
         diffucoder experiment --model apple/DiffuCoder-7B-Instruct --dtype bfloat16 --out experiment-7b
-        diffucoder experiment --full --out full
-        diffucoder experiment --full --random-shape small --rows 1 4 --clients 1 4 --out small
 
     Attributes:
         out: folder for steps.jsonl, results.json, report.md, report.html and the charts.
-        full: measure the machine at full size with random weights instead: forward passes and
-            presets by batch, training updates, the server, and PyTorch. Runs for some minutes at a
-            time; the same command continues.
         settings: what the results depend on; a resumed run must have the same settings.
-        scale: size of a full experiment, besides dtype, new_tokens, repeats and timeout.
     """
 
     out: Path
-    full: bool = False
     settings: ExperimentSettings = EXPERIMENT
-    scale: FullSizeSettings = SCALE
-
-    def __post_init__(self) -> None:
-        # options of one kind of experiment are refused in the other, never ignored
-        if not self.full and self.scale != SCALE:
-            raise ValueError(
-                "random_shape, canvas, rows, clients, training_rows, minutes: go with full"
-            )
-        # options that need a trained model
-        own = ("model", "recorded", "batch_sizes", "largest_batch", "tasks")
-        given = [name for name in own if getattr(self.settings, name) != getattr(EXPERIMENT, name)]
-        if self.full and given:
-            raise ValueError(f"{', '.join(given)}: not with full, whose weights are random")
-        if self.full and self.settings.dtype == "int8":
-            raise ValueError("dtype='int8': must be bfloat16 or float32 with full")
-        if self.full and not self.settings.new_tokens < self.scale.canvas:
-            raise ValueError(
-                f"new_tokens={self.settings.new_tokens}: must be less than canvas={self.scale.canvas}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

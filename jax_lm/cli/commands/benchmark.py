@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -16,8 +17,13 @@ from rich.table import Table
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
 from jax_lm.benchmark.experiment import ExperimentSteps
-from jax_lm.benchmark.experiment_report import CRITERIA, FULL_SIZE_CRITERIA, experiment_report
-from jax_lm.benchmark.full_size import FullSizeSteps
+from jax_lm.benchmark.experiment_report import (
+    CRITERIA,
+    SECTIONS,
+    Criterion,
+    SectionOf,
+    experiment_report,
+)
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
 from jax_lm.benchmark.parity import (
     FILES,
@@ -38,8 +44,8 @@ from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
 from jax_lm.reports.document import print_report
-from jax_lm.reports.run_folder import weights_digest
-from jax_lm.reports.steps import FAILED, Steps
+from jax_lm.reports.run_folder import Record, weights_digest
+from jax_lm.reports.steps import FAILED, Step, Steps
 
 
 def run_bench(arguments: Bench) -> int:
@@ -147,33 +153,44 @@ def run_experiment(arguments: Experiment) -> int:
 
     The exit status is 1 if a step failed.
     """
-    # steps and criteria; `identity` is what a resumed run must share
-    settings, scale, out = arguments.settings, arguments.scale, arguments.out
-    if arguments.full:
-        steps, criteria, seconds = (
-            FullSizeSteps(settings, scale).steps(),
-            FULL_SIZE_CRITERIA,
-            60 * scale.minutes,
-        )
-        name = f"random weights of the shape {scale.random_shape}"
-        identity = {"full": True, **asdict(settings), **asdict(scale)}
-        # Runs of different lengths share a folder.
-        del identity["minutes"], identity["timeout"]
-    else:
-        # recorded outputs should be readable before the first step
-        if settings.recorded is not None:
-            read_golden(settings.recorded)
-        folder, name = (
-            huggingface.resolve(settings.model or BUILTIN_MODEL),
-            settings.model or "built-in model",
-        )
-        steps, criteria, seconds = ExperimentSteps(folder, settings).steps(), CRITERIA, math.inf
-        identity = asdict(settings) | {
-            "recorded": None if settings.recorded is None else str(settings.recorded),
-            "weights": f"sampled sha256:{weights_digest(folder)}",
-        }
-    # run the steps that are left
-    report = partial(experiment_report, steps=steps, name=name, criteria=criteria)
+    settings = arguments.settings
+    # recorded outputs should be readable before the first step
+    if settings.recorded is not None:
+        read_golden(settings.recorded)
+    folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
+    identity = asdict(settings) | {
+        "recorded": None if settings.recorded is None else str(settings.recorded),
+        "weights": f"sampled sha256:{weights_digest(folder)}",
+    }
+    name = settings.model or "built-in model"
+    steps = ExperimentSteps(folder, settings).steps()
+    return run_steps(steps, arguments.out, identity, name, CRITERIA, SECTIONS)
+
+
+def run_steps(
+    steps: Sequence[Step],
+    out: Path,
+    identity: Record,
+    name: str,
+    criteria: Sequence[Criterion],
+    sections: Mapping[str, SectionOf],
+    *,
+    seconds: float = math.inf,
+) -> int:
+    """Run the steps that are left in a folder, and write and print their report.
+
+    Args:
+        identity: settings that a resumed run must share.
+        name: the model's, for the report.
+        criteria, sections: of the report.
+        seconds: time after which no step begins.
+
+    Returns:
+        The exit status, 1 if a step failed.
+    """
+    report = partial(
+        experiment_report, steps=steps, name=name, criteria=criteria, sections=sections
+    )
     with Steps(
         out, identity | {"devices": f"{len(jax.devices())} x {jax.devices()[0].device_kind}"}
     ) as run:

@@ -1,8 +1,12 @@
-"""The steps of `diffucoder experiment --full`: this machine at full size, on random weights.
+"""Measure this machine at full size, on random weights.
 
-They time decoding by preset and batch, forward passes next to their bound, training updates,
-sequences in the server's slots, and PyTorch. Speed does not depend on the values of the weights,
-except with commits by probability.
+    python experiments/full_size.py --out full
+    python experiments/full_size.py --random-shape small --rows 1 4 --clients 1 4 --out small
+
+Times decoding by preset and batch, forward passes next to their bound, training updates, sequences
+in the server's slots, and PyTorch. Speed does not depend on the values of the weights, except with
+commits by probability. The report is that of `diffucoder experiment`, with criteria of its own. No
+step begins after `--minutes`; the same command resumes with the steps that are left.
 """
 
 import itertools
@@ -10,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +28,30 @@ from jaxtyping import Array
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
 from jax_lm.benchmark.experiment import measure_environment, note_out_of_memory, read_limits
+from jax_lm.benchmark.experiment_report import (
+    DEFECT,
+    ON_ACCELERATOR,
+    Criterion,
+    SectionOf,
+    chart_section,
+    judge_at_most,
+    judge_memory,
+)
 from jax_lm.benchmark.machine import PeakMemory
-from jax_lm.benchmark.settings import Cell, ExperimentSettings, FullSizeSettings
+from jax_lm.benchmark.settings import Cell, require_at_least_one
 from jax_lm.benchmark.speed import time_and_memory, time_forwards
 from jax_lm.benchmark.timer import time_call
 from jax_lm.benchmark.worker import WorkerRequest, run_worker
+from jax_lm.cli.commands.benchmark import run_steps
 from jax_lm.compilation.programs import StepProgram, step_programs
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.host.declared import run_main
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
 from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
 from jax_lm.reports.steps import LeftOut, Rows, Step
-from jax_lm.reports.tables import Row
+from jax_lm.reports.tables import Row, table_section
 from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 from jax_lm.serving.worker import STEPS_PER_CALL
@@ -53,25 +69,66 @@ UPDATES: dict[str, dict[str, Any]] = {
 
 # Requests of each client, sent one after the other.
 EACH_CLIENT = 2
+# Share of the roofline that counts as near: 12 ms where 512 rows of 7B take 8.9 ms at least, 4.4 ms
+# where a block takes 3.3.
+NEAR = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure the machine at full size with random weights.
+
+    Attributes:
+        out: folder for steps.jsonl, results.json, report.md, report.html and the charts.
+        random_shape: shape of the weights: 7b (the published shape) or small (its vocabulary, 8
+            layers of width 512).
+        dtype: dtype of the weights.
+        canvas: tokens of a row, prompt and answer.
+        new_tokens: length of the answers.
+        rows: batch sizes: rows decoded together.
+        clients: numbers of clients of the server, each with one request at a time.
+        training_rows: rows of a training update.
+        repeats: timed calls per measurement.
+        timeout: seconds that PyTorch may take.
+        minutes: time after which no step begins.
+    """
+
+    out: Path
+    random_shape: Literal["small", "7b"] = "7b"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    canvas: int = 512
+    new_tokens: int = 64
+    rows: tuple[int, ...] = (1, 4, 16, 64)
+    clients: tuple[int, ...] = (1, 16, 64)
+    training_rows: int = 8
+    repeats: int = 3
+    timeout: float = 600.0
+    minutes: float = 8.0
+
+    def __post_init__(self) -> None:
+        require_at_least_one(
+            self, "canvas", "new_tokens", "rows", "clients", "training_rows", "repeats", "timeout"
+        )
+        if not self.new_tokens < self.canvas:
+            raise ValueError(
+                f"new_tokens={self.new_tokens}: must be less than canvas={self.canvas}"
+            )
+        if not self.minutes > 0:
+            raise ValueError(f"minutes={self.minutes:g}: must be positive")
 
 
 class FullSizeSteps:
-    """The steps, on random weights.
+    """The steps, on random weights."""
 
-    Args:
-        settings: dtype, length of the answers, repeats and time limit.
-        scale: shape of the weights, and sizes of the steps.
-    """
-
-    def __init__(self, settings: ExperimentSettings, scale: FullSizeSettings) -> None:
-        self.settings, self.scale, self.config = settings, scale, SHAPES[scale.random_shape]
-        self.dtype, self.new_tokens = settings.dtype or "bfloat16", settings.new_tokens
+    def __init__(self, settings: Arguments) -> None:
+        self.settings, self.config = settings, SHAPES[settings.random_shape]
+        self.dtype, self.new_tokens = settings.dtype, settings.new_tokens
         self.mesh_shape = self.planned().default_mesh(self.config, len(jax.devices()))
 
     def steps(self) -> list[Step]:
         """Return all steps, the most wanted first."""
         # The last steps may not run: none begins after the time of the run has passed.
-        sizes, clients = self.scale.rows, self.scale.clients
+        sizes, clients = self.settings.rows, self.settings.clients
         return [
             Step("environment", "Environment and devices", self.environment),
             Step("weights", "Random weights", self.weights),
@@ -88,12 +145,16 @@ class FullSizeSteps:
 
     def planned(self, **others: Any) -> PlannedStep:
         """Return a planned step of this size, of one row unless `others` has a batch."""
-        size = {"precision": self.dtype, "canvas": self.scale.canvas, "new_tokens": self.new_tokens}
+        size = {
+            "precision": self.dtype,
+            "canvas": self.settings.canvas,
+            "new_tokens": self.new_tokens,
+        }
         return PlannedStep(**size | others)
 
     def cell(self, preset: str, batch: int) -> Cell:
         """Return a generation of this size."""
-        prompt_tokens = self.scale.canvas - self.new_tokens
+        prompt_tokens = self.settings.canvas - self.new_tokens
         return Cell(
             preset=preset, batch=batch, prompt_tokens=prompt_tokens, new_tokens=self.new_tokens
         )
@@ -120,7 +181,7 @@ class FullSizeSteps:
         # The first access builds the model.
         assert self.sampler
         return {
-            "shape": self.scale.random_shape,
+            "shape": self.settings.random_shape,
             "parameters": parameter_count(self.config),
             "dtype": self.dtype,
             "mesh": str(self.mesh_shape),
@@ -159,7 +220,7 @@ class FullSizeSteps:
         """
         row: Row = {"clients": clients}
         # The slots are one block wider than the canvas.
-        width, count = self.scale.canvas + BLOCK_LENGTH, EACH_CLIENT * clients
+        width, count = self.settings.canvas + BLOCK_LENGTH, EACH_CLIENT * clients
         with self.note_out_of_memory(row, clients):
             slots = Slots(
                 self.sampler, width, is_cached=True, count=clients, sizes=(clients,), stop_ids=()
@@ -178,7 +239,7 @@ class FullSizeSteps:
 
     def request(self, number: int) -> Sequence:
         """Return a request with a random prompt of its own."""
-        canvas, new_tokens = self.scale.canvas, self.new_tokens
+        canvas, new_tokens = self.settings.canvas, self.new_tokens
         prompt = random_prompts(self.config, 1, canvas - new_tokens, seed=number)[0]
         return Sequence(
             # The prompt, then a hole of new tokens.
@@ -211,6 +272,8 @@ class FullSizeSteps:
                 dtype=self.dtype,
                 device="cuda" if platform == "gpu" else "cpu",
                 platform="cpu",
+                # Decodes as published, and like Fast-dLLM if the preset has a cache.
+                torch_backend="experiments.fast_dllm:TorchLoops",
                 cells=cells,
                 repeats=1,
             )
@@ -227,7 +290,7 @@ class FullSizeSteps:
         """Take training updates on all devices."""
         # Drop the sampler's model: two models would not fit where one does.
         self.__dict__.pop("sampler", None)
-        planned = self.planned(batch=self.scale.training_rows, **UPDATES[name])
+        planned = self.planned(batch=self.settings.training_rows, **UPDATES[name])
         mesh = planned.default_mesh(self.config, len(jax.devices()))
         row: Row = {"name": name, "rows": planned.batch, "mesh": str(mesh)}
         memory = PeakMemory()
@@ -325,3 +388,79 @@ def noise_program(
         return (0.02 * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
 
     return jax.jit(draw, out_shardings=sharding)
+
+
+judge_update = partial(judge_memory, "{seconds:.3g} s, {tokens_per_second:,.0f} tokens/s")
+
+
+def judge_passes(window: str, row: Row) -> tuple[str, bool]:
+    """Judge whether a forward pass over the rows of `window` comes near the machine's limits."""
+    if "rows" not in row:
+        return row["out_of_memory"], False
+    # One row per window: canvas, refresh, window
+    [timed] = [each for each in row["rows"] if each["window"] == window]
+    return f"{timed['roofline']:.0%}, {1e3 * timed['seconds']:.3g} ms", timed["roofline"] >= NEAR
+
+
+def judge_torch(row: Row) -> tuple[str, bool]:
+    """Compare each preset with its reference in PyTorch."""
+    compared = [each for each in row["rows"] if each.get("times") is not None]
+    measured = ", ".join("{preset} {times:.2f} times".format_map(each) for each in compared)
+    return measured or "nothing to compare with", bool(compared) and min(
+        each["times"] for each in compared
+    ) >= 1
+
+
+AT_THE_BOUND = "`experiments/explain_plan.py` says what the compiled step reads beyond the weights; profile the rest."
+NEAR_THE_BOUND = f"{NEAR:.0%} of the roofline"
+CRITERIA: tuple[Criterion, ...] = (
+    ON_ACCELERATOR,
+    Criterion("a pass over the whole canvas", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "canvas"),
+              AT_THE_BOUND),
+    Criterion("a pass over a block, from the cache", NEAR_THE_BOUND, "passes 1", partial(judge_passes, "window"),
+              AT_THE_BOUND),
+    Criterion("the same, batch 16", NEAR_THE_BOUND, "passes 16", partial(judge_passes, "window"), AT_THE_BOUND),
+    Criterion("later calls compile nothing", "0 compilations", "decoding exact 1",
+              judge_at_most("recompilations", 0, "{recompilations}"), DEFECT),
+    Criterion("an update of adapters", "fits", "training sft-lora", judge_update,
+              "`diffucoder plan --step sft --lora-rank 16` says what fits."),
+    Criterion("a coupled-GRPO update of adapters", "fits", "training grpo-lora", judge_update,
+              "`diffucoder plan --step grpo --lora-rank 16` says what fits."),
+    Criterion("generation compared with PyTorch", "at least as fast", "torch", judge_torch,
+              "Report it with steps.jsonl."),
+)  # fmt: skip
+
+# Sections of the report, by the first word of the names of the steps that they show.
+SECTIONS: dict[str, SectionOf] = {
+    "passes": lambda rows: table_section(
+        "Forward passes",
+        [each for row in rows for each in row.get("rows", [row])],
+        text="Every position of the block is masked. The bound is the roofline of the limits measured here.",
+    ),
+    "decoding": partial(chart_section, "Decoding", "batch", "Tokens per second", "preset"),
+    "serving": partial(chart_section, "Serving", "clients", "Tokens per second, served", ""),
+    "torch": lambda rows: table_section(
+        "PyTorch {torch} ({device}) on this device".format_map(rows[0]), rows[0]["rows"]
+    ),
+    "training": partial(table_section, "Training"),
+}
+
+
+def main(settings: Arguments) -> int:
+    """Run the steps that are left, and write the report; returns 1 if a step failed."""
+    # Runs of different lengths share a folder.
+    own = ("out", "minutes", "timeout")
+    identity = {name: value for name, value in asdict(settings).items() if name not in own}
+    return run_steps(
+        FullSizeSteps(settings).steps(),
+        settings.out,
+        identity,
+        f"random weights of the shape {settings.random_shape}",
+        CRITERIA,
+        SECTIONS,
+        seconds=60 * settings.minutes,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(run_main(Arguments)))
