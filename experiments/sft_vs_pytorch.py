@@ -88,7 +88,7 @@ class PyTorch:
     """The same step with autograd and torch.optim.AdamW."""
 
     def __init__(self, model: DreamForCausalLM, batch: Batch) -> None:
-        self.model = load_qwen2(BUILTIN_MODEL, model.config, torch.float32, "sdpa").train()
+        self.model = load_qwen2(BUILTIN_MODEL, model.config, torch.float32).train()
         key_level, key_mask, _ = jax.random.split(jax.random.fold_in(jax.random.key(SEED), 1), 3)
         tokens, canvas, samples = map(jnp.asarray, batch[:3])
         levels = noise_levels(key_level, samples, LOSS.level_draws, LOSS.minimum_level)

@@ -2,7 +2,7 @@
 
     python tools/record_parity.py --pytorch-model ./DiffuCoder-7B-Instruct --out recorded
 
-The reference is `jax_lm.benchmark.torch_reference` with a written-out attention mask. Needs torch
+The reference is `jax_lm.benchmark.torch_reference`, with a written-out attention mask. Needs torch
 and transformers (extra `parity`).
 """
 
@@ -70,6 +70,37 @@ class Recording:
         require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
 
 
+class MaskedBackend(TorchBackend):
+    """A checkpoint in PyTorch whose rows may be padded, as the attention mask is written out.
+
+    Attributes:
+        present: 0 at padding [b, t], whose keys are masked and whose positions do not count; None
+            if there is none.
+    """
+
+    attention = "eager"
+    present: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def output(self, ids: torch.Tensor, **options: Any) -> Any:
+        """Return what transformers computes for ids [b, t]."""
+        batch, length = ids.shape
+        # Added to the scores [b, 1, t, t]: 0 shows a key, the least number hides it.
+        mask = torch.zeros(batch, 1, length, length, dtype=self.model.dtype)
+        positions = torch.arange(length).expand(batch, length)
+        if self.present is not None:
+            least = torch.finfo(self.model.dtype).min
+            mask = mask.masked_fill(self.present[:, None, None, :] == 0, least)
+            # present [0, 0, 1, 1, 1] -> positions [0, 0, 0, 1, 2]
+            positions = (self.present.cumsum(-1) - 1).clamp(min=0)
+        return self.model(
+            ids, attention_mask=mask, position_ids=positions, use_cache=False, **options
+        )
+
+    def evaluate(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.output(ids).logits
+
+
 def record_reference(recording: Recording) -> None:
     """Write checkpoint/, golden.safetensors and cases.json to the new folder.
 
@@ -91,9 +122,7 @@ def record_reference(recording: Recording) -> None:
         for file in sorted(folder.iterdir()):
             if file.suffix in (".json", ".safetensors"):
                 shutil.copy(file, partial / "checkpoint")
-        golden, cases = reference_outputs(
-            TorchBackend(folder, config, attention="eager"), config, recording
-        )
+        golden, cases = reference_outputs(MaskedBackend(folder, config), config, recording)
         save_tensors(
             partial / "golden.safetensors",
             {name: np.ascontiguousarray(value) for name, value in golden.items()},
@@ -105,7 +134,7 @@ def record_reference(recording: Recording) -> None:
 
 
 def reference_outputs(
-    backend: TorchBackend, config: DreamConfig, recording: Recording
+    backend: MaskedBackend, config: DreamConfig, recording: Recording
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Compute everything that is recorded: tensors by name, and the settings of each generation.
 
@@ -125,29 +154,31 @@ def reference_outputs(
     for row in range(recording.batch_size):
         present[row, : row * (recording.prompt_tokens // 3)] = 0
     # Forward passes
-    exact = backend.evaluate(ids, output_hidden_states=True)
+    exact = backend.output(ids, output_hidden_states=True)
     golden = {
         f"forward.hidden_states.{layer}": state.numpy()
         for layer, state in enumerate(exact.hidden_states)
     }
     golden |= {"forward.input_ids": ids.numpy(), "forward.logits": exact.logits.numpy()}
     golden |= {"padded.input_ids": ids.numpy(), "padded.attention_mask": present.numpy()}
-    golden["padded.logits"] = backend.evaluate(ids, present).logits.numpy()
+    backend.present = present
+    golden["padded.logits"] = backend.evaluate(ids).numpy()
     # Generations
     prompts, cases = ids[:, : recording.prompt_tokens], []
     for number, case in enumerate(CASES):
         case = DEFAULTS | case | {"case": number, "max_new_tokens": recording.max_new_tokens}
-        mask = present if case["padded"] else None
-        history = diffusion_generate(backend, prompts, case_options(case), mask)
+        backend.present = present if case["padded"] else None
+        history = diffusion_generate(backend, prompts, case_options(case))
         name = f"generate.{number}"
         golden |= {f"{name}.input_ids": prompts.numpy(), f"{name}.sequences": history[-1].numpy()}
         golden[f"{name}.history"] = torch.stack(history).numpy()
-        if mask is not None:
-            golden[f"{name}.attention_mask"] = mask[:, : recording.prompt_tokens].numpy()
+        if case["padded"]:
+            golden[f"{name}.attention_mask"] = present[:, : recording.prompt_tokens].numpy()
         cases.append(case)
     # Last, as it rounds the weights in place.
     backend.model.to(torch.bfloat16)
-    golden["forward_bf16.logits"] = backend.evaluate(ids).logits.float().numpy()
+    backend.present = None
+    golden["forward_bf16.logits"] = backend.evaluate(ids).float().numpy()
     return golden, cases
 
 

@@ -2,8 +2,8 @@
 
 Dream is Qwen2 without a causal mask, so transformers' own Qwen2 computes it, and no code of the
 checkpoint is executed. `diffusion_generate` restates Dream's loop as published: logits of every
-row, a full sort for top_p, one forward pass per step. `tools/record_parity.py` records it, exact
-and padded; `worker` times it. It shares no code with `jax_lm.diffusion`. Needs torch and
+row, a full sort for top_p, one forward pass per step. `worker` times it, and
+`tools/record_parity.py` records it. It shares no code with `jax_lm.diffusion`. Needs torch and
 transformers (extra `parity`).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +37,13 @@ FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
 
 
 def load_qwen2(
-    folder: Path, config: DreamConfig, dtype: torch.dtype, attention: Literal["eager", "sdpa"]
+    folder: Path, config: DreamConfig, dtype: torch.dtype, attention: str = "sdpa"
 ) -> Qwen2ForCausalLM:
-    """Load a checkpoint as a Qwen2 with full attention, unless a mask is passed."""
+    """Load a checkpoint as a Qwen2 with full attention, unless a mask is passed.
+
+    Args:
+        attention: "sdpa" takes the kernel for full attention, "eager" takes a mask.
+    """
     fields = {name: getattr(config, name) for name in FIELDS}
     qwen2 = Qwen2Config(**fields, attn_implementation=attention)
     model = Qwen2ForCausalLM.from_pretrained(folder, config=qwen2, dtype=dtype).eval()
@@ -54,29 +58,17 @@ class TorchBackend:
     Args:
         dtype: float32 or bfloat16.
         device: "cpu" or "cuda".
-        attention: "sdpa" takes the kernel for full attention; "eager" writes out the mask, and rows
-            may be padded.
     """
 
+    attention = "sdpa"
+
     def __init__(
-        self,
-        folder: Path,
-        config: DreamConfig,
-        dtype: str = "float32",
-        *,
-        device: str = "cpu",
-        attention: Literal["eager", "sdpa"] = "sdpa",
+        self, folder: Path, config: DreamConfig, dtype: str = "float32", *, device: str = "cpu"
     ) -> None:
         assert config.mask_token_id is not None
-        self.config, self.device, self.mask_id, self.attention = (
-            config,
-            device,
-            config.mask_token_id,
-            attention,
-        )
-        self.model: Any = (
-            load_qwen2(folder, config, getattr(torch, dtype), attention).to(device).eval()
-        )
+        self.config, self.device, self.mask_id = config, device, config.mask_token_id
+        model = load_qwen2(folder, config, getattr(torch, dtype), self.attention)
+        self.model: Any = model.to(device)
 
     @staticmethod
     def warm_up(device: str) -> None:
@@ -84,32 +76,9 @@ class TorchBackend:
         torch.zeros(1, device=device)
 
     @torch.no_grad()
-    def evaluate(
-        self, ids: torch.Tensor, present: torch.Tensor | None = None, **options: Any
-    ) -> Any:
-        """Return the output of one bidirectional forward pass over ids [b, t].
-
-        Args:
-            present: 0 at padding, whose keys are masked and whose positions do not count.
-            options: passed to transformers.
-        """
-        if self.attention == "sdpa" and present is None:
-            return self.model(
-                ids, attention_mask={"full_attention": None}, use_cache=False, **options
-            )
-        batch, length = ids.shape
-        # Added to the scores [b, 1, t, t]: 0 shows a key, the least number hides it.
-        mask = torch.zeros(batch, 1, length, length, dtype=self.model.dtype, device=self.device)
-        positions = torch.arange(length, device=self.device).expand(batch, length)
-        if present is not None:
-            mask = mask.masked_fill(
-                present[:, None, None, :] == 0, torch.finfo(self.model.dtype).min
-            )
-            # present [0, 0, 1, 1, 1] -> positions [0, 0, 0, 1, 2]
-            positions = (present.cumsum(-1) - 1).clamp(min=0)
-        return self.model(
-            ids, attention_mask=mask, position_ids=positions, use_cache=False, **options
-        )
+    def evaluate(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits [b, t, v] of one bidirectional forward pass over ids [b, t]."""
+        return self.model(ids, attention_mask={"full_attention": None}, use_cache=False).logits
 
     def forward(self, ids: np.ndarray) -> None:
         """Run one forward pass over ids [b, t] and wait for it."""
@@ -127,7 +96,7 @@ class TorchBackend:
         modules = dict(self.model.named_modules())
         # Recorded by hooks during one forward pass
         hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
-        outputs["logits"] = self.evaluate(self.tensor(ids)).logits.float().cpu().numpy()
+        outputs["logits"] = self.evaluate(self.tensor(ids)).float().cpu().numpy()
         for hook in hooks:
             hook.remove()
         return outputs
@@ -149,16 +118,9 @@ class TorchBackend:
 
 @torch.no_grad()
 def diffusion_generate(
-    backend: TorchBackend,
-    prompts: torch.Tensor,
-    options: GenerationOptions,
-    present: torch.Tensor | None = None,
+    backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions
 ) -> list[torch.Tensor]:
-    """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step.
-
-    Args:
-        present: 0 at the padding of prompts and answers; by default there is no padding.
-    """
+    """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step."""
     steps, device = options.steps, prompts.device
     assert steps is not None
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
@@ -167,7 +129,7 @@ def diffusion_generate(
     canvases = []
     for step in range(steps):
         masked = x == backend.mask_id
-        logits = shift_logits(backend.evaluate(x, present).logits)[masked]
+        logits = shift_logits(backend.evaluate(x))[masked]
         # The share of the masks that are left: 1 - s / t. The last step commits all.
         share = 1 - times[step + 1] / times[step] if step < steps - 1 else 1
         x = commit_tokens(backend, x, logits, masked, share, options)
