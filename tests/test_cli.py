@@ -492,7 +492,6 @@ COMMANDS = [
     ["eval"],
     ["analyze"],
     ["parity", "check"],
-    ["parity", "record"],
     ["plan"],
     ["convert"],
     ["sft"],
