@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
 
-from jax_lm.tokenizer import DiffuCoderTokenizer, byte_level_bpe
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer.byte_level import byte_level_bpe
 
 SPACE = "\u0120"
 """A space, as byte-level vocabularies write it."""

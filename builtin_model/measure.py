@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from builtin_model.layouts import draw_hole
-from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
+from jax_lm.data.prompts import BuiltinTask, load_tasks
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import Problem, load_held_out_problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
@@ -84,7 +84,7 @@ def spelled_problems(engine: DiffuCoderInference) -> Iterator[Problem]:
 
 def holed_problems(count: int) -> Iterator[Problem]:
     """Cut one hole into each of the first held-out programs, most of them into its body."""
-    for number, task in enumerate(load_held_out_tasks(count)):
+    for number, task in enumerate(load_tasks(count)):
         text = task.prompt + task.completion
         start, end = draw_hole(text, len(task.prompt), random.Random(f"hole {number}"))
         yield Problem(
@@ -105,7 +105,7 @@ def is_whole(text: str, start: int, end: int) -> bool:
 
 def asked_problems(engine: DiffuCoderInference, count: int) -> Iterator[Problem]:
     """Ask for the first held-out tasks in chat."""
-    for number, task in enumerate(load_held_out_tasks(count)):
+    for number, task in enumerate(load_tasks(count)):
         form = CHAT_FORMS[number % len(CHAT_FORMS)]
         question = form.format(
             prompt=task.prompt.rstrip(),

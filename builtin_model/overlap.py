@@ -15,7 +15,7 @@ import sys
 
 from builtin_model.layouts import header_prompt
 from builtin_model.spelling import draw_spelled
-from jax_lm.data.prompts import BuiltinTask, load_held_out_tasks
+from jax_lm.data.prompts import BuiltinTask, load_tasks
 from jax_lm.host.declared import run_main
 
 READINGS = ("whole text", "code", "code under other names")
@@ -88,7 +88,7 @@ def main(programs: int = 100_000, seed: int = 0, held_out: int = 2000) -> None:
             trained, readings("".join(header_prompt(draw_spelled(rng), rng))), strict=True
         ):
             seen.add(text)
-    tasks = load_held_out_tasks(held_out)
+    tasks = load_tasks(held_out)
     for group, is_member in (("compositions", True), ("families", False)):
         members = [task for task in tasks if (task.family == "composition") == is_member]
         counts = seen_of(members, trained)

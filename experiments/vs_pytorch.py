@@ -45,11 +45,12 @@ from jax_lm.benchmark.backend import (
     random_prompts,
 )
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.settings import Cell, require_at_least_one
+from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import generation_row
 from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import require_sizes
 from jax_lm.reports.document import table
 from jax_lm.reports.tables import Row, table_section
 
@@ -109,11 +110,11 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        require_at_least_one(
+        require_sizes(
             self, "prompt_tokens", "new_tokens", "long_new_tokens", "batch", "many", "repeats"
         )
         if self.threads is not None:
-            require_at_least_one(self, "threads")
+            require_sizes(self, "threads")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from typing import Any
 
+# A JSON object: values by name.
+Fields = dict[str, Any]
 # Pairs of names: those of the published code, and ours.
 Names = tuple[tuple[str, str], ...]
 
@@ -31,7 +33,7 @@ class Architecture:
     has_qk_norm: bool = False
     fields: Names = ()
     tensors: Names = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Family:
     mark: str | None = None
     mask_token: str | None = None
     is_diffusion: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Fields = field(default_factory=dict)
 
 
 def pairs(table: str) -> Names:
@@ -410,7 +412,7 @@ class DreamConfig:
         return {"full": None, "causal": 1, "block_causal": self.block_size}[self.family.attention]
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], name: str = "") -> "DreamConfig":
+    def from_dict(cls, fields: Fields, name: str = "") -> "DreamConfig":
         """Convert the fields of a config.json.
 
         Args:
@@ -468,7 +470,7 @@ class DreamConfig:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         return cls(**{name: value for name, value in fields.items() if name in known})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
         names = dict(invert(self.architecture.fields))
         usual = ("hidden_act", "rope_scaling", "use_sliding_window")
@@ -477,7 +479,7 @@ class DreamConfig:
         classes = [self.family.classes[self.model_type]]
         return {"architectures": classes} | values | self.to_published_fields()
 
-    def to_published_fields(self) -> dict[str, Any]:
+    def to_published_fields(self) -> Fields:
         """Return the fields of this configuration under the names of the published config.json."""
         names = {
             **dict(invert(self.architecture.fields)),
@@ -492,7 +494,7 @@ class DreamConfig:
             if name not in optional or value is not None
         }
 
-    def update_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def update_fields(self, fields: Fields) -> Fields:
         """Return the fields of a source's config.json, updated to this configuration.
 
         Fields that are unknown here are kept. If the architecture changes, only fields that do not
@@ -517,7 +519,7 @@ class DreamConfig:
         return fields | changed
 
 
-def set_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def set_dtype(fields: Fields, dtype: str) -> Fields:
     """Return the fields of a config.json with the dtype of the weights.
 
     The dtype is stored under the names that the fields use: `torch_dtype`, or `dtype` in newer

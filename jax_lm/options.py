@@ -10,16 +10,19 @@ the results. The texts under "Attributes" are also the help of the command line.
 import difflib
 import math
 import reprlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
+
+from jax_lm.config import Fields
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
 DEFAULT_ALG = "entropy"
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
-FIRST_TOKENS = ("rule", "force")
+CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "force")}
 BLOCK_LENGTH = 32
 # The value of `block_length` for one block that covers the whole canvas.
 WHOLE_CANVAS = 0
@@ -31,7 +34,7 @@ GRAMMAR_WORDS = "python, json_object, regex:EXPRESSION or json_schema:SCHEMA"
 GROWTHS = ("auto", "on", "off")
 
 # `exact` equals the reference; the README has the measured quality of the others.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Fields] = {
     "exact": {},
     "fast": {"cache": "window", "block_length": BLOCK_LENGTH},
     "turbo": {
@@ -44,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # Defaults of the settings of `Decoding`. They are not defaults of the dataclass, where None means
 # that a setting was not given and the preset decides.
-DECODING_DEFAULTS: dict[str, Any] = {
+DECODING_DEFAULTS: Fields = {
     "commit": "steps",
     "threshold": 0.9,
     "factor": 1.0,
@@ -70,6 +73,17 @@ READ_BY = {
 
 # Settings that only cache="causal" has.
 CAUSAL_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
+# Settings of refreshes, of which a decoding without a cache has none, nor one whose finished blocks
+# are never recomputed.
+WITHOUT_REFRESHES = {
+    "refresh_every": 1,
+    "refresh_steps": None,
+    "freeze_prompt": False,
+    "first_token": "rule",
+}
+# Ends of messages.
+WITH_CAUSAL = "with cache='causal'"
+WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
 
 
 def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -78,6 +92,34 @@ def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f" (perhaps {near[0]})" if near else ""
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}{hint}")
+
+
+def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
+    """Raise ValueError unless these settings are None or satisfy a rule.
+
+    Every number of a tuple must satisfy it, and there must be one.
+    """
+    for name in names:
+        value = getattr(config, name)
+        numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+        if value == () or not all(map(holds, numbers)):
+            raise ValueError(f"{name}={value}: {rule}")
+
+
+# require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1". NaN satisfies none.
+require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
+require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
+require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < value <= 1)
+require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
+require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
+require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
+
+
+def require_only(config: Any, values: Fields, reason: str) -> None:
+    """Raise ValueError for a setting that has another value than the only one that works here."""
+    for name, only in values.items():
+        if (value := getattr(config, name)) != only:
+            raise ValueError(f"{name}={value!r}: must be {only!r} {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,64 +190,26 @@ class Decoding:
     def __post_init__(self) -> None:
         require_one_of("preset", self.preset, tuple(PRESETS))
         settings = self.settings
-        require_one_of("commit", settings.commit, COMMIT_RULES)
-        require_one_of("cache", settings.cache, CACHES)
-        require_one_of("first_token", settings.first_token, FIRST_TOKENS)
-        if not 0 < settings.threshold <= 1:
-            raise ValueError(f"threshold={settings.threshold}: must lie in (0, 1]")
-        if not 0 < settings.factor < math.inf:
-            raise ValueError(f"factor={settings.factor}: must be positive")
-        if not 0 <= settings.decay <= 1:
-            raise ValueError(f"decay={settings.decay}: must lie in [0, 1]")
-        if not settings.entropy_bound >= 0:
-            raise ValueError(f"entropy_bound={settings.entropy_bound}: must not be negative")
+        for name, allowed in CHOICES.items():
+            require_one_of(name, getattr(settings, name), allowed)
+        require_upper_shares(settings, "threshold")
+        require_above_zero(settings, "factor")
+        require_shares(settings, "decay", "add_threshold", "activate_threshold")
+        require_not_negative(settings, "entropy_bound", "block_length")
+        require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks")
         for name, rules in READ_BY.items():
             if getattr(self, name) is not None and settings.commit not in rules:
                 raise ValueError(
                     f"{name}={getattr(self, name)}: has no meaning with commit={settings.commit!r}, "
                     f"only with {' or '.join(rules)}"
                 )
-        if settings.block_length < 0:
-            raise ValueError(
-                f"block_length={settings.block_length}: must be positive, 0 (whole canvas) or None"
-            )
-        if settings.refresh_every < 1:
-            raise ValueError(f"refresh_every={settings.refresh_every}: must be at least 1")
-        if settings.refresh_steps is not None and settings.refresh_steps < 1:
-            raise ValueError(f"refresh_steps={settings.refresh_steps}: must be at least 1, or None")
-        # Without a cache there is nothing to refresh, freeze or force.
-        needs_cache = settings.refresh_every > 1 or settings.refresh_steps or settings.freeze_prompt
-        if settings.cache == "none" and (needs_cache or settings.first_token == "force"):
-            raise ValueError(
-                "cache='none': refresh_…, freeze_prompt and first_token='force' need a cache"
-            )
-        self.check_causal(settings)
-
-    def check_causal(self, settings: SimpleNamespace) -> None:
-        """Raise ValueError for settings that need cache="causal", or cannot be combined with it."""
-        # Settings of another cache would be ignored silently.
-        if settings.cache != "causal":
-            for name in CAUSAL_SETTINGS:
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name}={getattr(self, name)}: needs cache='causal', "
-                        f"not {settings.cache!r}"
-                    )
+        if settings.cache == "causal":
+            require_only(settings, WITHOUT_REFRESHES | {"commit": "threshold"}, WITH_CAUSAL)
             return
-        defaults = {
-            name: DECODING_DEFAULTS[name]
-            for name in ("refresh_every", "refresh_steps", "freeze_prompt")
-        }
-        for name, only in (defaults | {"first_token": "rule", "commit": "threshold"}).items():
-            if getattr(settings, name) != only:
-                raise ValueError(
-                    f"{name}={getattr(settings, name)!r}: must be {only!r} with cache='causal'"
-                )
-        for name in ("add_threshold", "activate_threshold"):
-            if not 0 <= getattr(settings, name) <= 1:
-                raise ValueError(f"{name}={getattr(settings, name)}: must lie in [0, 1]")
-        if settings.active_blocks < 1:
-            raise ValueError(f"active_blocks={settings.active_blocks}: must be at least 1")
+        # Settings of another cache would be ignored silently.
+        require_only(self, dict.fromkeys(CAUSAL_SETTINGS), "without cache='causal'")
+        if settings.cache == "none":
+            require_only(settings, WITHOUT_REFRESHES, "with cache='none': it needs a cache")
 
     @cached_property
     def settings(self) -> SimpleNamespace:
@@ -251,9 +255,11 @@ class Decoding:
 EXACT = Decoding()
 # One token after another: blocks of one column, each of which attends to what is before it.
 LEFT_TO_RIGHT = Decoding(cache="causal", block_length=1, active_blocks=1)
+# Options of decoding in another order, or of several canvases or tokens at once, turned off.
+WITHOUT_VARIANTS = {"draft": 0, "lookahead": 0, "grammar": None, "num_steps": None}
 # The end of messages about other settings.
 LEFT_TO_RIGHT_ONLY = (
-    "as this model is autoregressive: can be decoded left to right; adapt it for any order"
+    "as this model is autoregressive, and can only be decoded left to right; adapt it for any order"
 )
 
 
@@ -316,72 +322,49 @@ class GenerationOptions:
     decoding: Decoding = EXACT
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if self.tokens_per_step < 1:
-            raise ValueError(f"tokens_per_step={self.tokens_per_step}: must be at least 1")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise ValueError(f"num_steps={self.num_steps}: must be at least 1, or None")
-        if self.num_steps is not None and self.tokens_per_step != 1:
-            raise ValueError(
-                "num_steps and tokens_per_step both given: each sets the number of steps, give one"
-            )
-        # A commit rule by probability decides itself how many tokens a step commits.
-        commit = self.decoding.settings.commit
-        if commit != "steps" and self.tokens_per_step != 1:
-            raise ValueError(
-                f"tokens_per_step={self.tokens_per_step}: has no meaning with commit={commit!r}, "
-                "which decides how many tokens a step commits"
-            )
-        # Combinations of options that exclude each other.
-        self.check_draft()
-        self.check_lookahead()
-        self.check_grammar()
-        self.check_causal()
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
+        require_sizes(self, "max_new_tokens", "tokens_per_step", "num_steps", "top_k")
+        require_not_negative(self, "temperature", "alg_temp", "draft", "lookahead")
+        require_upper_shares(self, "top_p")
+        require_shares(self, "min_p")
+        if self.extra_canvases > MAX_DRAFT:
+            raise ValueError(f"{self.extra_canvases_option}: must be at most {MAX_DRAFT}")
+        # Combinations of options that exclude each other.
+        self.check_steps()
+        self.check_draft()
+        self.check_grammar()
+        if self.decoding.settings.cache == "causal":
+            require_only(self, WITHOUT_VARIANTS, WITH_CAUSAL)
         if self.growth == "on":
             self.require_growable()
-        # Ranges. `not x >= 0` is also true for NaN, `x < 0` is not.
-        if not self.alg_temp >= 0:
-            raise ValueError(f"alg_temp={self.alg_temp}: must not be negative")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature}: must not be negative")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: must lie in (0, 1], or be None")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k}: must be at least 1, or None")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p}: must lie in [0, 1], or be None")
 
-    def check_draft(self) -> None:
-        """Raise ValueError where drafts could change the answer."""
-        if not 0 <= self.draft <= MAX_DRAFT:
-            raise ValueError(f"draft={self.draft}: must lie in [0, {MAX_DRAFT}]")
-        settings = self.decoding.settings
-        # A verified draft skips forward passes, so a refresh that counts them would come later.
-        if self.draft and settings.refresh_steps is not None:
-            raise ValueError(
-                f"draft={self.draft}: must be 0 with refresh_steps, which counts forward passes"
+    def check_steps(self) -> None:
+        """Raise ValueError if the number of tokens that a step commits is stated twice."""
+        commit = self.decoding.settings.commit
+        if self.num_steps is not None:
+            require_only(self, {"tokens_per_step": 1}, "with num_steps: give one of them")
+        # A commit rule by probability decides itself how many tokens a step commits.
+        if commit != "steps":
+            require_only(
+                self, {"tokens_per_step": 1}, f"with commit={commit!r}, which decides that"
             )
-        if self.draft and settings.cache == "prefix" and settings.refresh_every > 1:
-            raise ValueError(
-                f"draft={self.draft}: must be 0 with cache='prefix' and refresh_every above 1"
-            )
-
-    def check_lookahead(self) -> None:
-        """Raise ValueError if branches cannot be combined with the other options."""
-        if not 0 <= self.lookahead <= MAX_DRAFT:
-            raise ValueError(f"lookahead={self.lookahead}: must lie in [0, {MAX_DRAFT}]")
-        if self.lookahead and self.draft:
-            raise ValueError(
-                f"lookahead={self.lookahead}: must be 0 with draft={self.draft}, give one of them"
-            )
-        if self.lookahead and self.decoding.settings.commit == "steps":
+        elif self.lookahead:
             allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
             raise ValueError(
                 f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
             )
+
+    def check_draft(self) -> None:
+        """Raise ValueError where drafts could change the answer."""
+        settings = self.decoding.settings
+        if self.lookahead:
+            require_only(self, {"draft": 0}, "with lookahead: give one of them")
+        # A verified draft skips forward passes, so a refresh that counts them would come later.
+        if settings.refresh_steps is not None:
+            require_only(self, {"draft": 0}, "with refresh_steps, which counts forward passes")
+        if settings.cache == "prefix" and settings.refresh_every > 1:
+            require_only(self, {"draft": 0}, "with cache='prefix' and refresh_every above 1")
 
     def check_grammar(self) -> None:
         """Raise ValueError for an unknown grammar, or one without stop tokens to end the answer."""
@@ -391,44 +374,15 @@ class GenerationOptions:
                 raise ValueError(
                     f"grammar={reprlib.repr(self.grammar)}: must be {GRAMMAR_WORDS}, or None"
                 )
-            if not self.early_stop:
-                raise ValueError(
-                    f"grammar={self.grammar!r}: needs early_stop, which ends the answer"
-                )
-
-    def check_causal(self) -> None:
-        """Raise ValueError for options that cannot be combined with cache="causal"."""
-        if self.decoding.settings.cache == "causal":
-            values = {"draft": self.draft, "lookahead": self.lookahead, "grammar": self.grammar}
-            for name, value in (values | {"num_steps": self.num_steps}).items():
-                if value:
-                    only = 0 if name in ("draft", "lookahead") else None
-                    raise ValueError(f"{name}={value!r}: must be {only!r} with cache='causal'")
+            require_only(self, {"early_stop": True}, "with a grammar, whose answer it ends")
 
     def require_growable(self) -> None:
         """Raise ValueError for options that cannot be combined with holes that grow."""
-        settings = self.decoding.settings
-        needed = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
-        # Name of an option: (its value, the only value that is supported).
-        values: dict[str, tuple[Any, Any]] = {
-            name: (getattr(settings, name), only) for name, only in needed.items()
-        }
-        values |= {
-            "num_steps": (self.num_steps, None),
-            "draft": (self.draft, 0),
-            "lookahead": (self.lookahead, 0),
-        }
-        values |= {"grammar": (self.grammar, None)}
-        for name, (value, only) in values.items():
-            if value != only:
-                raise ValueError(
-                    f"{name}={value!r}: must be {only!r} where holes grow; "
-                    "growth='off' keeps their length"
-                )
+        plain = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
+        require_only(self.decoding.settings, plain, WHERE_HOLES_GROW)
+        require_only(self, WITHOUT_VARIANTS, WHERE_HOLES_GROW)
         if self.alg == "origin":
-            raise ValueError(
-                "alg='origin': not supported where holes grow; growth='off' keeps their length"
-            )
+            raise ValueError(f"alg='origin': not supported {WHERE_HOLES_GROW}")
 
     def left_to_right(self) -> "GenerationOptions":
         """Return the options for a model that only knows what is before a position.
@@ -436,18 +390,11 @@ class GenerationOptions:
         Raises:
             ValueError: an option asks for another order, or for several tokens at once.
         """
-        free = {"num_steps": None, "tokens_per_step": 1, "draft": 0, "lookahead": 0}
-        free |= {"grammar": None, "alg": (DEFAULT_ALG, "left_to_right")}
-        for name, only in free.items():
-            value = getattr(self, name)
-            if value not in (only if isinstance(only, tuple) else (only,)):
-                raise ValueError(f"{name}={value!r}: must not be given, {LEFT_TO_RIGHT_ONLY}")
-        if self.decoding not in (EXACT, LEFT_TO_RIGHT):
-            given = {
-                name: value for name, value in asdict(self.decoding).items() if value is not None
-            }
-            settings = ", ".join(f"{name}={value!r}" for name, value in given.items())
-            raise ValueError(f"{settings}: must not be given, {LEFT_TO_RIGHT_ONLY}")
+        require_only(self, WITHOUT_VARIANTS | {"tokens_per_step": 1}, LEFT_TO_RIGHT_ONLY)
+        if self.alg != "left_to_right":
+            require_only(self, {"alg": DEFAULT_ALG}, LEFT_TO_RIGHT_ONLY)
+        if self.decoding != LEFT_TO_RIGHT:
+            require_only(self.decoding, asdict(EXACT), LEFT_TO_RIGHT_ONLY)
         return replace(self, decoding=LEFT_TO_RIGHT)
 
     def with_settings(self, **settings: Any) -> "GenerationOptions":

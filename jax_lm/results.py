@@ -6,15 +6,21 @@ Knows no model.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # Sureness below which an answer of the built-in model is doubtful; the model's card says how often
 # that is right.
 BUILTIN_SURENESS = 0.96
+
+
+# Of each column of a row: whether it is one of some columns, and a number.
+Columns = Bool[np.ndarray, "t"]
+Numbers = Int[np.ndarray, "t"]
 
 
 @dataclass(frozen=True)
@@ -147,11 +153,11 @@ class DecidedRow:
         stopped: whether the row ended early, where its holes find their own length; else None.
     """
 
-    holes: Bool[np.ndarray, "t"]
-    numbers: Int[np.ndarray, "t"]
-    tokens: Int[np.ndarray, "t"]
+    holes: Columns
+    numbers: Numbers
+    tokens: Numbers
     confidence: Float[np.ndarray, "t"]
-    commit_step: Int[np.ndarray, "t"]
+    commit_step: Numbers
     count: int | None = None
     stopped: bool | None = None
 
@@ -182,8 +188,8 @@ class DecidedRow:
         tokenizer: DiffuCoderTokenizer,
         number: int,
         step: int,
-        fresh: Bool[np.ndarray, "t"],
-        masked: Bool[np.ndarray, "t"],
+        fresh: Columns,
+        masked: Columns,
     ) -> DenoisingEvent:
         """Return the event of this row's newly decided columns.
 
@@ -213,15 +219,15 @@ class DecidedRow:
         )
 
 
-def decided_rows(
-    layout: tuple,
-    tokens: Int[Array, "b t"],
-    confidence: Float[Array, "b t"],
-    commit_step: Int[Array, "b t"],
-) -> Iterator[DecidedRow]:
-    """Iterate over the rows of a canvas with this layout (`jax_lm.diffusion.canvas.Layout`)."""
+def decided_rows(layout: tuple, state: Any) -> Iterator[DecidedRow]:
+    """Iterate over the rows of a canvas.
+
+    Args:
+        layout: where its holes are, a `jax_lm.diffusion.canvas.Layout`.
+        state: its `jax_lm.diffusion.state.SamplerState`.
+    """
     _, holes, numbers, counts, stopped = layout
-    arrays = (np.asarray(part) for part in (tokens, confidence, commit_step))
+    arrays = map(np.asarray, (state.tokens, state.confidence, state.commit_step))
     absent = [None] * len(holes)
     rows = zip(holes, numbers, *arrays, counts or absent, stopped or absent, strict=True)
     return (DecidedRow(*row) for row in rows)

@@ -14,6 +14,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # The number is checked afterwards: `<|hole:-3|>` is a mistake, not text.
 HOLE = re.compile(r"<\|hole(?::([^|>\n]*))?\|>")
+# Tokens of a hole, "auto" for several lengths to try, or None for the limit.
+HoleLength = int | str | None
 # The tokens by which Qwen2.5-Coder fills a gap: before its text, after it, and at its place.
 GAP_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 # Lengths that `middle_length="auto"` tries, up to the limit.
@@ -37,8 +39,6 @@ class Template:
 
     @classmethod
     def completion(cls, prompt: str, new_tokens: int) -> "Template":
-        if new_tokens < 1:
-            raise ValueError(f"max_new_tokens={new_tokens}: must be at least 1")
         return cls((prompt, new_tokens))
 
     @classmethod
@@ -124,10 +124,8 @@ class Template:
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
 
 
-def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
+def candidate_lengths(limit: int, middle_length: HoleLength) -> list[int]:
     """List the lengths of the hole to try. Raises ValueError for an argument out of range."""
-    if limit < 1:
-        raise ValueError(f"max_new_tokens={limit}: must be at least 1")
     if middle_length == "auto":
         return [length for length in AUTO_LENGTHS if length <= limit] or [limit]
     if isinstance(middle_length, str) or (middle_length is not None and middle_length < 1):
@@ -137,7 +135,7 @@ def candidate_lengths(limit: int, middle_length: int | str | None) -> list[int]:
     return [limit if middle_length is None else middle_length]
 
 
-def initial_length(limit: int, middle_length: int | str | None) -> int:
+def initial_length(limit: int, middle_length: HoleLength) -> int:
     """Return the initial masks of a variable-length hole.
 
     Raises ValueError for a value out of range.

@@ -88,7 +88,9 @@ def test_problems_of_a_difficulty(rows, data, tmp_path, difficulty):
 
 def test_difficulties_do_not_overlap(rows):
     problems = [AceCodeProblem.read(fields) for fields in rows]
-    parts = [{p.id for p in select_difficulty(problems, d)} for d in ("hard", "medium", "easy")]
+    parts = [
+        {p.fields["id"] for p in select_difficulty(problems, d)} for d in ("hard", "medium", "easy")
+    ]
     assert not (parts[0] & parts[1]) | (parts[1] & parts[2]) | (parts[0] & parts[2])
 
 

@@ -99,11 +99,6 @@ def test_a_problem_beyond_the_context_is_not_passed(engine):
     assert "the context holds 512" in attempt.detail
 
 
-def test_bad_batch_size_is_named(engine):
-    with pytest.raises(ValueError, match="batch_size=0"):
-        evaluator_of(engine, TURBO, batch_size=0)
-
-
 SETUP = {"suite": "humaneval", "n": 2, "generation": {"seed": 0}, "k": (1, 2)}
 
 

@@ -17,7 +17,8 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import GAP_TOKENS, Template
-from jax_lm.tokenizer import BYTES_OF_LETTERS, END_OF_TEXT, byte_level_bpe
+from jax_lm.tokenizer import END_OF_TEXT
+from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, byte_level_bpe
 
 IDS = np.array([[0, 0, 3, 5, 8], [7, 1, 2, 9, 4]])
 PRESENT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

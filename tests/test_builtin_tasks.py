@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from jax_lm.data.prompts import load_held_out_tasks, load_training_tasks, read_shipped_tasks
+from jax_lm.data.prompts import load_tasks, read_shipped_tasks
 
 
 def digest(tasks):
@@ -18,7 +18,7 @@ def digest(tasks):
 def test_held_out_tasks_are_those_that_every_measurement_used():
     """Recorded with the first generator. A model card's pass@1 is over the first 300."""
     assert (
-        digest(load_held_out_tasks(300))
+        digest(load_tasks(300))
         == "ba7bfeeb2c9833371023242eb6f0751b925a00b2011602913467d031bd7c4d33"
     )
 
@@ -26,7 +26,7 @@ def test_held_out_tasks_are_those_that_every_measurement_used():
 def test_training_tasks_are_those_that_runs_of_version_0_1_used():
     """Recorded with the first generator, seed 0: fingerprints of run folders depend on them."""
     assert (
-        digest(load_training_tasks(2000))
+        digest(load_tasks(2000, "training"))
         == "4e4856678f109c564814a7e87153863cd8bd9dd6d5ea0faa401bf1f1ad88b9c4"
     )
 
@@ -41,36 +41,36 @@ def test_keys_are_distinct(split, count):
 
 
 def test_splits_share_no_key():
-    assert {task.key for task in load_held_out_tasks(2000)}.isdisjoint(
-        task.key for task in load_training_tasks(4000)
+    assert {task.key for task in load_tasks(2000)}.isdisjoint(
+        task.key for task in load_tasks(4000, "training")
     )
 
 
 def test_fewer_tasks_are_the_first_ones():
-    assert load_held_out_tasks(20) == load_held_out_tasks(300)[:20]
-    assert load_training_tasks(20) == load_training_tasks(300)[:20]
-    assert load_training_tasks(20, 5) == load_training_tasks(300, 5)[:20]
+    assert load_tasks(20) == load_tasks(300)[:20]
+    assert load_tasks(20, "training") == load_tasks(300, "training")[:20]
+    assert load_tasks(20, "training", 5) == load_tasks(300, "training", 5)[:20]
 
 
 def test_seeds_draw_other_orders():
-    orders = [[task.key for task in load_training_tasks(4000, seed)] for seed in range(3)]
+    orders = [[task.key for task in load_tasks(4000, "training", seed)] for seed in range(3)]
     assert len({tuple(order) for order in orders}) == 3
     assert len({frozenset(order) for order in orders}) == 1
-    assert orders[1] == [task.key for task in load_training_tasks(4000, 1)]
+    assert orders[1] == [task.key for task in load_tasks(4000, "training", 1)]
 
 
 @pytest.mark.parametrize(
-    ("read", "count", "message"),
+    ("split", "count", "message"),
     [
-        (load_held_out_tasks, 0, "limit=0: must be at least 1"),
-        (load_held_out_tasks, 2001, "limit=2001: must be at most 2000"),
-        (load_training_tasks, -1, "limit=-1: must be at least 1"),
-        (load_training_tasks, 4001, "limit=4001: must be at most 4000"),
+        ("held-out", 0, r"limit=0: must lie in \[1, 2000\]"),
+        ("held-out", 2001, r"limit=2001: must lie in \[1, 2000\]"),
+        ("training", -1, r"limit=-1: must lie in \[1, 4000\]"),
+        ("training", 4001, r"limit=4001: must lie in \[1, 4000\]"),
     ],
 )
-def test_counts_that_cannot_be_had_are_named(read, count, message):
+def test_counts_that_cannot_be_had_are_named(split, count, message):
     with pytest.raises(ValueError, match=message):
-        read(count)
+        load_tasks(count, split)
 
 
 def test_reading_needs_the_standard_library_alone():

@@ -69,19 +69,17 @@ def test_prompt_from_standard_input(capsys, monkeypatch, argument):
 
 
 def test_a_long_generation_says_how_long_and_what_is_quicker(monkeypatch, capsys):
-    clock = iter([0.0, 2.0, 8.0, 9.0])
-    monkeypatch.setattr(generation.time, "monotonic", lambda: next(clock))
-    estimate, reports = generation.Estimate(GenerationOptions(), width=300), []
-    for done in (1, 5, 17, 33):
-        estimate.update(lambda done, total, note="": reports.append(done), done, 256)
-    # 12 tokens in 6 s since the second call; 256 steps of 300 rows, or 8 x 300 + 248 x 33
-    assert capsys.readouterr().err == (
-        "about 2 min to go; --preset fast computes 7.3 times fewer rows, and --preset turbo takes "
-        "fewer steps as well\n"
+    monkeypatch.setattr("jax_lm.host.terminal.FIRST_LINE", 0.0)
+    status, _, err = run(capsys, "generate", "--max-new-tokens", "100", "def add(a, b):")
+    assert status == 0
+    # rows of 7 + 100 columns: 100 steps compute all of them, and blocks of 32 only 4 times
+    line = (
+        r"generating: \d+/100, about \d+ s left  --preset fast computes \d\.\d times fewer rows, "
     )
-    assert reports == [1, 5, 17, 33]
-    fast = GenerationOptions(decoding=Decoding(preset="fast"))
-    assert generation.Estimate(fast, width=300).advice(256) == ""
+    assert re.search(line, err)
+    # 256 steps of 300 rows, or 8 x 300 + 248 x 33
+    assert "computes 7.3 times fewer rows" in generation.advice(GenerationOptions(), 300)
+    assert generation.advice(GenerationOptions(decoding=Decoding(preset="fast")), 300) == ""
 
 
 ROOT = Path(__file__).parents[1]
@@ -323,7 +321,10 @@ def test_plan_for_one_chip(capsys, dtype, status, verdict):
         (["--topology", "v9:1"], "topology='v9:1'"),
         (["--topology", "v5e:2x2", "--mesh", "tensor=3"], "tensor=3"),
         (["--topology", "v5e:2x2", "--mesh", "tensor=2"], "v5e:2x2 has 4"),
-        (["--topology", "v5e:2x2", "--model-config", "8b"], "model_config='8b'"),
+        (
+            ["--topology", "v5e:2x2", "--model-config", "8b"],
+            "--model-config '8b': must be one of small, 7b",
+        ),
     ],
 )
 def test_plan_refuses_what_does_not_go_together(capsys, options, named):

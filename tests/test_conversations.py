@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from jax_lm.data.batches import Row, close_sample
-from jax_lm.data.columns import BadRowError, ConversationForm
-from jax_lm.data.conversations import (
-    conversation_rows,
-    read_samples,
-    row_fields,
-    rows_reader,
-    text_rows,
-)
+from jax_lm.data.columns import BadRowError, ConversationForm, row_fields
+from jax_lm.data.conversations import conversation_rows, read_samples, rows_reader, text_rows
 from jax_lm.data.sources import JsonFiles
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
@@ -114,13 +108,13 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
     samples = read_samples(data, conversation_rows(tokenizer, 128))
     assert len(samples.rows) == 1
     reasons = dict(samples.refused)
-    assert list(reasons) == [2, 3, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert list(reasons) == [f"line {number}" for number in (2, 3, *range(5, 13))]
     for line, part in (
         (2, "not JSON"), (3, "not list"), (5, "no response"), (6, "neither messages nor prompt"), (7, "must end"),
         (8, "role and content"), (9, "longer than max_length=128"), (10, "mask token"), (11, "no prompt"),
         (12, "must end"),
     ):  # fmt: skip
-        assert part in reasons[line], line
+        assert part in reasons[f"line {line}"], line
     [message] = caplog.messages
     assert "1 samples, 10 refused (line 2: " in message
     assert "and 7 more" in message
@@ -139,7 +133,7 @@ def test_what_is_not_unicode_costs_one_row(tokenizer, tmp_path):
     samples = read_samples(data, reader)
     assert len(samples.rows) == 2
     assert samples.rows[0] == samples.rows[1]
-    assert [line for line, _ in samples.refused] == [2, 3, 4]
+    assert [line for line, _ in samples.refused] == ["line 2", "line 3", "line 4"]
     reasons = ("half of a surrogate pair", "not UTF-8", "half of a surrogate pair")
     for (_, reason), part in zip(samples.refused, reasons, strict=True):
         assert part in reason
@@ -205,8 +199,8 @@ def test_a_json_array_gives_what_lines_give(tokenizer, tmp_path, caplog, text):
         found.rows
         == read_samples(write(tmp_path / "a.jsonl", *[{"messages": MESSAGES}] * 2), to_rows).rows
     )
-    assert found.refused == [(3, "expected a JSON object, not int")]
-    assert "2 samples, 1 refused (row 3: expected a JSON object" in caplog.messages[0]
+    assert found.refused == [("element 3", "expected a JSON object, not int")]
+    assert "2 samples, 1 refused (element 3: expected a JSON object" in caplog.messages[0]
     lines = write(tmp_path / "lines.json", {"messages": MESSAGES})
     assert read_samples(lines, to_rows).rows == found.rows[:1]
     (tmp_path / "a.json").write_text(f"[{row},")

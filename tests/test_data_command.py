@@ -73,7 +73,7 @@ def test_refused_lines_are_named_and_nothing_reaches_the_terminal(file, capsys):
     )
     status, out, _ = show(capsys, path)
     assert status == 0
-    assert "byte 0: refused: not JSON" in out
+    assert "line 1: refused: not JSON" in out
     assert "refused: has neither messages nor prompt" in out
     assert "\x1b" not in out
     assert show(capsys, path, "--limit", "2")[0] == 1

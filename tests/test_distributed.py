@@ -15,6 +15,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from jax_lm.cli import main as cli
+from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.host import distributed
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
@@ -256,7 +257,7 @@ def test_two_hosts_adapt_as_one_does(for_release, tmp_path):
 )
 def test_half_an_address_is_refused(fields, named):
     with pytest.raises(ValueError, match=named):
-        distributed.start(**fields)
+        Hosts(**fields)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_weights_lie_on_a_mesh(tiny_config):
     ("wrong", "message"),
     [
         ({"canvas": 32}, "new_tokens=32: must be less than canvas=32"),
-        ({"rows": (0,)}, "rows=(0,): must name at least one number, each at least 1"),
+        ({"rows": (0,)}, "rows=(0,): must be at least 1"),
         ({"minutes": 0}, "minutes=0: must be positive"),
     ],
 )

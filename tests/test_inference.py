@@ -111,7 +111,11 @@ def test_defaults_are_the_published_settings():
         ("x", {"max_new_tokens": -5}, "max_new_tokens=-5"),
         ("x", {"num_steps": 0}, "num_steps=0"),
         ("x", {"tokens_per_step": 0}, "tokens_per_step=0"),
-        ("x", {"num_steps": 8, "tokens_per_step": 2}, "num_steps and tokens_per_step"),
+        (
+            "x",
+            {"num_steps": 8, "tokens_per_step": 2},
+            "tokens_per_step=2: must be 1 with num_steps",
+        ),
         ("x", {"top_p": 1.2}, "top_p=1.2"),
         ("x", {"alg": "best"}, "alg='best'"),
         ("x", {"seed": -1}, "seed=-1"),

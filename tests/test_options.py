@@ -12,7 +12,7 @@ from jax_lm.options import DEFAULTS, PRESETS, Decoding, GenerationOptions
         ({"num_steps": 0}, "num_steps=0"),
         ({"num_steps": -3}, "num_steps=-3"),
         ({"tokens_per_step": 0}, "tokens_per_step=0"),
-        ({"num_steps": 4, "tokens_per_step": 2}, "num_steps and tokens_per_step"),
+        ({"num_steps": 4, "tokens_per_step": 2}, "tokens_per_step=2: must be 1 with num_steps"),
         ({"tokens_per_step": 2, "decoding": Decoding(preset="turbo")}, "tokens_per_step=2"),
         ({"alg": "greedy"}, "alg='greedy'"),
         ({"top_p": 0.0}, "top_p=0.0"),
@@ -80,8 +80,8 @@ def test_presets():
         ({"decay": 1.5}, "decay=1.5"),
         ({"block_length": -1}, "block_length=-1"),
         ({"cache": "window", "refresh_every": 0}, "refresh_every=0"),
-        ({"refresh_every": 2}, "need a cache"),
-        ({"first_token": "force"}, "need a cache"),
+        ({"refresh_every": 2}, "refresh_every=2: must be 1 with cache='none'"),
+        ({"first_token": "force"}, "first_token='force'"),
     ],
 )
 def test_decodings_out_of_range_are_named(options, named):

@@ -227,6 +227,12 @@ def test_the_defaults_that_are_shown_are_those_that_options_imply(given):
             )
 
 
+def test_a_short_run_needs_no_other_warm_up():
+    words = ["adapt", "--data", "d", "--model", "m", "--out", "o", "--max-steps", "2"]
+    training = cli.parse(words).settings.training
+    assert training.optimizer.warmup(training.max_steps) == 0
+
+
 def program(out: Path, *, rows: int = 2, inner: Inner = Inner(rate=0.5)) -> tuple:
     """Do it.
 

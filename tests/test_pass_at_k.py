@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_lm.evaluation.pass_at_k import ALL, mean_pass_at_k, pass_at_k, rates, wilson
+from jax_lm.evaluation.pass_at_k import ALL, pass_at_k, rates, wilson
 
 
 @given(st.integers(1, 8), st.data())
@@ -23,7 +23,6 @@ def test_pass_at_k_is_the_share_of_choices_with_a_passing_sample(samples, data):
 def test_pass_at_1_is_the_pass_rate_and_many_samples_do_not_overflow():
     assert pass_at_k(7, 3, 1) == pytest.approx(3 / 7)
     assert pass_at_k(2000, 1, 1000) == pytest.approx(0.5)
-    assert mean_pass_at_k([(4, 4), (4, 0), (4, 2)], 1) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("k", [0, 5])

@@ -4,7 +4,9 @@ left alone.
 
 import importlib.util
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +127,22 @@ def test_a_plugin_that_is_loaded_stays(machine, monkeypatch):
     silenced(root)
     platforms.admit_cuda_compiler()
     assert platforms.sys.modules["jax_plugins.xla_cuda12"] is pytest
+
+
+@pytest.mark.skipif(any(map(os.path.exists, platforms.NVIDIA_DEVICES)), reason="there is a GPU")
+@pytest.mark.parametrize("module", ["jax", "jax_lm.inference"])
+def test_the_engine_is_imported_quietly_with_the_compiler_of_an_absent_gpu(tmp_path, module):
+    """As the extra `plan-gpu` installs it: JAX starts every plugin, even without its device."""
+    plugin = tmp_path / "jax_plugins" / "xla_cuda12"
+    plugin.mkdir(parents=True)
+    said = "Could not find cuda drivers on your machine"
+    (plugin / "__init__.py").write_text(f"def initialize():\n    raise RuntimeError({said!r})\n")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in platforms.DECIDED
+    }
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    program = [sys.executable, "-c", f"import {module}, jax; print(jax.devices())"]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert "CpuDevice" in done.stdout
+    assert (said in done.stderr) == (module == "jax")
+    assert module == "jax" or done.stderr == ""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_lm.data.prompts import builtin_prompts, load_held_out_tasks, open_prompts, read_prompts
+from jax_lm.data.prompts import builtin_prompts, load_tasks, open_prompts
 
 
 def test_rows_of_a_file(tmp_path):
@@ -14,7 +14,7 @@ def test_rows_of_a_file(tmp_path):
         {"prompt": [{"role": "user", "content": "b"}]},
     ]
     path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    assert read_prompts(path) == rows
+    assert open_prompts(path) == rows
 
 
 ROWS = [{"prompt": "a", "test_cases": ["assert True"]}, {"prompt": "b\u2028c", "test_cases": []}]
@@ -39,7 +39,7 @@ def test_columns_are_given_our_names(tmp_path):
     (row,) = open_prompts(str(path), (("prompt", "question"), ("test_cases", "tests")), **WHOLE)
     assert (row["prompt"], row["test_cases"], row["response"]) == ("a", ["assert True"], "r")
     with pytest.raises(
-        ValueError, match="line 1 has no column 'q', only question, tests, response"
+        ValueError, match="line 1: has no column 'q', only question, tests, response"
     ):
         open_prompts(str(path), (("prompt", "q"),), **WHOLE)
 
@@ -72,18 +72,18 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "a"}\n{"prompt": ', "line 2 is not JSON"),
-        ('{"prompt": "a"}\n{"question": "b"}\n', "line 2 has no 'prompt'"),
-        ('{"prompt": "a"}\n["b"]\n', "line 2 has no 'prompt'"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has no 'prompt'"),
+        ('{"prompt": "a"}\n{"prompt": ', "line 2: not JSON"),
+        ('{"prompt": "a"}\n{"question": "b"}\n', "line 2: has no 'prompt'"),
+        ('{"prompt": "a"}\n["b"]\n', "line 2: expected a JSON object, not list"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: has no 'prompt'"),
         (
             '{"prompt": [{"role": "user", "content": "a"}]}\n{"prompt": [{"role": 1}]}\n',
-            "line 2 prompt: all messages must",
+            "line 2: prompt: all messages must",
         ),
-        ('{"prompt": ["a"]}\n', "line 1 prompt: all messages must"),
-        ('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n', "line 2 prompt: not Unicode text"),
-        ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}\n', "line 1 prompt: not Unicode"),
-        ('{"prompt": "a", "id": "\\ud83d"}\n', "line 1 prompt: not Unicode"),
+        ('{"prompt": ["a"]}\n', "line 1: prompt: all messages must"),
+        ('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n', "line 2: prompt: not Unicode text"),
+        ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}\n', "line 1: prompt: not Unicode"),
+        ('{"prompt": "a", "id": "\\ud83d"}\n', "line 1: prompt: not Unicode"),
         ("\n", "holds no prompt"),
         (None, "cannot be read"),
     ],
@@ -93,7 +93,7 @@ def test_files_that_are_no_prompts_are_refused(tmp_path, text, message):
     if text is not None:
         path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_prompts(path)
+        open_prompts(path)
 
 
 def test_built_in_tasks_are_distinct_and_of_the_training_side():
@@ -101,7 +101,7 @@ def test_built_in_tasks_are_distinct_and_of_the_training_side():
     assert rows == builtin_prompts(200)
     assert rows != builtin_prompts(200, seed=1)
     assert len({row["key"] for row in rows}) == 200
-    assert {row["key"] for row in rows}.isdisjoint(task.key for task in load_held_out_tasks(2000))
+    assert {row["key"] for row in rows}.isdisjoint(task.key for task in load_tasks(2000))
     assert all(row["prefix"] == row["prompt"] and row["test_cases"] for row in rows)
     scripts = [row["test_cases"] for row in rows if not row["test_cases"][0].startswith("assert ")]
     assert scripts

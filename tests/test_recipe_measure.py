@@ -20,7 +20,7 @@ from builtin_model.measure import (
     spelled_problems,
 )
 from builtin_model.overlap import readings, seen_of
-from jax_lm.data.prompts import load_held_out_tasks
+from jax_lm.data.prompts import load_tasks
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
 from untrusted import run
@@ -70,7 +70,7 @@ def test_the_code_of_an_answer_is_its_program(classics, end):
 def test_every_hole_is_filled_right_by_what_was_there():
     problems = list(holed_problems(60))
     assert len({problem.group for problem in problems}) == 2
-    for problem, task in zip(problems, load_held_out_tasks(60), strict=True):
+    for problem, task in zip(problems, load_tasks(60), strict=True):
         program = AnswerPrompting().program(problem, problem.canonical)
         assert program.startswith(task.prompt + task.completion)
         assert run(program, ["\n".join(problem.tests)], allow_unsafe=True).passed
@@ -95,13 +95,13 @@ def test_holes_are_whole_lines_or_parts(hole, expected):
 
 
 def test_questions_say_what_the_tests_call(engine: DiffuCoderInference):
-    for problem, task in zip(asked_problems(engine, 30), load_held_out_tasks(30), strict=True):
+    for problem, task in zip(asked_problems(engine, 30), load_tasks(30), strict=True):
         assert task.entry_point in problem.question
         assert problem.question in problem.prefix
 
 
 def test_headers_are_those_of_the_tasks():
-    for task in load_held_out_tasks(200):
+    for task in load_tasks(200):
         header = header_of(task)
         keyword = "" if header.startswith("class ") else "def "
         ast.parse(f"{keyword}{header}: ...")
@@ -122,7 +122,7 @@ def test_readings_leave_out_more_and_more():
 
 
 def test_what_was_seen_is_counted_by_reading():
-    tasks = load_held_out_tasks(20)
+    tasks = load_tasks(20)
     trained = tuple({text} for text in readings(tasks[0].prompt + tasks[0].completion))
     assert seen_of(tasks, trained)[0] == 1
     assert seen_of(tasks, (set(), set(), set())) == [0, 0, 0]

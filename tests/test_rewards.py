@@ -367,7 +367,7 @@ def test_soft_overlong_punishment_without_a_slope_is_a_step():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("repetition_penalty", {"ngram_size": 0}, "ngram_size must be at least 1, not 0"),
+        ("repetition_penalty", {"ngram_size": 0}, "ngram_size=0: must be at least 1"),
         ("repetition_penalty", {"max_penalty": 0.5}, "max_penalty must not be positive, not 0.5"),
         (
             "soft_overlong_punishment",
@@ -379,7 +379,7 @@ def test_soft_overlong_punishment_without_a_slope_is_a_step():
             {"max_completion_len": 9},
             r"max_completion_len \(9\), not 4096",
         ),
-        ("cosine", {"max_len": 0}, "max_len must be at least 1, not 0"),
+        ("cosine", {"max_len": 0}, "max_len=0: must be at least 1"),
         ("code", {"langauge": "c"}, r"reward 'code' has no setting 'langauge', only \['executor'"),
     ],
 )
@@ -713,7 +713,7 @@ def test_a_function_of_a_file_or_of_the_current_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent.py:f", "there is no such file"),
+        ("absent.py:f", "No such file"),
         ("absent_module:f", "No module named"),
         ("jax_lm.cli:absent", "absent"),
     ],

@@ -3,6 +3,9 @@
 import dataclasses
 import logging
 import math
+import re
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +17,7 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.training.prompt_set import PromptSet
+from jax_lm.training.rollout_source import require_rewards
 from jax_lm.training.rollouts import (
     Completions,
     Rollout,
@@ -162,3 +166,21 @@ def test_nothing_judged_is_no_reward_of_zero(letters):
     )
     assert math.isnan(metrics["reward"])
     assert metrics["excluded_completions"] == 2
+
+
+def test_a_reward_that_scores_nothing_ends_the_run_at_once(caplog):
+    """It would otherwise train to its last step on nothing."""
+    nothing = np.full(4, np.nan)
+    silent: Any = SimpleNamespace(rewards=nothing, parts={"mine": nothing, "other": nothing})
+    message = "no reward scored any of the 4 completions (mine, other returned None for each)"
+    with pytest.raises(ValueError, match=f"rollout 0: {re.escape(message)}"):
+        require_rewards(silent, 0)
+    # A later rollout, or one of several rewards, is worth a warning.
+    require_rewards(silent, 7)
+    some: Any = SimpleNamespace(rewards=np.ones(4), parts={"mine": nothing, "other": np.ones(4)})
+    require_rewards(some, 0)
+    require_rewards(some, 1)
+    assert caplog.messages == [
+        f"rollout 7: {message}: there is nothing to learn from",
+        "rollout 0: mine returned None for every completion",
+    ]

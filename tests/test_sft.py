@@ -91,7 +91,7 @@ def test_run_leaves_a_model_metrics_and_what_it_refused(whole, folder):
     assert [line["step"] for line in lines] == list(range(10, STEPS + 1, 10))
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
     assert json.loads((whole / "refused.json").read_text()) == [
-        [31, "has no response that is text"]
+        ["line 31", "has no response that is text"]
     ]
 
 

@@ -370,7 +370,7 @@ def test_required_ids_fit_or_are_both_named(small):
         small.require_ids(mask_token_id=7, vocab_size=small.vocab_size)
     with pytest.raises(
         TokenizerError,
-        match=rf"names no mask_token_id, while the tokenizer has .* at {small.mask_id}",
+        match=rf"names no mask_token_id, and the tokenizer has .* at {small.mask_id}",
     ):
         small.require_ids(mask_token_id=None, vocab_size=small.vocab_size)
     with pytest.raises(

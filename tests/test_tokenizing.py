@@ -117,7 +117,8 @@ def test_texts_are_those_of_the_files(folder, whole, tokenizer):
         for path in sorted(whole.glob("0*.json"))
         for entry in json.loads(path.read_text())["refused"]
     ]
-    assert refused[0][0] == f"0.jsonl, byte {first.index(b'not json')}"
+    before = first[: first.index(b"not json")]
+    assert refused[0][0] == f"0.jsonl, line {len(before.splitlines()) + 1}"
     assert sum("not JSON" in reason for _, reason in refused) == 2
     assert sum("has no text" in reason for _, reason in refused) == 2
     assert sum("utf-8" in reason for _, reason in refused) == 1
@@ -224,10 +225,7 @@ def test_other_data_are_not_added_to_a_folder(folder, whole, capsys, data, chang
 def test_data_without_a_usable_line_are_refused(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n')
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 2
-    assert (
-        "0 samples, 0 tokens, 1 lines refused; bad.jsonl, byte 0: has no text"
-        in capsys.readouterr().err
-    )
+    assert "0 samples, 0 tokens, 1 lines refused; line 1: has no text" in capsys.readouterr().err
     # The same command with better data finds nothing in its way.
     assert contents(tmp_path / "out") == {}
     (tmp_path / "bad.jsonl").write_text('{"text": "def f(): pass"}\n')

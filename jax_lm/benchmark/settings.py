@@ -9,18 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-
-def require_at_least_one(settings: object, *names: str) -> None:
-    """Raise ValueError for the first setting that is below 1.
-
-    Tuples of numbers must not be empty.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        is_tuple = isinstance(value, tuple)
-        if not (min(value, default=0) if is_tuple else value) >= 1:
-            rule = "name at least one number, each at least 1" if is_tuple else "be at least 1"
-            raise ValueError(f"{name}={value}: must {rule}")
+from jax_lm.options import require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +52,7 @@ class Workload:
     repeats: int = 3
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
+        require_sizes(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
         """Return every combination of lengths, batch sizes and presets."""
@@ -117,6 +106,6 @@ class ExperimentSettings:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        require_at_least_one(
+        require_sizes(
             self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout"
         )

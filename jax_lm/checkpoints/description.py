@@ -16,13 +16,8 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import LICENCE_FILES
 from jax_lm.config import DreamConfig
 from jax_lm.host.files import output_folder
-from jax_lm.tokenizer import (
-    TOKENIZER_CONFIG,
-    TOKENIZER_FILES,
-    DiffuCoderTokenizer,
-    TokenizerError,
-    write_json,
-)
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.tokenizer.files import TOKENIZER_CONFIG, TOKENIZER_FILES, write_json
 
 logger = logging.getLogger(__name__)
 

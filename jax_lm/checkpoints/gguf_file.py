@@ -22,7 +22,8 @@ from gguf.quants import dequantize, quantize
 from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
 from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
 from jax_lm.config import DreamConfig, invert, pairs, translate
-from jax_lm.tokenizer import DiffuCoderTokenizer, write_json
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer.files import write_json
 
 # `model_type` of config.json by architecture of the file.
 ARCHITECTURES = dict(pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada"))

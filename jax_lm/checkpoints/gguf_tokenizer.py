@@ -9,7 +9,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig, pairs
-from jax_lm.tokenizer import QWEN_WORDS, TOKENIZER_CONFIG, DiffuCoderTokenizer, write_json
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer.byte_level import QWEN_WORDS
+from jax_lm.tokenizer.files import TOKENIZER_CONFIG, write_json
 
 LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 # The expression that splits words, by `tokenizer.ggml.pre`; None is that of GPT-2. `smollm` splits

@@ -94,8 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     if {*asked} <= GROUPS and len(asked) < 2:
         sys.stdout.write(overview(*asked))
         return 0 if words else terminal.USAGE_ERROR
-    # after `--` no word is an option
-    if debug := "--debug" in words[: words.index("--") if "--" in words else None]:
+    if debug := "--debug" in declared.before_dashes(words):
         words.remove("--debug")
     # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.
     cache = (

@@ -32,7 +32,8 @@ from jax_lm.models.dream import (
     parameters,
     published_parameters,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError, write_json
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.tokenizer.files import write_json
 
 FORMATS = ("huggingface", "orbax", "gguf")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json", ".gguf")

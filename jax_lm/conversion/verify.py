@@ -9,7 +9,8 @@ from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, check_tensors, op
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, load_spec
-from jax_lm.tokenizer import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES, DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer.files import SPECIAL_TOKENS, TOKENIZER_CONFIG, TOKENIZER_FILES
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from jax_lm.data.columns import BadRowError
-from jax_lm.data.conversations import convert_lines, read_file
-from jax_lm.host.files import atomic_write
+from jax_lm.config import Fields
+from jax_lm.data.columns import BadRowError, fits
+from jax_lm.data.conversations import convert_lines
+from jax_lm.data.sources import open_source
+from jax_lm.host.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -31,62 +33,39 @@ INDENT = "    "
 Difficulty = Literal["hard", "medium", "easy"]
 
 
+# The columns of a row, and their forms.
+ANSWER = {"completion": str, "model_name": str, "pass_rate": int | float}
+FORMS = {"id": str, "source": str, "question": str, "test_cases": [str], "inferences": [ANSWER]}
+
+
 @dataclass(frozen=True)
 class AceCodeProblem:
-    """A row of AceCode, with the pass rates of the judges."""
+    """A row of AceCode.
 
-    id: str
-    source: str
-    question: str
-    test_cases: tuple[str, ...]
+    Attributes:
+        fields: the row.
+        rates: pass rates of the judges' answers.
+        best: the first of the best answers, whose header `rewrite_as_header` takes.
+    """
+
+    fields: Fields
     rates: tuple[float, ...]
     best: str
 
     @classmethod
-    def read(cls, fields: dict[str, Any]) -> "AceCodeProblem":
+    def read(cls, fields: Fields) -> "AceCodeProblem":
         """Parse a row. Raises BadRowError with the missing or malformed field."""
-        # Checked field by field, so that the message names the one that is wrong.
-        for name in ("id", "source", "question"):
-            if not isinstance(fields.get(name), str):
-                raise BadRowError(f"has no {name} that is text")
-        tests = fields.get("test_cases")
-        if (
-            not isinstance(tests, list)
-            or not tests
-            or not all(isinstance(test, str) for test in tests)
-        ):
-            raise BadRowError("has no test_cases that are a list of texts")
-        answers = fields.get("inferences")
-        if not isinstance(answers, list) or not all(map(is_answer, answers)):
+        for name, form in FORMS.items():
+            if not fields.get(name) or not fits(fields[name], form):
+                raise BadRowError(f"has no {name} as in AceCode")
+        answers = fields["inferences"]
+        rates = tuple(answer["pass_rate"] for answer in answers if answer["model_name"] in JUDGES)
+        if not rates or not all(0 <= answer["pass_rate"] <= 1 for answer in answers):
             raise BadRowError(
-                "has no inferences with completion, model_name and a pass_rate in [0, 1]"
+                f"has no inferences of {' or '.join(JUDGES)} with a pass_rate in [0, 1]"
             )
-        judged = [answer for answer in answers if answer["model_name"] in JUDGES]
-        if not judged:
-            raise BadRowError(f"has no inferences of {' or '.join(JUDGES)}")
-        # The first of the best answers, whose header `rewrite_as_header` takes.
         best = max(answers, key=lambda answer: answer["pass_rate"])
-        rates = tuple(float(answer["pass_rate"]) for answer in judged)
-        return cls(
-            fields["id"],
-            fields["source"],
-            fields["question"],
-            tuple(tests),
-            rates,
-            best["completion"],
-        )
-
-
-def is_answer(answer: Any) -> bool:
-    """Return whether a value is a valid element of `inferences`."""
-    if not isinstance(answer, dict):
-        return False
-    rate = answer.get("pass_rate")
-    # bool is a subclass of int: `true` in the JSON is not a rate of 1.
-    is_rate = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1
-    return is_rate and all(
-        isinstance(answer.get(name), str) for name in ("completion", "model_name")
-    )
+        return cls(fields, rates, best["completion"])
 
 
 def select_difficulty(
@@ -112,24 +91,25 @@ def rewrite_as_header(problem: AceCodeProblem) -> str | None:
     Returns None if the question addresses the reader ("you"), or if the best answer does not begin
     with a function header.
     """
-    if "you" in problem.question.lower() or not problem.best.startswith("def "):
+    question = problem.fields["question"]
+    if "you" in question.lower() or not problem.best.startswith("def "):
         return None
     header = problem.best.splitlines()[0].rstrip()
     if not header.endswith(":"):
         return None
     # The question becomes a docstring: backslashes and triple quotes must not end or change it.
-    text = problem.question.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    text = question.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     docstring = "\n".join(
         INDENT + line if line.strip() else "" for line in f'"""\n{text}\n"""'.splitlines()
     )
     return f"Please complete the following problem:\n```python\n{header}\n{docstring}\n```\n"
 
 
-def problem_prompts(problem: AceCodeProblem) -> list[dict[str, Any]]:
+def problem_prompts(problem: AceCodeProblem) -> list[Fields]:
     """Return the prompts of a problem: the question, and its rewritten form where there is one."""
     # One or two prompts with the same tests.
-    texts = [problem.question, *filter(None, [rewrite_as_header(problem)])]
-    columns = {"test_cases": list(problem.test_cases), "id": problem.id, "source": problem.source}
+    texts = [problem.fields["question"], *filter(None, [rewrite_as_header(problem)])]
+    columns = {name: problem.fields[name] for name in ("test_cases", "id", "source")}
     return [{"prompt": [{"role": "user", "content": text}], **columns} for text in texts]
 
 
@@ -142,18 +122,19 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     Raises:
         ValueError: the file cannot be read, or contains no problem.
     """
-    problems, refused = convert_lines(read_file(data), AceCodeProblem.read)
-    for number, reason in refused:
-        logger.warning("%s, line %d: %s", data, number, reason)
+    problems, refused = [], 0
+    for where, problem in convert_lines(open_source(str(data), 1).read(0), AceCodeProblem.read):
+        if isinstance(problem, ValueError):
+            refused += 1
+            logger.warning("%s, %s: %s", data, where, problem)
+        else:
+            problems.append(problem)
     if not problems:
         raise ValueError(
-            f"data={str(data)!r}: holds no problem of AceCode ({len(refused)} lines refused)"
+            f"data={str(data)!r}: holds no problem of AceCode ({refused} lines refused)"
         )
     chosen = select_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
-    with atomic_write(out) as path:
-        path.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-        )
+    write_whole(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     written = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems"
-    return f"{out}: {written}, from {len(problems)} in {data} ({len(refused)} lines refused)"
+    return f"{out}: {written}, from {len(problems)} in {data} ({refused} lines refused)"

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -99,30 +99,21 @@ def collate(
     """Collate rows of samples into a batch, padded on the right to `length`.
 
     Args:
-        rows: samples of each row.
+        rows: samples of each row, together of at most `length` tokens.
         length: tokens of a row.
         pad_id: token id of the padding.
         first_sample: index of the first sample within the step; above 0 where other processes hold
             the samples before it.
         openness: value for all rows, see `Batch`.
-
-    Raises:
-        ValueError: a row is longer than `length`.
     """
-    tokens = np.full((len(rows), length), pad_id, np.int32)
-    canvas = np.zeros((len(rows), length), bool)
-    samples = np.full((len(rows), length), -1, np.int32)
-    drawn = DrawnMasks(
-        np.zeros((len(rows), length), np.float32), np.zeros((len(rows), length), np.float32)
-    )
+    shape = (len(rows), length)
+    tokens, samples = np.full(shape, pad_id, np.int32), np.full(shape, -1, np.int32)
+    canvas, drawn = np.zeros(shape, bool), DrawnMasks(*np.zeros((2, *shape), np.float32))
     # length=6, samples [1, 2] (closed) and [3, 4] (open):
     #   tokens  1 2 3 4 pad pad
     #   samples 0 0 1 1  1   1
     number = first_sample
     for i, row in enumerate(rows):
-        size = sum(len(sample.ids) for sample in row)
-        if size > length:
-            raise ValueError(f"row of {size} tokens: longer than length={length}")
         start = 0
         for sample in row:
             end = start + len(sample.ids)
@@ -160,19 +151,6 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     for values in drawn or ():
         values[-missing:] = 0
     return Batch(tokens, canvas, samples, openness, drawn)
-
-
-@runtime_checkable
-class RowOrder(Protocol):
-    """The assignment of samples to rows."""
-
-    def rows(self, first: int, count: int) -> list[list[Any]]:
-        """Return the sample keys of `count` rows starting at row `first`, across epochs."""
-        ...
-
-    def start(self, epoch: int) -> int:
-        """Return the number of rows before an epoch."""
-        ...
 
 
 class Order:
@@ -271,7 +249,7 @@ class SampleStream:
 
     Attributes:
         samples: maps the keys of `order` to samples.
-        order: assigns samples to rows.
+        order: assigns samples to rows: an `Order`, or the `TextRows` of token shards.
         max_length: tokens of a row.
         batch_size: rows of a step, over all processes.
         pad_id: token id of the padding.
@@ -282,7 +260,7 @@ class SampleStream:
     """
 
     samples: Any
-    order: RowOrder
+    order: Any
     _: KW_ONLY
     max_length: int
     batch_size: int
@@ -290,10 +268,6 @@ class SampleStream:
     seed: int
     spare_pads: int | None = None
     vary: Vary | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
     def steps(self, epochs: float) -> int:
         """Return the number of steps of `epochs` epochs, which may be fractional."""
@@ -322,21 +296,15 @@ class SampleStream:
         before = sum(map(len, keys[: process * mine]))
         count = itertools.count(before)
         groups = keys[process * mine : (process + 1) * mine]
-        rows = [
-            [self.vary_sample(self.sample(key), step, next(count)) for key in group]
-            for group in groups
-        ]
+        rows = [[self.sample(key, step, next(count)) for key in group] for group in groups]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
-    def sample(self, key: Any) -> Row:
-        """Read a sample, and close it if another one may follow it."""
+    def sample(self, key: Any, step: int, number: int) -> Row:
+        """Return the sample with index `number` within a step: closed and varied as this run does."""
         row = self.samples[key]
-        if self.spare_pads is None:
-            return row
-        return close_sample(row, min(self.spare_pads, self.max_length - len(row.ids)), self.pad_id)
-
-    def vary_sample(self, sample: Row, step: int, number: int) -> Row:
-        """Apply `vary` to a sample with index `number` within the step."""
+        if self.spare_pads is not None:
+            pads = min(self.spare_pads, self.max_length - len(row.ids))
+            row = close_sample(row, pads, self.pad_id)
         if self.vary is None:
-            return sample
-        return self.vary(sample, step, np.random.default_rng((self.seed, step, number)))
+            return row
+        return self.vary(row, step, np.random.default_rng((self.seed, step, number)))

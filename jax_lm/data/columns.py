@@ -1,8 +1,10 @@
-"""Mapping of column names in the data to ours. Standard library only."""
+"""Fields of a line of data, and the mapping of their names to ours. Standard library only."""
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from jax_lm.config import Fields
 
 # Pairs of our name of a column (text, prompt, response, messages) and its name in the data.
 Columns = tuple[tuple[str, str], ...]
@@ -30,7 +32,41 @@ class BadRowError(ValueError):
     """Raised for a line that cannot be used; the message states the reason."""
 
 
-def require_columns(fields: Mapping[str, Any], columns: Columns) -> None:
+def row_fields(line: Any, plain: str | None = None) -> Fields:
+    """Return the fields of a source's line, which is UTF-8 JSON or an already parsed value.
+
+    Args:
+        line: the line.
+        plain: name of the only field of a line that is a JSON string.
+
+    Raises:
+        BadRowError: the line is not a JSON object.
+    """
+    if isinstance(line, bytes):
+        try:
+            # utf-8-sig: Windows editors put a byte order mark in front of the first line.
+            line = json.loads(line.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            form = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+            raise BadRowError(f"not {form}: {error}") from error
+    if plain is not None and isinstance(line, str):
+        line = {plain: line}
+    if not isinstance(line, dict):
+        raise BadRowError(f"expected a JSON object, not {type(line).__name__}")
+    return line
+
+
+def fits(value: Any, form: Any) -> bool:
+    """Whether a JSON value has a form: a type, [form] for a list, or {name: form} for an object."""
+    # fits({"role": "user", "content": "hi"}, {"role": str, "content": str}) is True
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(item, form[0]) for item in value)
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(fits(value.get(name), form[name]) for name in form)
+    return isinstance(value, form)
+
+
+def require_columns(fields: Fields, columns: Columns) -> None:
     """Raise BadRowError for a column that is missing in the fields."""
     for _, column in columns:
         if column not in fields:

@@ -16,7 +16,7 @@ nothing of training.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jax_lm.config import Fields
 from jax_lm.data.batches import Row
-from jax_lm.data.columns import PLAIN_FORM, BadRowError, Columns, ConversationForm, require_columns
-from jax_lm.data.sources import JsonArray, Source, holds_array
+from jax_lm.data.columns import (
+    PLAIN_FORM,
+    BadRowError,
+    Columns,
+    ConversationForm,
+    fits,
+    require_columns,
+    row_fields,
+)
+from jax_lm.data.sources import WHOLE, open_source
 from jax_lm.data.token_shards import Kind
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenizerError
 
@@ -51,6 +60,8 @@ SPEAKERS = {
 NOTHING_TO_LEARN = "neither messages nor prompt, nor conversations"
 
 Read = TypeVar("Read")
+# Converts the fields of a line to samples.
+ToRows = Callable[[Fields], list[Row]]
 
 
 @dataclass(frozen=True)
@@ -59,13 +70,11 @@ class Samples:
 
     Attributes:
         rows: the samples.
-        refused: number (from 1) and reason of each refused line.
-        unit: word for a line in messages: "line", or "row" of a data set.
+        refused: location and reason of each refused line.
     """
 
     rows: list[Row]
-    refused: list[tuple[int, str]]
-    unit: str = "line"
+    refused: list[tuple[str, str]]
 
     @property
     def digest(self) -> str:
@@ -77,94 +86,46 @@ class Samples:
         digest.update(b"]")
         return digest.hexdigest()[:16]
 
-    def describe(self, path: Path) -> str:
+    def describe(self, data: str | Path) -> str:
         """Return a summary: numbers of samples and refused lines, and the first refused ones."""
-        named = "; ".join(f"{self.unit} {line}: {reason}" for line, reason in self.refused[:NAMED])
+        named = "; ".join(f"{where}: {reason}" for where, reason in self.refused[:NAMED])
         more = f"; and {len(self.refused) - NAMED} more" if len(self.refused) > NAMED else ""
-        return f"{path}: {len(self.rows)} samples, {len(self.refused)} refused" + (
+        return f"{data}: {len(self.rows)} samples, {len(self.refused)} refused" + (
             f" ({named}{more})" if named else ""
         )
 
 
-def read_samples(path: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]) -> Samples:
-    """Read the samples of a JSONL file or of a file with one JSON array.
+def read_samples(
+    data: str | Path, to_rows: ToRows, *, split: str = WHOLE, subset: str | None = None
+) -> Samples:
+    """Read all samples of a file or data set (`open_source`), and log how many there are.
 
     Raises:
-        ValueError: the file cannot be read, or no line of it can be used.
+        ValueError: it cannot be read, or no line of it can be used.
     """
-    if holds_array(path):
-        return read_source(JsonArray.of(path), path, to_rows)
-    return collect_samples(read_file(path), path, to_rows, "line")
-
-
-def read_source(
-    source: Source, name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]]
-) -> Samples:
-    """Read all samples of a data set into memory.
-
-    Raises:
-        ValueError: it cannot be loaded, or no row of it can be used.
-    """
-    lines = (line for part in range(source.parts) for _, line in source.read(part))
-    return collect_samples(lines, name, to_rows, "row")
-
-
-def collect_samples(
-    lines: Iterable[Any], name: Path, to_rows: Callable[[dict[str, Any]], Sequence[Row]], unit: str
-) -> Samples:
-    """Convert lines to samples, and log how many there are; ValueError if there is none."""
-    # One line may become several samples: texts are cut.
-    read, refused = convert_lines(lines, to_rows)
-    samples = Samples([row for rows in read for row in rows], refused, unit)
+    source, samples = open_source(str(data), 1, split=split, subset=subset), Samples([], [])
+    for where, rows in convert_lines(source.read(0), to_rows):
+        if isinstance(rows, ValueError):
+            samples.refused.append((where, str(rows)))
+        else:
+            # One line may become several samples: texts are cut.
+            samples.rows.extend(rows)
     if not samples.rows:
-        raise ValueError(f"data={samples.describe(name)}: nothing to learn from")
-    logger.log(logging.WARNING if refused else logging.INFO, samples.describe(name))
+        raise ValueError(f"data={samples.describe(data)}: nothing to learn from")
+    logger.log(logging.WARNING if samples.refused else logging.INFO, samples.describe(data))
     return samples
 
 
-def read_file(path: Path) -> list[bytes]:
-    """Return the lines of a file; raises ValueError if it cannot be read."""
-    try:
-        # Not `splitlines`: a carriage return does not end a row.
-        return path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ValueError(f"data={str(path)!r} cannot be read: {error}") from error
-
-
 def convert_lines(
-    lines: Iterable[Any], convert: Callable[[dict[str, Any]], Read]
-) -> tuple[list[Read], list[tuple[int, str]]]:
-    """Apply `convert` to the fields of each line that is not blank.
-
-    Returns:
-        The values, and the number (from 1) and reason of each refused line.
-    """
-    values, refused = [], []
-    for number, line in enumerate(lines, 1):
+    lines: Iterable[tuple[str, Any]], convert: Callable[[Fields], Read]
+) -> Iterator[tuple[str, Read | ValueError]]:
+    """Yield the location of each line with its converted fields, or the reason of its refusal."""
+    for where, line in lines:
         try:
-            if not isinstance(line, bytes) or line.strip():
-                values.append(convert(row_fields(line)))
+            value = convert(row_fields(line))
         except (BadRowError, TokenizerError) as error:
-            refused.append((number, str(error)))
-    return values, refused
-
-
-def row_fields(line: Any) -> dict[str, Any]:
-    """Return the fields of a source's line, which is UTF-8 JSON or an already parsed value.
-
-    Raises:
-        BadRowError: the line is not a JSON object.
-    """
-    if isinstance(line, bytes):
-        try:
-            # utf-8-sig: Windows editors put a byte order mark in front of the first line.
-            line = json.loads(line.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            form = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
-            raise BadRowError(f"not {form}: {error}") from error
-    if not isinstance(line, dict):
-        raise BadRowError(f"expected a JSON object, not {type(line).__name__}")
-    return line
+            value = error
+        yield where, value
 
 
 def rows_reader(
@@ -173,14 +134,14 @@ def rows_reader(
     max_length: int,
     columns: Columns = (),
     form: ConversationForm = PLAIN_FORM,
-) -> Callable[[dict[str, Any]], list[Row]]:
+) -> ToRows:
     """Return the function that converts a line's fields to samples; `columns` maps their names."""
     conversations = partial(conversation_rows, form=form)
     to_rows = {"text": text_rows, "conversations": conversations}[kind](tokenizer, max_length)
     return lambda fields: to_rows(rename_columns(fields, columns))
 
 
-def rename_columns(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
+def rename_columns(fields: Fields, columns: Columns) -> Fields:
     """Rename columns to our names. Mapped columns replace all others that could hold the sample.
 
     Raises:
@@ -197,7 +158,7 @@ def rename_columns(fields: dict[str, Any], columns: Columns) -> dict[str, Any]:
 
 def conversation_rows(
     tokenizer: DiffuCoderTokenizer, max_length: int, form: ConversationForm = PLAIN_FORM
-) -> Callable[[dict[str, Any]], list[Row]]:
+) -> ToRows:
     """Return the function that converts a conversation to a sample per response that is learnt.
 
     Everything before the response stays visible, and the response is the canvas. The canvas is
@@ -216,16 +177,14 @@ def conversation_rows(
     return lambda fields: [to_row(*each) for each in prompts_and_responses(fields, tokenizer, form)]
 
 
-def text_rows(
-    tokenizer: DiffuCoderTokenizer, max_length: int
-) -> Callable[[dict[str, Any]], list[Row]]:
+def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> ToRows:
     """Return the function that cuts a text into samples of at most `max_length` tokens.
 
     Every token may be masked, except for the first one of a sample: the row of a position predicts
     the next token, so nothing before the first one can predict it.
     """
 
-    def to_rows(fields: dict[str, Any]) -> list[Row]:
+    def to_rows(fields: Fields) -> list[Row]:
         text = fields.get("text")
         if not isinstance(text, str) or not text.strip():
             raise BadRowError("has no text")
@@ -234,14 +193,9 @@ def text_rows(
         chunks = (
             tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length)
         )
-        return [Row(chunk, learnt_after(1, len(chunk)), open=False) for chunk in chunks]
+        return [Row(chunk, (False, *[True] * (len(chunk) - 1)), open=False) for chunk in chunks]
 
     return to_rows
-
-
-def learnt_after(visible: int, length: int) -> tuple[bool, ...]:
-    """Return a canvas of `length` positions of which the first `visible` are never masked."""
-    return (False,) * visible + (True,) * (length - visible)
 
 
 def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
@@ -252,7 +206,7 @@ def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
 
 
 def prompts_and_responses(
-    fields: Mapping[str, Any], tokenizer: DiffuCoderTokenizer, form: ConversationForm
+    fields: Fields, tokenizer: DiffuCoderTokenizer, form: ConversationForm
 ) -> list[tuple[str, str, str]]:
     """Return each prompt with its response and the token that ends the response.
 
@@ -314,19 +268,13 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
 def parse_turn(turn: Any, name: str) -> Message:
     """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
     for role, content in (("role", "content"), ("from", "value")):
-        if (
-            isinstance(turn, dict)
-            and isinstance(turn.get(role), str)
-            and isinstance(turn.get(content), str)
-        ):
-            if role == "from" and turn[role] not in SPEAKERS:
+        if fits(turn, {role: str, content: str}):
+            speakers = SPEAKERS if role == "from" else {turn[role]: turn[role]}
+            if turn[role] not in speakers:
                 raise BadRowError(
                     f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}"
                 )
-            return {
-                "role": SPEAKERS[turn[role]] if role == "from" else turn[role],
-                "content": turn[content],
-            }
+            return {"role": speakers[turn[role]], "content": turn[content]}
     raise BadRowError(
         f"{name}: all must be objects with role and content, or with from and value, that are text"
     )

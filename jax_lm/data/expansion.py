@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jax_lm.data.batches import Drawn, Row
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 
 # Largest number of excess masks of a hole.
 MOST_DELETED = 63
@@ -69,10 +69,8 @@ class Expansion:
         The step has no influence.
         """
         # cut
-        prompt = [
-            token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if not learnt
-        ]
-        answer = [token for token, learnt in zip(sample.ids, sample.canvas, strict=True) if learnt]
+        ids, learnt = np.array(sample.ids), np.array(sample.canvas)
+        prompt, answer = ids[~learnt].tolist(), ids[learnt].tolist()
         prefix, middle, suffix = map(
             self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
         )
@@ -91,9 +89,10 @@ class Expansion:
             # A row without a mask has no target.
             masked[rng.integers(len(middle))] = True
         # merge, then append the masks that are to be deleted
+        expand_id = self.tokenizer.token_id(EXPAND)
         share = EXPANDED_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
-        labels, shown, masked = merge_masks(np.array(middle), masked, share, self.expand_id, rng)
-        ids = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
+        labels, shown, masked = merge_masks(np.array(middle), masked, share, expand_id, rng)
+        tokens = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
         in_hole = [*masked[shown].tolist(), *[True] * deletes]
         # All masks that are to be deleted weigh as much as one token, however many there are.
         shares = [
@@ -101,7 +100,7 @@ class Expansion:
             *[1 / deletes if deletes else 0.0] * deletes,
         ]
         return Row(
-            tuple(ids),
+            tuple(tokens),
             (*[False] * len(before), *in_hole, *[False] * len(after)),
             open=False,
             drawn=Drawn(level, (*[0.0] * len(before), *shares, *[0.0] * len(after))),
@@ -113,13 +112,6 @@ class Expansion:
             # u = 0 -> 0, u = 0.5 -> 7, u -> 1: 63
             return int((MOST_DELETED + 2) ** rng.random()) - 1
         return int(rng.integers(MOST_DELETED + 1))
-
-    @property
-    def expand_id(self) -> int:
-        """Token id that splits a mask into two."""
-        expand_id = self.tokenizer.expand_id
-        assert expand_id is not None
-        return expand_id
 
 
 def cut(text: str, rng: np.random.Generator) -> Cut:

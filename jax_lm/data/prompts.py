@@ -6,14 +6,15 @@ They come from JSON files, from the library `datasets`, or from the built-in tas
 import gzip
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jax_lm.data.columns import BadRowError, Columns, require_columns
-from jax_lm.data.sources import open_source, require_whole
+from jax_lm.config import Fields
+from jax_lm.data.columns import BadRowError, Columns, fits, require_columns, row_fields
+from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
@@ -45,29 +46,25 @@ class BuiltinTask:
     tests: tuple[str, ...]
 
 
-def load_held_out_tasks(count: int) -> list[BuiltinTask]:
-    """Return the first `count` held-out tasks, distinct by key.
-
-    Raises:
-        ValueError: `count` is less than 1 or more than the number of tasks.
-    """
-    return _first(count, read_shipped_tasks("held-out"))
-
-
-def load_training_tasks(count: int, seed: int = 0) -> list[BuiltinTask]:
-    """Return `count` training tasks, distinct by key.
+def load_tasks(count: int, split: Split = "held-out", seed: int = 0) -> list[BuiltinTask]:
+    """Return `count` tasks of one split, distinct by key.
 
     Args:
         count: number of tasks.
+        split: held-out or training.
         seed: 0 takes the first tasks of the file; other seeds shuffle the file first.
 
     Raises:
-        ValueError: `count` is less than 1 or more than the number of tasks.
+        ValueError: the split does not have as many. The message names the option `limit`.
     """
-    tasks = list(read_shipped_tasks("training"))
+    tasks = list(read_shipped_tasks(split))
     if seed:
         random.Random(seed).shuffle(tasks)
-    return _first(count, tasks)
+    if not 1 <= count <= len(tasks):
+        raise ValueError(
+            f"limit={count}: must lie in [1, {len(tasks)}], the tasks that ship with the built-in model"
+        )
+    return tasks[:count]
 
 
 @cache
@@ -79,137 +76,63 @@ def read_shipped_tasks(split: Split) -> tuple[BuiltinTask, ...]:
     return tuple(BuiltinTask(**record | {"tests": tuple(record["tests"])}) for record in records)
 
 
-def _first(count: int, tasks: Sequence[BuiltinTask]) -> list[BuiltinTask]:
-    """Return the first tasks. The ValueError names the command-line option `limit`."""
-    if count < 1:
-        raise ValueError(f"limit={count}: must be at least 1")
-    if count > len(tasks):
-        raise ValueError(
-            f"limit={count}: must be at most {len(tasks)}, "
-            "the tasks that ship with the built-in model"
-        )
-    return list(tasks[:count])
-
-
 def open_prompts(
-    data: str, columns: Columns = (), *, split: str, subset: str | None
-) -> list[dict[str, Any]]:
-    """Read prompt rows from JSON files or through the library `datasets`.
+    data: str | Path,
+    columns: Columns = (),
+    *,
+    split: str = WHOLE,
+    subset: str | None = None,
+    plain: bool = False,
+) -> list[Fields]:
+    """Read prompt rows: "prompt" (text, or chat messages) and further columns.
 
     Args:
-        data: file, folder, or Hugging Face Hub id.
+        data: file, folder, or Hugging Face Hub id, as in `open_source`.
         columns: columns to rename to our names.
         split: split to read.
         subset: configuration of the data set, `name` in `datasets`.
+        plain: accept a line that is a JSON string as a prompt.
 
     Raises:
-        ValueError: the data cannot be read, has no such split or column, or contains a row without
+        ValueError: the data cannot be read, have no such split or column, no row, or a row without
             a prompt.
     """
-    # JSON lines are read here, so that messages name the line; all else is opened as a source
-    path = Path(data)
-    if path.suffix == ".jsonl" or (path.is_file() and path.suffix not in (".json", ".parquet")):
-        require_whole(data, split, subset)
-        return read_prompts(path, columns=columns)
-    source = open_source(data, None, split=split, subset=subset, streaming=False)
-    lines = (line for part in range(source.parts) for line in source.read(part))
-    return prompt_rows(lines, path, columns=columns)
-
-
-def read_prompts(
-    path: Path, *, option: str = "data", plain: bool = False, columns: Columns = ()
-) -> list[dict[str, Any]]:
-    """Read the rows of a JSONL file: "prompt" (text, or chat messages) and further columns.
-
-    Args:
-        path: the file.
-        option: name of the file in error messages.
-        plain: accept a line that is a JSON string as a prompt.
-        columns: columns to rename to our names.
-
-    Raises:
-        ValueError: the file cannot be read, is empty, or has a line without a prompt.
-    """
-    try:
-        # Split as bytes: Unicode line separators inside a text do not end a row.
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(f"{option}={str(path)!r}: cannot be read ({error})") from error
-    numbered = ((f"line {number}", line) for number, line in enumerate(lines, 1) if line.strip())
-    return prompt_rows(numbered, path, option=option, plain=plain, columns=columns)
-
-
-def is_message(value: Any) -> bool:
-    """Return whether a value is a chat message."""
-    return isinstance(value, dict) and all(
-        isinstance(value.get(name), str) for name in ("role", "content")
-    )
-
-
-def prompt_rows(
-    lines: Iterable[tuple[str, Any]],
-    path: Path,
-    *,
-    option: str = "data",
-    plain: bool = False,
-    columns: Columns = (),
-) -> list[dict[str, Any]]:
-    """Convert located lines to rows with a prompt.
-
-    Args:
-        lines: location (for error messages) and content of each line: UTF-8 JSON, or an already
-            parsed value such as an element of a JSON array or a row of a data set.
-        path: file in error messages.
-        option: name of the file in error messages.
-        plain: accept a string as a prompt.
-        columns: columns to rename to our names.
-
-    Raises:
-        ValueError: a line has no prompt, or there is no line.
-    """
     rows = []
-    for where, line in lines:
+    for where, line in open_source(str(data), 1, split=split, subset=subset).read(0):
         try:
-            # utf-8-sig: Windows editors put a byte order mark in front.
-            row = json.loads(line.decode("utf-8-sig")) if isinstance(line, bytes) else line
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {where} is not JSON ({error})") from error
-        if plain and isinstance(row, str):
-            row = {"prompt": row}
-        # columns (("prompt", "question"),): {"question": q} -> {"question": q, "prompt": q}
-        if isinstance(row, dict) and columns:
-            try:
-                require_columns(row, columns)
-            except BadRowError as error:
-                raise ValueError(f"{path}: {where} {error}") from error
-            row = row | {name: row[column] for name, column in columns}
-        if (
-            not isinstance(row, dict)
-            or not row.get("prompt")
-            or not isinstance(row["prompt"], str | list)
-        ):
-            raise ValueError(f"{path}: {where} has no 'prompt' (text or chat messages)")
-        if isinstance(row["prompt"], list) and not all(map(is_message, row["prompt"])):
-            raise ValueError(
-                f"{path}: {where} prompt: "
-                "all messages must be objects with role and content that are text"
-            )
-        # The columns that an answer repeats.
-        repeated = [row["prompt"], row.get("id"), row.get("task_id")]
-        try:
-            json.dumps(repeated, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"{path}: {where} prompt: not Unicode text: it holds half of a surrogate pair, or a "
-                "byte that is not UTF-8"
-            ) from None
-        rows.append(row)
+            rows.append(prompt_row(line, columns, plain=plain))
+        except BadRowError as error:
+            raise ValueError(f"{data}: {where}: {error}") from error
     if not rows:
-        raise ValueError(f"{option}={str(path)!r}: holds no prompt")
+        raise ValueError(f"{data}: holds no prompt")
     return rows
 
 
-def builtin_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
+def prompt_row(line: Any, columns: Columns, *, plain: bool) -> Fields:
+    """Return the fields of a line with its prompt. Raises BadRowError if it has none."""
+    row = row_fields(line, plain="prompt" if plain else None)
+    # columns (("prompt", "question"),): {"question": q} -> {"question": q, "prompt": q}
+    require_columns(row, columns)
+    row = row | {name: row[column] for name, column in columns}
+    prompt = row.get("prompt")
+    if not prompt or not isinstance(prompt, str | list):
+        raise BadRowError("has no 'prompt' (text or chat messages)")
+    if isinstance(prompt, list) and not fits(prompt, [{"role": str, "content": str}]):
+        raise BadRowError(
+            "prompt: all messages must be objects with role and content that are text"
+        )
+    # The columns that an answer repeats.
+    repeated = [prompt, row.get("id"), row.get("task_id")]
+    try:
+        json.dumps(repeated, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise BadRowError(
+            "prompt: not Unicode text: it holds half of a surrogate pair, or a byte that is not UTF-8"
+        ) from None
+    return row
+
+
+def builtin_prompts(count: int, seed: int = 0) -> list[Fields]:
     """Return prompt rows of distinct built-in training tasks, to be completed.
 
     "prefix" repeats the prompt for the reward `completed_code`.
@@ -221,19 +144,22 @@ def builtin_prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
         {
             "prompt": task.prompt,
             "prefix": task.prompt,
-            "test_cases": group_tests(task.tests),
+            "test_cases": list(group_tests(task.tests)),
             "key": task.key,
         }
-        for task in load_training_tasks(count, seed)
+        for task in load_tasks(count, "training", seed)
     ]
 
 
-def group_tests(tests: tuple[str, ...]) -> list[str]:
-    """Group statements into tests.
+def group_tests(tests: Sequence[Any]) -> tuple[Any, ...]:
+    """Group statements into tests; cases of input and output stay as they are.
 
     If all statements are assertions, each is one test. Otherwise they depend on each other and
     form a single test.
     """
     # ("assert f(1) == 2", "assert f(2) == 3") -> two tests
-    # ("x = f(1)", "assert x == 2")            -> ["x = f(1)\nassert x == 2"]
-    return list(tests) if all(test.startswith("assert ") for test in tests) else ["\n".join(tests)]
+    # ("x = f(1)", "assert x == 2")            -> ("x = f(1)\nassert x == 2",)
+    statements = [test for test in tests if isinstance(test, str)]
+    if all(test.startswith("assert ") for test in statements):
+        return tuple(tests)
+    return ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))

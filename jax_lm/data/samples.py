@@ -6,14 +6,12 @@ from pathlib import Path
 
 from jax_lm.data.batches import Row
 from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
-from jax_lm.data.conversations import read_samples, read_source, rows_reader
-from jax_lm.data.sources import holds_dataset, open_source, require_whole
+from jax_lm.data.conversations import read_samples, rows_reader
+from jax_lm.data.sources import holds_dataset, require_whole
 from jax_lm.data.token_shards import Kind, TokenShards
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
-
-JSON_FILES = (".jsonl", ".json")
 
 
 def open_samples(
@@ -46,11 +44,5 @@ def open_samples(
         logger.info(shards.describe())
         return shards, shards.digest, None
     to_rows = rows_reader(kind, tokenizer, max_length, columns, form)
-    # JSON files are read here, so that messages name the line; `datasets` reads all other data.
-    if data.suffix in JSON_FILES or (data.is_file() and data.suffix != ".parquet"):
-        require_whole(str(data), split, subset)
-        samples = read_samples(data, to_rows)
-    else:
-        source = open_source(str(data), None, split=split, subset=subset, streaming=False)
-        samples = read_source(source, data, to_rows)
+    samples = read_samples(data, to_rows, split=split, subset=subset)
     return samples.rows, samples.digest, samples.refused

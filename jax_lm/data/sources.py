@@ -8,7 +8,7 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ PART_BYTES, PART_ROWS = 2**28, 2**17
 # The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
 
-NO_FILE = "data={!r} cannot be read: there is no such file"
 # Words in file names by which `datasets` recognises the splits of a folder.
 NAMES_OF_SPLITS = {
     "train": ("train", "training"),
@@ -30,11 +29,12 @@ NAMES_OF_SPLITS = {
 
 @dataclass(frozen=True)
 class JsonFiles:
-    """JSONL files, read as if they were concatenated.
+    """JSONL files, read as if they were concatenated, or a file with one JSON array.
 
     Attributes:
         files: path, size in bytes and modification time (ns) of each file.
-        part_bytes: bytes of a part. A line belongs to the part in which it begins.
+        part_bytes: bytes of a part. A line belongs to the part in which it begins; an array is a
+            single part, whose elements are the lines.
     """
 
     files: tuple[tuple[str, int, int], ...]
@@ -57,15 +57,22 @@ class JsonFiles:
         """Number of parts."""
         return -(-sum(size for _, size, _ in self.files) // self.part_bytes)
 
-    def read(self, part: int) -> Iterator[tuple[str, bytes]]:
-        """Yield the location and the bytes of each line of a part."""
+    def read(self, part: int) -> Iterator[tuple[str, Any]]:
+        """Yield the location of each line of a part, and its bytes or the value of an element.
+
+        Lines of the first part of a file are numbered; others are located by their first byte.
+        """
         # `start` is relative to the current file: files of 10 and 20 bytes, part_bytes=15:
         # part 1 starts at byte 15, past the end of the first file, which is byte 15 - 10 = 5 of the
         # second one.
         start = part * self.part_bytes
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:
-                yield from lines_from(Path(path), max(start, 0), min(start + self.part_bytes, size))
+                file, stop = Path(path), min(start + self.part_bytes, size)
+                name = f"{file.name}, " if len(self.files) > 1 else ""
+                is_array = holds_array(file)
+                lines = elements_of(file) if is_array else lines_from(file, max(start, 0), stop)
+                yield from ((name + where, line) for where, line in lines)
             start -= size
 
 
@@ -77,44 +84,26 @@ def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]
             # byte is the line end, a line begins exactly at `start` and must not be skipped.
             file.seek(start - 1)
             file.readline()
+        number = 0
         while (at := file.tell()) < stop and (line := file.readline()):
+            number += 1
             if line.strip():
-                yield f"{path.name}, byte {at}", line
+                yield f"byte {at}" if start else f"line {number}", line
 
 
-@dataclass(frozen=True)
-class JsonArray:
-    """A file with one JSON array, whose elements are the lines. It is read as a single part.
+def elements_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """Return the location and value of each element of a file with one JSON array.
 
-    Attributes:
-        path: path of the file.
-        size: size in bytes.
-        changed: modification time (ns).
+    Raises:
+        ValueError: it is not JSON.
     """
-
-    path: str
-    size: int
-    changed: int
-    parts: int = field(default=1, init=False)
-
-    @classmethod
-    def of(cls, path: Path) -> "JsonArray":
-        """Return a source for this file."""
-        stat = path.stat()
-        return cls(str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-
-    def read(self, part: int) -> Iterator[tuple[str, Any]]:
-        """Return the location and value of each element. Raises ValueError if it is not JSON."""
-        try:
-            elements = json.loads(Path(self.path).read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"data={self.path!r}: begins as a JSON array and is no JSON ({error})"
-            ) from error
-        name = Path(self.path).name
-        return (
-            (f"{name}, element {number}", element) for number, element in enumerate(elements, 1)
-        )
+    try:
+        elements = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"data={str(path)!r}: begins as a JSON array and is no JSON ({error})"
+        ) from error
+    return ((f"element {number}", element) for number, element in enumerate(elements, 1))
 
 
 def holds_array(path: Path) -> bool:
@@ -160,11 +149,12 @@ class HubDataset:
     def read(self, part: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the location and the fields of each row of a part."""
         lines = load_dataset(self).shard(num_shards=self.parts, index=part, contiguous=True)
-        return ((f"part {part}, row {number}", fields) for number, fields in enumerate(lines))
+        name = f"part {part}, " if self.parts > 1 else ""
+        return ((f"{name}row {number}", fields) for number, fields in enumerate(lines, 1))
 
 
 # `read` yields the lines of a part: the location, and the line as bytes or as a parsed JSON value.
-Source = JsonFiles | JsonArray | HubDataset
+Source = JsonFiles | HubDataset
 
 
 # Files by which a folder is recognised as saved by `datasets`.
@@ -218,9 +208,16 @@ def holds_dataset(folder: Path) -> bool:
 
 
 def open_source(
-    data: str, num_shards: int | None, *, split: str, subset: str | None, streaming: bool
+    data: str,
+    num_shards: int | None = None,
+    *,
+    split: str = WHOLE,
+    subset: str | None = None,
+    streaming: bool = False,
 ) -> Source:
     """Return the source for `data`: a JSON file, a folder of JSONL files, or a data set.
+
+    A file is JSON lines, whatever its name, unless it ends in .parquet, or in .json and is an array.
 
     Args:
         data: file, folder, or Hugging Face Hub id.
@@ -235,15 +232,11 @@ def open_source(
     """
     path = Path(data)
     # `datasets` would take a missing file for a hub id.
-    if path.suffix == ".parquet" and not path.exists():
-        raise ValueError(NO_FILE.format(data))
-    files = (
-        sorted(path.glob("*.jsonl"))
-        if path.is_dir()
-        else [path]
-        if path.suffix in (".jsonl", ".json")
-        else []
-    )
+    if path.suffix in (".jsonl", ".json", ".parquet") and not path.exists():
+        raise ValueError(f"data={data!r} cannot be read: there is no such file")
+    files = sorted(path.glob("*.jsonl"))
+    if path.is_file() and path.suffix != ".parquet":
+        files = [path]
     if not files or describes_configs(path):
         return HubDataset(data, split, subset, streaming, num_shards)
     if splits := files_by_split(files):
@@ -251,10 +244,7 @@ def open_source(
             raise ValueError(f"split={split!r}: data={data!r} has only {', '.join(splits)}")
         files, split = splits[split], WHOLE
     require_whole(data, split, subset)
-    for file in files:
-        if not file.is_file():
-            raise ValueError(NO_FILE.format(data))
-    return JsonArray.of(path) if holds_array(path) else JsonFiles.of(files, num_shards)
+    return JsonFiles.of(files, 1 if holds_array(path) else num_shards)
 
 
 def describes_configs(folder: Path) -> bool:

@@ -170,7 +170,7 @@ def locate(starts: Int[np.ndarray, "shards"], number: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TextRows:
-    """A `RowOrder` that cuts the concatenated texts into rows of `max_length` tokens.
+    """The order of a `SampleStream` that cuts the concatenated texts into rows of `max_length` tokens.
 
     Every epoch has its own order. A row depends only on its index, the seed and the epoch, so that
     no order is kept in memory. The keys of its samples are the (start, stop) of its pieces of text.

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from jax_lm.data.batches import Row
-from jax_lm.data.columns import PLAIN_FORM, BadRowError, Columns, ConversationForm
-from jax_lm.data.conversations import NAMED, row_fields, rows_reader
+from jax_lm.config import Fields
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
+from jax_lm.data.conversations import NAMED, ToRows, convert_lines, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
 from jax_lm.host.files import output_folder
 from jax_lm.host.interruption import discard_unfinished, remove_on_exit
-from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Tokenization:
     columns: Columns = ()
     form: ConversationForm = PLAIN_FORM
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Fields:
         """Return the settings as JSON. A run resumes only shards that have the same plan."""
         # A round trip through JSON turns tuples into lists, as they are in the plan on disk.
         return json.loads(
@@ -122,7 +122,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     return f"{out}: {summarize_counts(shards)}{named}"
 
 
-def check_plan(plan: dict[str, Any], out: Path) -> None:
+def check_plan(plan: Fields, out: Path) -> None:
     """Write the plan to a new folder. Raises ValueError if the folder has another plan."""
     path = out / PLAN
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else plan
@@ -172,7 +172,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
+def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     """Write the shard of a part, its description last. Returns the description."""
     tokenizer, to_rows = tokenizer_of(job), rows_reader_of(job)
     dtype, digest = dtype_of(tokenizer), hashlib.sha256()
@@ -182,11 +182,9 @@ def write_shard(job: Tokenization, out: Path, part: int) -> dict[str, Any]:
     # the same shard.
     half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
     with remove_on_exit(half), half.open("wb") as file:
-        for where, line in job.source.read(part):
-            try:
-                rows = to_rows(row_fields(line))
-            except (BadRowError, TokenizerError) as error:
-                refused.append((where, str(error)))
+        for where, rows in convert_lines(job.source.read(part), to_rows):
+            if isinstance(rows, ValueError):
+                refused.append((where, str(rows)))
                 continue
             for row in rows:
                 ids = np.array(row.ids, dtype).tobytes()
@@ -229,7 +227,7 @@ def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
 
 
 @cache
-def rows_reader_of(job: Tokenization) -> Callable[[dict[str, Any]], list[Row]]:
+def rows_reader_of(job: Tokenization) -> ToRows:
     """Return the function that converts a line's fields to samples."""
     return rows_reader(
         job.kind,
@@ -250,7 +248,7 @@ def shard_name(part: int) -> str:
     return f"{part:06}"
 
 
-def summarize_counts(shards: list[dict[str, Any]]) -> str:
+def summarize_counts(shards: list[Fields]) -> str:
     """Return a summary of shards: numbers of samples, tokens and refused lines."""
     samples, tokens = (sum(shard[name] for shard in shards) for name in ("samples", "tokens"))
     refused = sum(len(shard["refused"]) for shard in shards)

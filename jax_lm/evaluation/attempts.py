@@ -4,7 +4,7 @@ Attempts are recorded in a run folder, from which an interrupted evaluation resu
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_lm.data.prompts import group_tests
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference, Progress
@@ -80,26 +81,20 @@ class Attempt:
 
     @property
     def job(self) -> Program:
-        """The program with its tests, for the sandbox.
-
-        If all statements are assertions, each is one test. Otherwise they depend on each other and
-        form a single test.
-        """
-        tests, seconds = self.problem.tests, self.problem.seconds
-        # ("x = f(1)", "assert x == 2") -> one test of two lines
-        statements = [test for test in tests if isinstance(test, str)]
-        if not all(test.startswith("assert ") for test in statements):
-            tests = ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))
+        """The program with its tests, for the sandbox."""
+        seconds = self.problem.seconds
         limits = Limits(
             seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES
         )
-        return Program(self.program, tests, limits)
+        return Program(self.program, group_tests(self.problem.tests), limits)
 
     def record(self) -> Record:
         """Return the attempt as plain data."""
-        problem, data = self.problem, vars(self) | {"seconds": round(self.seconds, 4)}
-        del data["problem"]
-        return {"name": problem.name, "group": problem.group, "suffix": problem.suffix, **data}
+        problem = self.problem
+        named = {"name": problem.name, "group": problem.group, "suffix": problem.suffix}
+        record = vars(self) | named | {"seconds": round(self.seconds, 4)}
+        del record["problem"]
+        return record
 
 
 class Draft(NamedTuple):
@@ -132,10 +127,6 @@ class Evaluator:
     batch_size: int
     seed: int = 0
     timed: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
 
     def attempts(
         self,
@@ -192,23 +183,23 @@ class Evaluator:
 
     def decode_batch(self, batch: Sequence[Draft], seed: int) -> Iterator[Attempt]:
         """Decode a batch of drafts. The attempts are not executed."""
-        rows = [template for draft in batch for template in draft.templates]
-        # Pad the last batch by repeating its last row: another size would compile the loop again.
-        ends = [
-            partial(self.prompting.is_over, draft.attempt.problem)
+        is_over = self.prompting.is_over
+        rows = [
+            (template, partial(is_over, draft.attempt.problem))
             for draft in batch
-            for _ in draft.templates
+            for template in draft.templates
         ]
-        missing = self.batch_size * len(batch[0].templates) - len(rows)
-        rows, ends = [*rows, *[rows[-1]] * missing], [*ends, *[ends[-1]] * missing]
-        decoded = self.engine.decode(rows, self.options, seed=seed, ends=ends)
+        # Pad the last batch by repeating its last row: another size would compile the loop again.
+        rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
+        templates, ends = zip(*rows, strict=True)
+        decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
         if self.timed and decoded.compile_seconds:
-            decoded = self.engine.decode(rows, self.options, seed=seed, ends=ends)
+            decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
         # Of several templates of a draft, such as hole lengths, the most confident answer is used.
         generations = iter(decoded.rows)
-        for attempt, templates, _ in batch:
+        for attempt, drafted, _ in batch:
             answer = max(
-                (next(generations) for _ in templates), key=lambda row: row.mean_log_confidence
+                (next(generations) for _ in drafted), key=lambda row: row.mean_log_confidence
             )
             yield replace(
                 attempt,
@@ -263,7 +254,7 @@ class Journal(RunLog):
 
     name, kind = "attempts.jsonl", "attempt"
 
-    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, settings: Record) -> None:
         self.records: dict[Key, Record] = {}
         super().__init__(folder, settings)
 

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 # Options of a generation request that this model supports.
 GENERATION_KEYS = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}
 
+# Ids of a context, and ids to score after it.
+Encoded = tuple[list[int], list[int]]
 # A likelihood request: (context, continuation) as texts, ids of the context, ids to score.
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
@@ -193,7 +195,7 @@ class DiffuCoderLM(TemplateLM):
         logger.warning("a prompt of %d tokens is cut to its last %d", len(ids), room)
         return self.engine.tokenizer.decode(ids[-room:])
 
-    def fit_to_context(self, context: list[int], target: list[int]) -> tuple[list[int], list[int]]:
+    def fit_to_context(self, context: list[int], target: list[int]) -> Encoded:
         """Truncate the context at its beginning, so that both fit into the model's context."""
         room = self.max_length - len(target)
         if room < 1:
@@ -204,7 +206,7 @@ class DiffuCoderLM(TemplateLM):
             logger.warning("a context of %d tokens is cut to its last %d", len(context), room)
         return context[-room:], target
 
-    def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+    def windows(self, text: str) -> list[Encoded]:
         """Split a text into pairs of context and ids to score. Each token is scored once."""
         # max_length - 1: a causal model predicts the token after its input, whereas here the input
         # includes the scored token.
@@ -216,9 +218,7 @@ class DiffuCoderLM(TemplateLM):
         )
         return [make_disjoint_window(pair) for pair in pairs]
 
-    def estimates(
-        self, pairs: Sequence[tuple[list[int], list[int]]], is_quiet: bool
-    ) -> Iterator[float]:
+    def estimates(self, pairs: Sequence[Encoded], is_quiet: bool) -> Iterator[float]:
         """Yield estimates of log-likelihoods, in nats."""
         with terminal.progress("scoring") as report:
             for done, (context, target) in enumerate(pairs, 1):
@@ -234,7 +234,7 @@ class DiffuCoderLM(TemplateLM):
             self.engine.sampler, context, target, samples=self.samples, seed=self.seed
         ).log_likelihood
 
-    def are_greedy(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[bool]:
+    def are_greedy(self, pairs: Sequence[Encoded]) -> list[bool]:
         """Return whether greedy decoding of a hole of the target's length produces each target.
 
         True for an empty target.
@@ -258,7 +258,7 @@ class DiffuCoderLM(TemplateLM):
         return answers
 
     def decode_greedily(
-        self, pairs: Sequence[tuple[list[int], list[int]]], length: int
+        self, pairs: Sequence[Encoded], length: int
     ) -> Int[np.ndarray, "b {length}"]:
         """Decode the last `length` positions, the most confident first, in `length` steps."""
         ids, mask = pad_left(

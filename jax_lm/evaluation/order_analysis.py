@@ -36,8 +36,8 @@ from jax_lm.reports.tables import Row, table_section
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
-# The k of AR-ness@k that the paper plots.
-LOCAL_K, GLOBAL_K = range(1, 10), range(1, 5)
+# An order: the positions, by the step at which each was decided.
+Positions = Int[np.ndarray, "t"]
 
 # Decides the first position in the order at each step, see `decode_traces`.
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
@@ -72,17 +72,18 @@ def analyze_order(
         largest probability at each position while the whole canvas is masked, averaged over
         problems.
     """
-    by_confidence = decides_several(options[0])
     traces, rows = [], []
     for setting in options:
         # All greedy samples are equal.
         count = samples if setting.temperature > 0 else 1
         decoded = decode_traces(engine, problems, setting, samples=count, seed=seed)
         traces += decoded
-        rows.append(measure_temperature(decoded, problems, executor, by_confidence=by_confidence))
+        rows.append(measure_temperature(decoded, problems, executor))
     first = first_confidence(engine, problems, options[0].max_new_tokens).mean(axis=0)
     return {
-        "ordered_by_confidence": by_confidence,
+        "ordered_by_confidence": any(
+            len(set(trace["commit_step"])) < len(trace["commit_step"]) for trace in traces
+        ),
         "temperatures": rows,
         "first_step_confidence": [round(float(value), 4) for value in first],
         "traces": traces,
@@ -117,9 +118,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     # order and confidence of the first temperature
     temperature = rows[0]["temperature"]
     first = [trace for trace in analysis["traces"] if trace["temperature"] == temperature]
-    orders = [
-        trace_order(trace, by_confidence=analysis["ordered_by_confidence"]) for trace in first
-    ]
+    orders = [trace_order(trace) for trace in first]
     decided = np.mean([trace["confidence"] for trace in first], axis=0).tolist()
     confidence = {
         "at the first step": [*enumerate(analysis["first_step_confidence"])],
@@ -240,7 +239,7 @@ def first_confidence(
 
 
 def measure_temperature(
-    traces: Sequence[Row], problems: Sequence[Problem], executor: Executor, *, by_confidence: bool
+    traces: Sequence[Row], problems: Sequence[Problem], executor: Executor
 ) -> Row:
     """Measure AR-ness, confidence, pass@1 and, with n samples, pass@n at one temperature."""
     by_name = {problem.name: problem for problem in problems}
@@ -258,7 +257,7 @@ def measure_temperature(
     return {
         "temperature": traces[0]["temperature"],
         "samples": samples,
-        **order_measures(traces, by_confidence=by_confidence),
+        **order_measures(traces),
         "pass": {
             f"pass@{rate.k}": [round(v, 4) for v in (rate.value, rate.low, rate.high)]
             for rate in overall
@@ -266,21 +265,19 @@ def measure_temperature(
     }
 
 
-def order_measures(traces: Sequence[Row], *, by_confidence: bool) -> Row:
+def order_measures(traces: Sequence[Row]) -> Row:
     """Compute the mean AR-ness of canvas and text, and the mean confidence of the text."""
-    orders = [trace_order(trace, by_confidence=by_confidence) for trace in traces]
+    orders = [trace_order(trace) for trace in traces]
     ends = [trace["end"] for trace in traces]
     # Order of the text alone: order [0, 3, 1, 2], end=3 -> [0, 1, 2]. A text of less than two
     # positions has none.
     texts = [order[order < end] for order, end in zip(orders, ends, strict=True) if end > 1]
     decided = [value for trace in traces for value in trace["confidence"][: trace["end"]]]
-    return {
-        "local": [mean(local_ar_ness(order, k) for order in orders) for k in LOCAL_K],
-        "global": [mean(global_ar_ness(order, k) for order in orders) for k in GLOBAL_K],
-        "local_text": [mean(local_ar_ness(order, k) for order in texts) for k in LOCAL_K],
-        "global_text": [mean(global_ar_ness(order, k) for order in texts) for k in GLOBAL_K],
-        "confidence_text": mean(decided),
-    }
+    measures: Row = {"confidence_text": mean(decided)}
+    for ending, part in (("", orders), ("_text", texts)):
+        for name, measure, ks in AR_NESS:
+            measures[name + ending] = [mean(measure(order, k) for order in part) for k in ks]
+    return measures
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -289,36 +286,24 @@ def mean(values: Iterable[float]) -> float | None:
     return round(float(np.mean(counted)), 4) if counted else None
 
 
-def trace_order(trace: Row, *, by_confidence: bool) -> Int[np.ndarray, "t"]:
+def trace_order(trace: Row) -> Positions:
     """Return the positions, sorted by the step at which each was decided.
 
-    Positions of one step are sorted by confidence, highest first, then from left to right.
-
-    Raises:
-        ValueError: several positions were decided at one step, and `by_confidence` is False. The
-            paper leaves their order open.
+    Positions of one step, whose order the paper leaves open, are sorted by confidence, highest
+    first, then from left to right.
     """
     # commit_step [0, 2, 1, 1], confidence [.9, .8, .5, .7] -> order [0, 3, 2, 1]
     steps, confidence = np.array(trace["commit_step"]), np.array(trace["confidence"])
-    if not by_confidence and len(np.unique(steps)) < len(steps):
-        raise ValueError(
-            "commit_step: several positions at one step; "
-            "their order is undefined without confidence"
-        )
     # lexsort: the last key is the primary one
     return np.lexsort((np.arange(len(steps)), -confidence, steps))
 
 
-def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
+def local_ar_ness(order: Positions, k: int) -> float:
     """Compute local AR-ness@k: how often the previous k steps decided the k positions to the left.
 
     Their order does not matter. The mean is over the steps t > k, so that decoding from left to
     right is exactly 1; nan if there is no such step.
-
-    Raises:
-        ValueError: as in `require_order`.
     """
-    require_order(order, k)
     if len(order) <= k:
         return math.nan
     # order [0, 2, 1, 3], k=2: windows [0 2 | 1], [2 1 | 3]. The left neighbours of 1 are -1 and 0,
@@ -328,39 +313,25 @@ def local_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
     return float(np.mean(np.all(before == now - np.arange(k, 0, -1), axis=1)))
 
 
-def global_ar_ness(order: Int[np.ndarray, "t"], k: int) -> float:
-    """Compute global AR-ness@k: how often the position was one of the k leftmost masked ones.
-
-    Raises:
-        ValueError: as in `require_order`.
-    """
-    require_order(order, k)
+def global_ar_ness(order: Positions, k: int) -> float:
+    """Compute global AR-ness@k: how often the position was one of the k leftmost masked ones."""
     # The masked positions to the left of the decided one are smaller and come later in the order.
     # order [1, 0, 2] -> [1, 0, 0]: with k=1, two of three count
     later_and_smaller = np.triu(order[None, :] < order[:, None], 1).sum(axis=1)
     return float(np.mean(later_and_smaller < k))
 
 
-def require_order(order: Int[np.ndarray, "t"], k: int) -> None:
-    """Raise ValueError if k is below 1, or `order` is not a permutation of the positions."""
-    if k < 1:
-        raise ValueError(f"k={k}: must be at least 1")
-    if not len(order) or not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise ValueError(f"order: must hold each of the positions 0 to {len(order) - 1} once")
+# Name of each measure of AR-ness, and the k that the paper plots.
+AR_NESS = (("local", local_ar_ness, range(1, 10)), ("global", global_ar_ness, range(1, 5)))
 
 
-def heat_map(orders: list[Int[np.ndarray, "t"]], cells: int = 64) -> Float[np.ndarray, "s p"]:
+def heat_map(orders: list[Positions], cells: int = 64) -> Float[np.ndarray, "s p"]:
     """Compute a histogram of the decided positions (columns) by step (rows).
 
-    Steps and positions are binned into at most `cells` rows and columns. Each row sums to 1.
-
-    Raises:
-        ValueError: there is no order, or orders have different lengths.
+    Steps and positions are binned into at most `cells` rows and columns. Each row sums to 1. All
+    orders have one length.
     """
-    lengths = {len(order) for order in orders}
-    if len(lengths) != 1:
-        raise ValueError(f"orders: must be one length, there are {sorted(lengths)}")
-    (length,) = lengths
+    length = len(orders[0])
     size = min(cells, length)
     counts = np.zeros((size, size))
     for order in orders:

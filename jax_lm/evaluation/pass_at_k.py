@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jax_lm.evaluation.attempts import UNJUDGED
+from jax_lm.reports.run_folder import Record
 
 # Standard normal quantile of a two-sided 95 % interval.
 NINETY_FIVE = 1.959963984540054
@@ -30,12 +30,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> float:
-    """Compute the mean pass@k over problems, given (samples, passed) of each."""
-    return sum(pass_at_k(samples, passed, k) for samples, passed in counts) / len(counts)
-
-
-def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, float]:
+def wilson(rate: float, count: int) -> tuple[float, float]:
     """Compute Wilson's score interval of a rate over `count` problems.
 
     It is meant for pass@1 with one sample, where each problem is a Bernoulli trial. With more
@@ -44,10 +39,10 @@ def wilson(rate: float, count: int, z: float = NINETY_FIVE) -> tuple[float, floa
     narrow.
     """
     # 5 of 10: middle 0.5, half 0.263 -> (0.237, 0.763); 10 of 10 -> (0.722, 1.0)
-    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = (
-        z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    )
+    z = NINETY_FIVE
+    scale = 1 + z * z / count
+    middle = (rate + z * z / (2 * count)) / scale
+    half = z / scale * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
@@ -65,7 +60,7 @@ class Rate:
     passed: int
 
 
-def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rate]:
+def rates(records: Collection[Record], ks: Sequence[int]) -> list[Rate]:
     """Estimate pass@k of each group, and of all problems if there are several groups.
 
     Programs that the sandbox could not run or judge do not count. Problems with fewer than k
@@ -84,10 +79,8 @@ def rates(records: Collection[Mapping[str, Any]], ks: Sequence[int]) -> list[Rat
                 (len(samples), sum(samples)) for samples in passed.values() if len(samples) >= k
             ]
             if counts:
-                value, totals = (
-                    mean_pass_at_k(counts, k),
-                    [sum(column) for column in zip(*counts, strict=True)],
-                )
+                value = sum(pass_at_k(*count, k) for count in counts) / len(counts)
+                totals = [sum(column) for column in zip(*counts, strict=True)]
                 result.append(
                     Rate(group, k, value, *wilson(value, len(counts)), len(counts), *totals)
                 )

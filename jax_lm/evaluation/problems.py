@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from jax_lm.data.prompts import load_held_out_tasks
+from jax_lm.config import Fields
+from jax_lm.data.columns import fits
+from jax_lm.data.prompts import load_tasks
 from jax_lm.rewards.cases import row_tests
 from untrusted.cases import PRELUDE, Test
 
@@ -127,7 +129,7 @@ def load_held_out_problems(count: int) -> list[Problem]:
             canonical=task.completion,
             empty="\n    pass\n",
         )
-        for number, task in enumerate(load_held_out_tasks(count))
+        for number, task in enumerate(load_tasks(count))
     ]
 
 
@@ -196,7 +198,7 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
     return [problems[index * len(problems) // count] for index in range(count)]
 
 
-def text(record: dict[str, Any], *names: str) -> str:
+def text(record: Fields, *names: str) -> str:
     """Return the first of these fields that is present. Raises LookupError if it is not a text."""
     value = next((record[name] for name in names if record.get(name) is not None), None)
     if not isinstance(value, str):
@@ -204,15 +206,15 @@ def text(record: dict[str, Any], *names: str) -> str:
     return value
 
 
-def texts(record: dict[str, Any], name: str, *, default: list[str] | None = None) -> list[str]:
+def texts(record: Fields, name: str, *, default: list[str] | None = None) -> list[str]:
     """Return a field. Raises LookupError if it is not a list of texts."""
     value = record.get(name, default)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if not fits(value, [str]):
         raise LookupError(f"has no list of texts {name!r}")
-    return value
+    return list(value or ())
 
 
-def infilling(record: dict[str, Any]) -> Problem:
+def infilling(record: Fields) -> Problem:
     """Convert a record of HumanEval-infilling."""
     name, entry_point = text(record, "task_id"), text(record, "entry_point")
     return Problem(
@@ -227,7 +229,7 @@ def infilling(record: dict[str, Any]) -> Problem:
     )
 
 
-def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
+def humaneval(record: Fields, *, plus: bool = False) -> Problem:
     """Convert a record of HumanEval, or of HumanEval+ in its OriginFmt: the gap is at the end."""
     problem = infilling(record | {"suffix": ""})
     test, call = text(record, "test"), problem.tests[-1]
@@ -245,7 +247,7 @@ def humaneval(record: dict[str, Any], *, plus: bool = False) -> Problem:
     )
 
 
-def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
+def mbpp(record: Fields, *, plus: bool = False) -> Problem:
     """Convert a record of MBPP, of its sanitized part, or of MBPP+ in its OriginFmt.
 
     `test_setup_code` runs after the program, not before: in tasks 367 and 927 it uses classes of
@@ -284,7 +286,7 @@ def mbpp(record: dict[str, Any], *, plus: bool = False) -> Problem:
     )
 
 
-def livecodebench(record: dict[str, Any]) -> Problem:
+def livecodebench(record: Fields) -> Problem:
     """Convert a record of LiveCodeBench's code generation.
 
     The wording of the question is ours. The limits are those of the benchmark: six seconds for a
@@ -344,7 +346,7 @@ def parse_program(program: str, kind: str) -> list[ast.stmt]:
 
 
 # Converter of a record of each suite, and the name of its file for the error if it is missing.
-SUITES: dict[str, tuple[Callable[[dict[str, Any]], Problem], str]] = {
+SUITES: dict[str, tuple[Callable[[Fields], Problem], str]] = {
     "humaneval": (humaneval, "HumanEval.jsonl.gz of github.com/openai/human-eval"),
     "humaneval+": (
         partial(humaneval, plus=True),

@@ -6,14 +6,13 @@ its turn is part of the prompt. Prompts are those of the published evaluation.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jax_lm.evaluation.problems import Problem
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.model_source import is_instruct
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.code import FENCE, extract_code
-from jax_lm.templates import Template
+from jax_lm.templates import HoleLength, Template
 
 # Middle length taken from the canonical filling.
 ORACLE = "oracle"
@@ -31,8 +30,8 @@ class CompletionPrompting:
             masks.
     """
 
-    name: ClassVar[str] = "base"
-    middle_length: int | str | None = None
+    name = "base"
+    middle_length: HoleLength = None
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         """Return the text before the answer."""
@@ -62,7 +61,7 @@ class CompletionPrompting:
 class ChatPrompting:
     """The model answers the question in a user's message, in a code block that is already open."""
 
-    name: ClassVar[str] = "chat"
+    name = "chat"
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
         """Return the chat prompt. Raises ValueError if the problem is not a question."""
@@ -95,7 +94,7 @@ Prompting = CompletionPrompting | ChatPrompting
 def choose_prompting(
     engine: DiffuCoderInference,
     problems: Sequence[Problem],
-    middle_length: int | str | None,
+    middle_length: HoleLength,
     *,
     chat: bool,
     base: bool,

@@ -4,8 +4,7 @@ Reads the records of a journal.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from jax_lm.evaluation.attempts import CANNOT_JUDGE, NO_BORDER, SANDBOX_ERROR
 from jax_lm.evaluation.pass_at_k import Rate, rates, wilson
@@ -54,7 +53,7 @@ DECODING = (
 
 
 def evaluation_report(
-    settings: Mapping[str, Any], records: Collection[Record], ks: Sequence[int], *, total: int
+    settings: Record, records: Collection[Record], ks: Sequence[int], *, total: int
 ) -> Document:
     """Return the report of a run with these settings on a suite of `total` problems."""
     suite, measured = settings["suite"], rates(records, ks)
@@ -82,17 +81,14 @@ def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     # Number of problems behind the published scores.
     size = 378 if suite.startswith("mbpp") else 164
     # The last rate is that of all groups together if there are several.
-    intervals = {"this run": (pass_at_1[-1].value, pass_at_1[-1].low, pass_at_1[-1].high)}
-    intervals |= {
-        model: (score / 100, *wilson(score / 100, size)) for model, score in scores.items()
-    }
-    rows = [
-        {"model": model, "value": 100 * value, "low": 100 * low, "high": 100 * high}
-        for model, (value, low, high) in intervals.items()
-    ]
-    bars = [
-        (row["model"], "this run" if row is rows[0] else "published", row["value"]) for row in rows
-    ]
+    own = pass_at_1[-1]
+    rates_of = {"this run": (own.value, own.low, own.high)}
+    for model, score in scores.items():
+        rates_of[model] = (score / 100, *wilson(score / 100, size))
+    rows, bars = [], []
+    for model, (value, low, high) in rates_of.items():
+        rows.append({"model": model, "value": 100 * value, "low": 100 * low, "high": 100 * high})
+        bars.append((model, "published" if model in scores else model, 100 * value))
     picture = bar_chart("pass@1, %", bars)
     return [table_section("Next to the published scores", rows, SCORES, text=NOTE, picture=picture)]
 
@@ -111,7 +107,7 @@ def attempt_section(record: Record) -> Section:
 
 
 def evaluation_metadata(
-    settings: Mapping[str, Any], records: Collection[Record], total: int
+    settings: Record, records: Collection[Record], total: int
 ) -> dict[str, str]:
     """Return the settings that the rates of a run depend on, and how its attempts ended."""
     metadata = {

@@ -14,8 +14,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -40,6 +40,8 @@ SYNONYMS = {
     "--packing": "--packed",
 }
 
+# Values by the name of a field or parameter.
+Values = dict[str, Any]
 # A dataclass, or a function.
 Program = Any
 
@@ -54,6 +56,8 @@ NOTHING = ("none", "null")
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 # Larger integers do not fit the arrays of NumPy and JAX.
 WORD_SIZE = 2**63
+# Default of a field or parameter that has none.
+REQUIRED = inspect.Parameter.empty
 # Sections of the help: title and description.
 COMMON, OTHERS = ("common options", ""), ("options", "")
 
@@ -171,26 +175,18 @@ def is_settings(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
-def signature_of(kind: Program, base: Any = MISSING) -> dict[str, tuple[Any, Any]]:
-    """Return types and defaults of a dataclass or function by name; `base` overrides defaults."""
-    # parameters of a function
-    if not is_settings(kind):
-        signature = inspect.signature(kind).parameters.items()
-        defaults = {name: MISSING if p.default is p.empty else p.default for name, p in signature}
-    # fields with the values of an instance, which is the default of a nested dataclass
-    elif base is not MISSING:
-        defaults = {field.name: getattr(base, field.name) for field in fields(kind)}
-    # fields with the defaults of the class
-    else:
-        defaults = {
-            field.name: field.default
-            if field.default_factory is MISSING
-            else field.default_factory()
-            for field in fields(kind)
-        }
+def signature_of(kind: Program, base: Any = None) -> dict[str, tuple[Any, Any]]:
+    """Return types and defaults of a dataclass or function by name.
+
+    The default of a nested dataclass is an instance, `base`, whose values are the defaults of the
+    fields; fields have their own if it has none.
+    """
     # annotations are texts in some modules: resolve them
     hints = get_type_hints(kind, include_extras=True)
-    return {name: (hints[name], default) for name, default in defaults.items()}
+    return {
+        name: (hints[name], getattr(base, name, parameter.default))
+        for name, parameter in inspect.signature(kind).parameters.items()
+    }
 
 
 def docstring(kind: Program) -> str:
@@ -222,18 +218,19 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
             else ""
         )
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        is_required = default is REQUIRED
         yield Option(
             field=name,
             kinds=alternatives(get_args(kinds[0])[0]) if takes_many else kinds,
             default=""
-            if default is MISSING
-            else {"True": "on", "False": "", "None": ""}.get(shown, shown),
+            if is_required or shown in ("False", "None")
+            else shown.replace("True", "on"),
             help=texts.get(name, "") + choices,
             group=("arguments", "") if is_positional else group,
             takes_many=takes_many,
             takes_none=NoneType in every,
             is_positional=is_positional,
-            is_required=default is MISSING,
+            is_required=is_required,
         )
     # sections of nested dataclasses follow the options of the outer one
     for hint, default, inner in nested:
@@ -249,7 +246,7 @@ def declared_options(kind: Program) -> tuple[Option, ...]:
     """
     first, implied = getattr(kind, "FIRST", ()), getattr(kind, "IMPLIED", {})
     # by field, so that the same name in two dataclasses is one option
-    options = {option.field: option for option in options_in(kind, MISSING, OTHERS)}
+    options = {option.field: option for option in options_in(kind, None, OTHERS)}
     for name in first:
         options[name] = replace(options[name], group=COMMON)
     for name, default in implied.items():
@@ -287,7 +284,7 @@ def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
     return names[name]
 
 
-def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]:
+def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
     """Parse a command line into values by field.
 
     - `--max-new-tokens 8` and `--max_new_tokens=8` are the same.
@@ -299,8 +296,8 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
         ValueError: an unknown option, a wrong value, or too many words.
     """
     # `places` are words without a name, for positional arguments
-    end = words.index("--") if "--" in words else len(words)
-    rest, places, given = list(words[:end]), [], {}
+    rest, places, given = list(before_dashes(words)), [], {}
+    literal = words[len(rest) + 1 :]
     # one word, and the values that follow it
     while rest:
         match = WORD.fullmatch(word := rest.pop(0))
@@ -320,7 +317,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
             texts.append(rest.pop(0))
         given[option.field] = option.value(texts, is_negated=is_negated)
     # words without a name, in order, for the positional arguments that are left
-    places += words[end + 1 :]
+    places += literal
     free = [
         option
         for option in declared_options(kind)
@@ -335,7 +332,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> dict[str, Any]
     }
 
 
-def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING) -> dict[str, Any]:
+def build_arguments(kind: Program, given: Values, base: Any = None) -> Values:
     """Return the arguments of a dataclass or function, with instances of nested dataclasses."""
     # what is given wins; nested dataclasses are built from the same flat mapping
     arguments = {}
@@ -345,11 +342,12 @@ def build_arguments(kind: Program, given: Mapping[str, Any], base: Any = MISSING
         elif is_settings(hint):
             # replace keeps the fields of the default instance that are not options
             inner = build_arguments(hint, given, default)
-            arguments[name] = hint(**inner) if default is MISSING else replace(default, **inner)
+            build = partial(replace, default) if isinstance(default, hint) else hint
+            arguments[name] = build(**inner)
     return arguments
 
 
-def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str, Any]:
+def arguments_of(kind: Program, given: Values, prog: str) -> Values:
     """Return the arguments of a program from its options.
 
     Raises:
@@ -362,10 +360,14 @@ def arguments_of(kind: Program, given: Mapping[str, Any], prog: str) -> dict[str
     return build_arguments(kind, given)
 
 
+def before_dashes(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before `--`, of which some are options; no word after it is one."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def asks_for_help(words: Sequence[str]) -> bool:
     """Return whether `-h` or `--help` is among the words before `--`."""
-    end = words.index("--") if "--" in words else len(words)
-    return not {"-h", "--help"}.isdisjoint(words[:end])
+    return not {"-h", "--help"}.isdisjoint(before_dashes(words))
 
 
 def run_main(program: Callable[..., T]) -> T:
@@ -374,7 +376,8 @@ def run_main(program: Callable[..., T]) -> T:
     Prints help for `--help`. Wrong options end the process with status 2.
     """
     # the name of the script stands in messages
-    words, prog = sys.argv[1:], Path(sys.argv[0]).name
+    words, path = sys.argv[1:], Path(sys.argv[0])
+    prog = path.parent.name if path.name == "__main__.py" else path.name
     if asks_for_help(words):
         sys.stdout.write(help_text(program, prog))
         sys.exit(0)
@@ -431,7 +434,7 @@ def help_text(kind: Program, prog: str) -> str:
         # a flag that is on needs the option that turns it off
         if option.is_flag and option.default:
             names.append(f"--no-{option.long[2:]}")
-        arguments: dict[str, Any] = (
+        arguments: Values = (
             {"action": "store_true"} if option.is_flag else {"metavar": option.metavar}
         )
         groups[option.group].add_argument(*names, help=text, **arguments)

@@ -28,25 +28,15 @@ def start(
 
     Args:
         multi_host: join the cluster that JAX detects.
-        coordinator: address and port of process 0.
+        coordinator: address and port of process 0; also needs the other two.
         num_processes: number of processes.
         process_id: index of this process, from 0.
 
     Raises:
-        ValueError: coordinator, num_processes and process_id are not given together, or JAX does
-            not detect a cluster.
+        ValueError: JAX does not detect a cluster.
     """
-    # Three modes: an explicit cluster, a detected cluster, or a single process.
-    if coordinator is not None and num_processes is not None and process_id is not None:
-        if not 0 <= process_id < num_processes:
-            raise ValueError(
-                f"process_id={process_id}: must lie in [0, num_processes={num_processes})"
-            )
+    if coordinator is not None:
         jax.distributed.initialize(coordinator, num_processes, process_id)
-    elif not (coordinator is None and num_processes is None and process_id is None):
-        raise ValueError(
-            "coordinator, num_processes, process_id: give all three, or multi_host alone"
-        )
     elif multi_host:
         try:
             jax.distributed.initialize()

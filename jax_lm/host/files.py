@@ -61,11 +61,6 @@ def require_new(path: Path, name: str = "out") -> None:
 
 def output_folder(out: Path) -> Path:
     """Create the folder that a command writes to. Raises ValueError if that is not possible."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "is a file" if out.is_file() else error.strerror
-        raise ValueError(
-            f"out={str(out)!r}: must be a folder, or not exist yet ({reason})"
-        ) from error
+    require_writable(out)
+    out.mkdir(parents=True, exist_ok=True)
     return out

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -44,11 +43,8 @@ def is_quiet() -> bool:
     return os.environ.get("NO_RICH_LOGGING") == "1"
 
 
-@runtime_checkable
-class Report(Protocol):
-    """Callback that updates a progress bar: steps done, total, and a note shown next to it."""
-
-    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+# Updates a progress bar: called with the steps done, their total, and maybe a note shown next to it.
+Report = Callable[..., None]
 
 
 @contextmanager
@@ -90,17 +86,17 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
 @contextmanager
 def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     """Write a line now and then, for pipes, notebooks and logs."""
-    calls, first, said = 0, (0.0, 0), time.monotonic()
+    calls, first, due = 0, (0.0, 0), time.monotonic() + FIRST_LINE
 
     def report(done: int, total: int, note: str = "") -> None:
-        nonlocal calls, first, said
+        nonlocal calls, first, due
         now, calls = time.monotonic(), calls + 1
         waiting.cancel()
         # the second call may have compiled as well
         if calls <= 2:
             first = now, done
-        elif now - said >= NEXT_LINE and done > first[1]:
-            said = now
+        elif now >= due and done > first[1]:
+            due = now + NEXT_LINE
             left = (now - first[0]) / (done - first[1]) * (total - done)
             say(f"{description}: {done}/{total}, about {duration(left)} left{note and '  '}{note}")
 

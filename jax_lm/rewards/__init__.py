@@ -49,26 +49,21 @@ __all__ = [
     "weighted_sum",
 ]
 
-# All rewards of this package, by subject.
-CODE = (Code, BinaryCode, CodeFormat, CompletedCode)
-MATHEMATICS = (Accuracy, Cosine, Length)
-TEXT = (Format, TagCount, ReasoningSteps, RepetitionPenalty, SoftOverlongPunishment)
-# Every reward with its default settings, under its name in open-r1.
-REWARDS: dict[str, Reward] = {kind.name: kind() for kind in (*CODE, *MATHEMATICS, *TEXT)}
+# Every reward with its default settings, under the names of open-r1.
+code_reward = Code()
+binary_code_reward = BinaryCode()
+code_format_reward = CodeFormat()
+completed_code_reward = CompletedCode()
+accuracy_reward = Accuracy()
+format_reward = Format()
+tag_count_reward = TagCount()
+reasoning_steps_reward = ReasoningSteps()
+cosine_reward = Cosine()
+length_reward = Length()
+repetition_penalty_reward = RepetitionPenalty()
+soft_overlong_punishment = SoftOverlongPunishment()
 
-# Under the names of open-r1, for programs that import them.
-code_reward = REWARDS["code"]
-binary_code_reward = REWARDS["binary_code"]
-code_format_reward = REWARDS["code_format"]
-completed_code_reward = REWARDS["completed_code"]
-accuracy_reward = REWARDS["accuracy"]
-format_reward = REWARDS["format"]
-tag_count_reward = REWARDS["tag_count"]
-reasoning_steps_reward = REWARDS["reasoning_steps"]
-cosine_reward = REWARDS["cosine"]
-length_reward = REWARDS["length"]
-repetition_penalty_reward = REWARDS["repetition_penalty"]
-soft_overlong_punishment = REWARDS["soft_overlong_punishment"]
+REWARDS = {reward.name: reward for reward in list(vars().values()) if isinstance(reward, Reward)}
 
 
 def find_reward(name: str, **settings: Any) -> RewardFunction:
@@ -111,10 +106,7 @@ def import_callable(path: str) -> Any:
     # rpartition: "C:\rewards.py:score" has another colon.
     module, _, attribute = path.rpartition(":")
     try:
-        value = getattr(
-            import_file(Path(module)) if module.endswith(".py") else import_installed(module),
-            attribute,
-        )
+        value = getattr(import_file(module), attribute)
     except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
     if not callable(value):
@@ -122,22 +114,20 @@ def import_callable(path: str) -> Any:
     return value
 
 
-def import_installed(name: str) -> ModuleType:
-    """Import a module that is installed or, as with `python -m`, in the current folder."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    return import_module(name)
+def import_file(name: str) -> ModuleType:
+    """Import a file, or a module that is installed or, as with `python -m`, in the current folder.
 
-
-def import_file(path: Path) -> ModuleType:
-    """Import a file. It can import modules from its own folder."""
-    if not path.is_file():
-        raise ValueError("there is no such file")
+    A file can import modules from its own folder.
+    """
+    path = Path(name) if name.endswith(".py") else None
+    folder = str(path.resolve().parent if path else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    if path is None:
+        return import_module(name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
     # pickle and dataclasses look the module up in `sys.modules` by its name.
     sys.modules.setdefault(path.stem, module)

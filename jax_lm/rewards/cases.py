@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from jax_lm.config import Fields
+
 # Columns that contain tests. The tests of a row are those of all its columns together.
 TEST_COLUMNS = (
     "test_cases",
@@ -43,7 +45,7 @@ PICKLED_TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
 PICKLE_FRAME = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "STOP"}
 
 
-def row_tests(row: Mapping[str, Any]) -> list[Any]:
+def row_tests(row: Fields) -> list[Any]:
     """Read the tests of a row from all its test columns, in the order of `TEST_COLUMNS`.
 
     Returns:
@@ -61,7 +63,7 @@ def row_tests(row: Mapping[str, Any]) -> list[Any]:
     return tests
 
 
-def column_tests(name: str, row: Mapping[str, Any]) -> list[Any]:
+def column_tests(name: str, row: Fields) -> list[Any]:
     """Read the tests of one column. Raises ValueError with the reason if it cannot be read."""
     cell = parse_cell(row.get(name), is_packed=name == "private_test_cases")
     if cell is None:
@@ -86,7 +88,7 @@ def column_tests(name: str, row: Mapping[str, Any]) -> list[Any]:
     return [item if isinstance(item, str) else make_case(item, row) for item in items]
 
 
-def pair_cases(cell: Any) -> list[Mapping[str, Any]]:
+def pair_cases(cell: Any) -> list[Fields]:
     """Convert the two lists of APPS to a list of cases."""
     # {"inputs": ["1", "2"], "outputs": ["2", "3"]} ->
     # [{"input": "1", "output": "2", "type": "stdin"}, {"input": "2", "output": "3", ...}]
@@ -118,7 +120,7 @@ def python_cases(cell: Any) -> Any:
     return parse_cell(cell["test_cases"]) or []
 
 
-def make_case(item: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+def make_case(item: Fields, row: Fields) -> Any:
     """Convert a data set's object to an `untrusted.Case`."""
     # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted.cases import Case
@@ -162,7 +164,7 @@ def join_lines(name: str, value: Any) -> str:
     return value
 
 
-def function_name(row: Mapping[str, Any]) -> str:
+def function_name(row: Fields) -> str:
     """Return the function's name from LiveCodeBench's metadata. Raises ValueError without one."""
     metadata = parse_cell(row.get(METADATA))
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None

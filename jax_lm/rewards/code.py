@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any
 
 from jax_lm.rewards.cases import METADATA, TEST_COLUMNS, row_tests
 from jax_lm.rewards.reward import Columns, Reward, Scores
@@ -28,23 +28,13 @@ UNJUDGED = ("cannot_judge", "sandbox_error")
 BINARY_THRESHOLD = 0.99
 
 
-@runtime_checkable
-class Judgement(Protocol):
-    """The result of an executor for a program: its outcome, and the share of tests it passed."""
-
-    @property
-    def outcome(self) -> str: ...
-
-    @property
-    def share(self) -> float: ...
-
-
 CodeAndTests = tuple[str, Sequence[Any]]
-# The tests are assert statements and `untrusted.Case`s. Results are in the order of the programs.
-RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Judgement]]
+# The tests are assert statements and `untrusted.Case`s. Results are in the order of the programs,
+# and have the attributes `outcome` and `share`, the share of tests that a program passed.
+RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Any]]
 
 
-def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Judgement]:
+def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Any]:
     """Run programs in the sandbox of this machine."""
     # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted import Local, Program
@@ -113,7 +103,7 @@ class CodeFormat(Reward):
             does.
     """
 
-    name: ClassVar[str] = "code_format"
+    name = "code_format"
     language: str = PYTHON
     strict_reference: bool = False
 
@@ -142,8 +132,8 @@ class Code(Reward):
         strict_reference: see `CodeFormat`.
     """
 
-    name: ClassVar[str] = "code"
-    reads: ClassVar[tuple[str, ...]] = (*TEST_COLUMNS, METADATA)
+    name = "code"
+    reads = (*TEST_COLUMNS, METADATA)
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
@@ -193,7 +183,7 @@ class Code(Reward):
 class BinaryCode(Code):
     """1.0 if `Code` is at least 0.99 (strict reference: more than 0.99), else 0.0."""
 
-    name: ClassVar[str] = "binary_code"
+    name = "binary_code"
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         passes = operator.gt if self.strict_reference else operator.ge
@@ -211,8 +201,8 @@ class CompletedCode(Code):
     program parses.
     """
 
-    name: ClassVar[str] = "completed_code"
-    needs: ClassVar[tuple[str, ...]] = ("prefix",)
+    name = "completed_code"
+    needs = ("prefix",)
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import ClassVar
 
+from jax_lm.options import require_sizes
 from jax_lm.rewards.reward import Columns, Reward, Scores
 
 
@@ -65,7 +65,7 @@ class AnswerReward(Reward):
     They are None where the solution cannot be parsed.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("solution",)
+    needs = ("solution",)
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
@@ -94,7 +94,7 @@ class AnswerReward(Reward):
 class Accuracy(AnswerReward):
     """1.0 if the answer equals `solution`, else 0.0; None if the solution cannot be parsed."""
 
-    name: ClassVar[str] = "accuracy"
+    name = "accuracy"
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
         return float(correct)
@@ -109,7 +109,7 @@ class Cosine(AnswerReward):
     Longer texts score as texts of `max_len`. Yeo et al. 2025 (arXiv 2502.03373).
     """
 
-    name: ClassVar[str] = "cosine"
+    name = "cosine"
     min_value_wrong: float = -1.0
     max_value_wrong: float = -0.5
     min_value_correct: float = 0.5
@@ -117,8 +117,7 @@ class Cosine(AnswerReward):
     max_len: int = 1000
 
     def __post_init__(self):
-        if self.max_len < 1:
-            raise ValueError(f"max_len must be at least 1, not {self.max_len}")
+        require_sizes(self, "max_len")
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
         # A correct answer of 500 of 1000 characters: halfway from 1.0 to 0.5, 0.75.
@@ -139,7 +138,7 @@ class Length(AnswerReward):
     call it with the answers to a single prompt.
     """
 
-    name: ClassVar[str] = "length"
+    name = "length"
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
         # Lengths 10, 20 and 30 score 0.5, 0 and -0.5.

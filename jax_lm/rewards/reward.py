@@ -7,7 +7,7 @@ None means not applicable. Any callable with this signature is a reward; those o
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 from jax_lm.tokenizer import Message
 
@@ -71,20 +71,13 @@ class Reward(ABC):
         """Return whether all required columns have a value in this row."""
         return all(columns[name][row] is not None for name in self.needs)
 
-    @overload
-    def __call__(
-        self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any
-    ) -> Scores: ...
-
-    @overload
-    def __call__(self, **settings: Any) -> "Reward": ...
-
     def __call__(
         self,
         prompts: Sequence[Chat] | None = None,
         completions: Sequence[Chat] | None = None,
         **columns: Any,
-    ) -> "Scores | Reward":
+    ) -> Any:
+        """Return the scores, or without prompts and completions a reward with these settings."""
         # Keyword arguments named like a field are settings; all others are columns.
         names = {field.name for field in fields(self)}
         settings = {key: columns.pop(key) for key in names & columns.keys()}

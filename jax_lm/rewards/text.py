@@ -6,8 +6,8 @@ They read the text or count its tokens, and need no solution.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+from jax_lm.options import require_sizes
 from jax_lm.rewards.reward import Columns, Reward, Scores
 
 # Line breaks are part of the tags: open-r1 requires each tag on its own line.
@@ -28,7 +28,7 @@ class Format(Reward):
     The text must begin with the first tag, and may continue after the line of the last one.
     """
 
-    name: ClassVar[str] = "format"
+    name = "format"
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [float(ANSWERED.match(text) is not None) for text in texts]
@@ -38,7 +38,7 @@ class Format(Reward):
 class TagCount(Reward):
     """A quarter for each of the four tags, including its line breaks, that occurs exactly once."""
 
-    name: ClassVar[str] = "tag_count"
+    name = "tag_count"
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS) for text in texts]
@@ -48,7 +48,7 @@ class TagCount(Reward):
 class ReasoningSteps(Reward):
     """A third for each marker of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
 
-    name: ClassVar[str] = "reasoning_steps"
+    name = "reasoning_steps"
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         return [min(1.0, len(STEP.findall(text)) / ENOUGH_STEPS) for text in texts]
@@ -63,13 +63,12 @@ class RepetitionPenalty(Reward):
     (arXiv 2502.03373).
     """
 
-    name: ClassVar[str] = "repetition_penalty"
+    name = "repetition_penalty"
     ngram_size: int = 3
     max_penalty: float = -1.0
 
     def __post_init__(self):
-        if self.ngram_size < 1:
-            raise ValueError(f"ngram_size must be at least 1, not {self.ngram_size}")
+        require_sizes(self, "ngram_size")
         if self.max_penalty > 0:
             raise ValueError(f"max_penalty must not be positive, not {self.max_penalty}")
 
@@ -94,8 +93,8 @@ class SoftOverlongPunishment(Reward):
     al. 2025, "DAPO", equation 13 (arXiv 2503.14476).
     """
 
-    name: ClassVar[str] = "soft_overlong_punishment"
-    needs: ClassVar[tuple[str, ...]] = ("completion_ids",)
+    name = "soft_overlong_punishment"
+    needs = ("completion_ids",)
     max_completion_len: int = 16384
     soft_punish_cache: int = 4096
 

@@ -8,30 +8,20 @@ Imports no JAX, because the command line reads these. Docstrings are its help.
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-from jax_lm.options import require_one_of
+from jax_lm.options import (
+    require,
+    require_above_zero,
+    require_inner_shares,
+    require_not_negative,
+    require_one_of,
+    require_shares,
+    require_sizes,
+)
 from jax_lm.training.metrics import TRACKERS
-
-
-def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
-    """Raise ValueError unless these settings are None or satisfy a rule."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name}={value}: {rule}")
-
-
-# require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1".
-require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
-require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
-require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
-require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
-require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
-
 
 # The values that settings may take.
 WEIGHTINGS = ("1/t", "linear", "cart", "plain")

@@ -8,17 +8,17 @@ Imports no JAX, because the command line reads these. Docstrings are its help.
 import math
 from dataclasses import dataclass
 
-from jax_lm.options import GenerationOptions, require_one_of
-from jax_lm.training.config import (
-    OptimizerConfig,
-    TrainerConfig,
+from jax_lm.options import (
+    GenerationOptions,
     require,
     require_above_zero,
     require_inner_shares,
     require_not_negative,
+    require_one_of,
     require_shares,
     require_sizes,
 )
+from jax_lm.training.config import OptimizerConfig, TrainerConfig
 
 # The values that settings may take.
 ESTIMATORS = ("coupled", "decoupled", "full_mask", "trace", "stratified")

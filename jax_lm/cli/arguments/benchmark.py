@@ -6,6 +6,7 @@ from typing import Literal
 
 from jax_lm.benchmark.settings import ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
+from jax_lm.options import require_above_zero
 
 # Defaults of nested settings.
 SPEED = Workload()
@@ -88,8 +89,7 @@ class Compare:
             raise ValueError(
                 f"new_tokens={self.workload.new_tokens}: a comparison takes one length"
             )
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"tolerance={self.tolerance}: must be positive")
+        require_above_zero(self, "tolerance")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Arguments of `diffucoder chat`. Imports no JAX."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from jax_lm.options import DEFAULTS, GenerationOptions
+from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
+from jax_lm.options import DEFAULTS, GenerationOptions, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +20,14 @@ class Chat:
         echo "Write a function gcd(a, b)." | diffucoder chat
 
     Attributes:
-        model: folder or hub id; by default the built-in model, which only knows small Python
-            functions.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
-            `model` is given.
-        tokenizer: folder of the tokenizer; the model's own by default.
-        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
-        mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
+        engine: the model, and the devices that it runs on.
         system: system message.
         generation: how to decode.
         seed: random seed of the first answer; later answers use the next seeds.
     """
 
     # Common options, in the order of the help.
-    FIRST: ClassVar = (
+    FIRST = (
         "model",
         "system",
         "max_new_tokens",
@@ -44,18 +38,13 @@ class Chat:
         "seed",
     )
 
-    model: str | None = None
-    adapter: str | None = None
-    tokenizer: str | None = None
-    dtype: str | None = None
-    mesh: str | None = None
+    engine: EngineArguments = DEFAULT_ENGINE
     system: str | None = None
     generation: GenerationOptions = DEFAULTS
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
+        require_not_negative(self, "seed")
         # an answer of a conversation is text with code in it, not a program
         if self.generation.grammar == "python":
             raise ValueError(

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import require_at_least_one
 from jax_lm.host.declared import Positional
+from jax_lm.options import require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,4 +114,4 @@ class Info:
     json: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_size", "max_length")
+        require_sizes(self, "batch_size", "max_length")

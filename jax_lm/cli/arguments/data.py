@@ -4,12 +4,13 @@ Imports no JAX.
 """
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.data.columns import PLAIN_FORM, ConversationForm
+from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.host.declared import Positional
+from jax_lm.options import require_shares, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +54,11 @@ class NamedColumns:
     """Columns of a data set that have other names than ours."""
 
     @property
-    def given(self) -> tuple[tuple[str, str], ...]:
+    def given(self) -> Columns:
         """Pairs of our name and the data set's name, for each column that the user has named."""
         # only what differs from the default: (("text", "content"),) for --text-column content
-        columns = (
-            (field.name.removesuffix("_column"), getattr(self, field.name), field)
-            for field in fields(self)
-        )
-        return tuple((name, column) for name, column, field in columns if column != field.default)
+        names = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        return tuple((name.removesuffix("_column"), getattr(self, name)) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +77,8 @@ class ConversationColumns(NamedColumns):
 
     def __post_init__(self) -> None:
         if (self.prompt_column is None) != (self.response_column is None):
-            name = "prompt_column" if self.response_column is None else "response_column"
-            raise ValueError(
-                f"{name}={getattr(self, name)!r}: prompt_column and response_column need each other"
-            )
+            given = [f"{name}_column={column!r}" for name, column in self.given]
+            raise ValueError(f"{given[-1]}: prompt_column and response_column need each other")
         if self.messages_column is not None and self.prompt_column is not None:
             raise ValueError(
                 f"messages_column={self.messages_column!r}: excludes prompt_column and response_column"
@@ -114,19 +110,22 @@ class PromptColumns(NamedColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyColumns:
-    """Columns of both kinds of data."""
+class AnyColumns(TextColumn, ConversationColumns):
+    """Columns of texts, by default text, or of conversations.
 
-    text: TextColumn = field(default_factory=TextColumn)
-    conversations: ConversationColumns = field(default_factory=ConversationColumns)
+    Attributes:
+        text_column: column of the texts.
+        messages_column: column of turns, with role and content or with from and value.
+        prompt_column: column of the user's messages.
+        response_column: column of the answers to learn.
+    """
 
-    def of(self, kind: Kind) -> tuple[tuple[str, str], ...]:
+    def of(self, kind: Kind) -> Columns:
         """Return the columns named for this kind; ValueError if one of the other kind is named."""
-        other = self.conversations if kind == "text" else self.text
-        # the first column of the other kind is an error
-        for name, column in other.given:
-            raise ValueError(f"{name}_column={column!r}: kind={kind} has no such column")
-        return (self.text if kind == "text" else self.conversations).given
+        for name, column in self.given:
+            if (name == "text") != (kind == "text"):
+                raise ValueError(f"{name}_column={column!r}: kind={kind} has no such column")
+        return self.given
 
 
 def require_conversations(kind: Kind, form: ConversationForm) -> None:
@@ -175,11 +174,8 @@ class Show:
     form: ConversationForm = PLAIN_FORM
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
-        if not 0 <= self.mask_ratio <= 1:
-            raise ValueError(f"mask_ratio={self.mask_ratio}: must lie in [0, 1]")
+        require_sizes(self, "limit", "max_length")
+        require_shares(self, "mask_ratio")
         require_conversations(self.kind, self.form)
 
 
@@ -226,10 +222,7 @@ class Tokenize:
     streaming: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "workers", "num_shards"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+        require_sizes(self, "max_length", "workers", "num_shards")
         require_conversations(self.kind, self.form)
 
     @property

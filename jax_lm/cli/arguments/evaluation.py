@@ -3,13 +3,20 @@
 Imports no JAX.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
+from jax_lm.config import Fields
 from jax_lm.host.declared import Positional
-from jax_lm.options import DEFAULTS, GenerationOptions
+from jax_lm.options import (
+    DEFAULTS,
+    GenerationOptions,
+    require_not_negative,
+    require_only,
+    require_sizes,
+)
 
 # Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas.
 ONE_PER_STEP = GenerationOptions(
@@ -35,10 +42,7 @@ class Analyze:
     Attributes:
         suite: problems to complete; builtin are held-out problems of the built-in model's corpus.
         data: file of the problems; none for builtin.
-        model: folder or hub id; the built-in model by default.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
-            `model` is given.
-        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        engine: the model, and the devices that it runs on.
         limit: number of problems.
         n: samples per problem and temperature.
         temperatures: sampling temperatures; each is measured separately.
@@ -51,7 +55,7 @@ class Analyze:
         out: folder for analysis.json, analysis.html and the charts.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "model",
         "data",
         "limit",
@@ -66,9 +70,7 @@ class Analyze:
 
     suite: Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
-    model: str | None = None
-    adapter: str | None = None
-    dtype: str | None = None
+    engine: EngineArguments = DEFAULT_ENGINE
     limit: int = 8
     n: int = 2
     temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
@@ -78,19 +80,15 @@ class Analyze:
     out: Path = Path("analysis")
 
     def __post_init__(self) -> None:
-        if self.n < 1 or not self.temperatures:
-            raise ValueError(
-                f"n={self.n}, temperatures={self.temperatures}: there must be at least one of each"
-            )
+        require_sizes(self, "limit", "n")
+        require_not_negative(self, "seed", "temperatures")
         # a step commits at least one position
         steps, positions = self.generation.num_steps, self.generation.max_new_tokens
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         # each temperature is measured in turn, and stop tokens must not end a canvas
-        if self.generation.temperature or self.generation.early_stop:
-            raise ValueError(
-                "temperature, early_stop: analyze decodes whole canvases at each of `temperatures`"
-            )
+        whole = {"temperature": 0.0, "early_stop": False}
+        require_only(self.generation, whole, "as analyze decodes whole canvases at `temperatures`")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +112,7 @@ class Evaluate:
         suite: benchmark; builtin are held-out problems of the built-in model's corpus, the others
             are published files.
         data: file of the problems, .jsonl or .jsonl.gz; none for builtin.
-        model: folder or hub id; the built-in model by default.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
-            `model` is given.
-        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
+        engine: the model, and the devices that it runs on.
         limit: number of problems, spread evenly over the file; by default 300 of builtin and all of
             a file.
         n: samples per problem.
@@ -143,7 +138,7 @@ class Evaluate:
             counts these verdicts.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "model",
         "data",
         "limit",
@@ -160,9 +155,7 @@ class Evaluate:
         Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
     ]
     data: Path | None = None
-    model: str | None = None
-    adapter: str | None = None
-    dtype: str | None = None
+    engine: EngineArguments = DEFAULT_ENGINE
     limit: int | None = None
     n: int = 1
     k: tuple[int, ...] = (1,)
@@ -186,7 +179,7 @@ class Evaluate:
     }
 
     @staticmethod
-    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    def implied(given: Fields) -> Fields:
         """Return the published length and temperature, or short and greedy answers for small tasks."""
         # the built-in model (no `model`) has a short context, whatever the suite
         is_small = given.get("suite") in SMALL_SUITES
@@ -210,8 +203,7 @@ class Evaluate:
             raise ValueError(
                 f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap"
             )
-        if self.n < 1:
-            raise ValueError(f"n={self.n}: must be at least 1")
+        require_sizes(self, "n", "limit", "batch_size")
         # pass@k needs at least k samples per problem
         if not self.k or not all(1 <= k <= self.n for k in self.k):
             raise ValueError(

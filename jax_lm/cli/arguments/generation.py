@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal
 
+from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.host.declared import Positional
-from jax_lm.options import DEFAULTS, GenerationOptions
+from jax_lm.options import DEFAULTS, GenerationOptions, require_not_negative, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,8 @@ class Generate:
 
     Attributes:
         prompt: text to complete; read from standard input if it is - or missing.
-        model: folder or hub id; the built-in model by default.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
-            `model` is given.
-        tokenizer: folder of the tokenizer; the model's own by default.
+        engine: the model, and the devices that it runs on.
         allow_nonfinite: load weights that hold NaN or infinity.
-        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
-        mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
         chat: answer the prompt as a user message.
         watch: show the canvas while it fills in, coloured by confidence.
         prefix: text before a hole, instead of a prompt.
@@ -56,23 +52,19 @@ class Generate:
             confidence. Shows most at temperature 0 and top_p 1, where confidences differ.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "model", "chat", "watch", "max_new_tokens", "temperature", "preset", "num_steps", "file", "prompts", "out",
     )  # fmt: skip
 
     prompt: Positional[str | None] = None
-    model: str | None = None
-    adapter: str | None = None
-    tokenizer: str | None = None
+    engine: EngineArguments = DEFAULT_ENGINE
     allow_nonfinite: bool = False
-    dtype: str | None = None
-    mesh: str | None = None
     chat: bool = False
     watch: bool = False
     prefix: str | None = None
     suffix: str | None = None
     file: Path | None = None
-    middle_length: str | None = None
+    middle_length: int | Literal["auto"] | None = None
     prompts: Path | None = None
     out: Path | None = None
     batch_size: int = 8
@@ -85,10 +77,8 @@ class Generate:
     animation: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be at least 1")
+        require_not_negative(self, "seed")
+        require_sizes(self, "batch_size")
         # a file of prompts is answered in a file
         if (self.prompts is None) != (self.out is None):
             if self.prompts is None:
@@ -117,17 +107,6 @@ class Generate:
         """Whether a hole between two texts is filled."""
         return self.prefix is not None or self.suffix is not None
 
-    @property
-    def hole_length(self) -> int | str | None:
-        """Value of `middle_length`: a number of tokens, auto, or None."""
-        if self.middle_length is None or self.middle_length == "auto":
-            return self.middle_length
-        if not self.middle_length.isdecimal():
-            raise ValueError(
-                f"middle_length={self.middle_length!r}: must be a number of tokens, or auto"
-            )
-        return int(self.middle_length)
-
     def require_one_source(self) -> None:
         """Raise ValueError if there are two sources of text, or an option that has no effect."""
         # None: not given
@@ -144,7 +123,7 @@ class Generate:
                 f"{' and '.join(given)} given: the text can come from one of {', '.join(sources)}"
             )
         # options that need a certain source
-        if self.hole_length is not None and not self.infills:
+        if self.middle_length is not None and not self.infills:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
         if self.animation is not None and (self.watch or given not in ([], ["prompt"])):
             raise ValueError("animation: works with a prompt, and without watch")

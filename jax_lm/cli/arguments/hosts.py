@@ -23,6 +23,17 @@ class Hosts:
     num_processes: int | None = None
     process_id: int | None = None
 
+    def __post_init__(self) -> None:
+        numbers = (self.coordinator, self.num_processes, self.process_id)
+        if None in numbers and numbers != (None, None, None):
+            raise ValueError(
+                "coordinator, num_processes, process_id: give all three, or multi_host alone"
+            )
+        if self.process_id is not None and self.process_id not in range(self.num_processes or 0):
+            raise ValueError(
+                f"process_id={self.process_id}: must lie in [0, num_processes={self.num_processes})"
+            )
+
 
 # Default of nested settings: a run on one host.
 ONE_HOST = Hosts()

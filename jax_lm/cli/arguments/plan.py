@@ -1,12 +1,11 @@
 """Arguments of `diffucoder plan`. Imports no JAX."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
-from jax_lm.benchmark.settings import require_at_least_one
-from jax_lm.options import DEFAULTS, GenerationOptions
+from jax_lm.config import Fields
+from jax_lm.options import DEFAULTS, GenerationOptions, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Plan:
     """
 
     # Common options, in the order of the help.
-    FIRST: ClassVar = (
+    FIRST = (
         "model",
         "model_config",
         "step",
@@ -60,7 +59,7 @@ class Plan:
     topology: str
     step: str = "generate"
     model: str | None = None
-    model_config: str | None = None
+    model_config: Literal["small", "7b"] | None = None
     dtype: str = "bfloat16"
     lora_rank: int | None = None
     batch_size: int = 1
@@ -72,12 +71,12 @@ class Plan:
     generation: GenerationOptions = DEFAULTS
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_size", "max_length")
+        require_sizes(self, "batch_size", "max_length")
 
     # Text of the help for the default that depends on max_length.
     IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}
 
     @staticmethod
-    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    def implied(given: Fields) -> Fields:
         """Return the default number of new tokens: half of a row."""
         return {"max_new_tokens": max(1, given.get("max_length", Plan.max_length) // 2)}

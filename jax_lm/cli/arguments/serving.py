@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+
+from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +22,9 @@ class Serve:
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --replicas 8 --warm-up 192 192x16 768
 
     Attributes:
-        model: folder or hub id; the built-in model by default.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
-            `model` is given.
-        tokenizer: folder of the tokenizer; the model's own by default.
-        dtype: float32, bfloat16 or int8 (kernels only); depends on the device by default.
-        mesh: how to use several devices, for example data=2,tensor=4; automatic by default. With
-            `replicas`, the devices of one of them.
+        engine: the model, and the devices that it runs on.
         replicas: groups of devices that hold the whole model and decode requests of their own, from
-            one queue.
+            one queue; `mesh` is the shape of one of them.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         name: model name in the API; the last part of `adapter` or `model` by default.
@@ -66,15 +61,11 @@ class Serve:
         log_prompts: log prompts, and answers that are not streamed.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "model", "host", "port", "api_key_file", "dtype", "slots", "context", "max_tokens", "timeout", "name",
     )  # fmt: skip
 
-    model: str | None = None
-    adapter: str | None = None
-    tokenizer: str | None = None
-    dtype: str | None = None
-    mesh: str | None = None
+    engine: EngineArguments = DEFAULT_ENGINE
     replicas: int = 1
     host: str = "127.0.0.1"
     port: int = 8000

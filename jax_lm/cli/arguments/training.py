@@ -1,9 +1,8 @@
 """Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from jax_lm.cli.arguments.data import (
     ONE_SPLIT,
@@ -13,6 +12,7 @@ from jax_lm.cli.arguments.data import (
     TextColumn,
 )
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.config import Fields
 from jax_lm.data.columns import PLAIN_FORM, ConversationForm
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
@@ -131,13 +131,13 @@ class Sft:
         settings: settings of the run.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "data", "out", "model", "config", "max_steps", "num_train_epochs", "learning_rate", "batch_size", "max_length",
         "lora_rank",
     )  # fmt: skip
 
     # The length of a run is either steps or epochs.
-    EXCLUSIVE: ClassVar = (("max_steps", "num_train_epochs"),)
+    EXCLUSIVE = (("max_steps", "num_train_epochs"),)
 
     data: Path
     out: Path
@@ -152,7 +152,7 @@ class Sft:
     IMPLIED: ClassVar = {"num_train_epochs": "3", "max_steps": ""}
 
     @staticmethod
-    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    def implied(given: Fields) -> Fields:
         """Return the default length of a run: three epochs, unless a number of steps is given."""
         # epochs only where no number of steps is given
         return {} if "max_steps" in given else {"num_train_epochs": 3.0}
@@ -189,7 +189,7 @@ class Grpo:
         settings: settings of the run.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "out", "data", "model", "config", "reward_funcs", "reward_weights", "max_steps", "learning_rate",
         "num_generations", "lora_rank",
     )  # fmt: skip
@@ -205,7 +205,7 @@ class Grpo:
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
     @staticmethod
-    def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    def implied(given: Fields) -> Fields:
         """Return weight 1 for a single reward; several rewards need explicit weights."""
         # a single reward needs no weight; the default weights are those of two rewards
         rewards = given.get("reward_funcs")
@@ -240,7 +240,7 @@ class Adapt:
         settings: settings of the run.
     """
 
-    FIRST: ClassVar = (
+    FIRST = (
         "data", "model", "out", "config", "max_steps", "learning_rate", "batch_size", "max_length", "from_scratch",
         "mesh",
     )  # fmt: skip

@@ -8,7 +8,7 @@ decoded, and sorted at the end.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,14 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from jax_lm.cli.arguments.generation import Generate
-from jax_lm.data.prompts import read_prompts
+from jax_lm.config import Fields
+from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.results import Generation
 from jax_lm.templates import Template
-
-Answer = dict[str, Any]
 
 
 def answer_file(arguments: Generate) -> int:
@@ -37,30 +36,22 @@ def answer_file(arguments: Generate) -> int:
     assert arguments.out is not None
     # prompts, and answers of an earlier run with the same settings
     source, out = arguments.prompts, arguments.out
-    rows = read_prompts(source, option="prompts", plain=True)
+    if not source.is_file():
+        raise ValueError(f"prompts={str(source)!r}: there is no such file")
+    rows = open_prompts(source, plain=True)
     run = settings_digest(arguments, rows)
     answers = read_answers(out, run)
-    prompts: list[str] = []
-    lengths: list[int] = []
-
-    def encode_prompts(engine: DiffuCoderInference) -> None:
-        prompts.extend(prompt_text(engine, row["prompt"], chat=arguments.chat) for row in rows)
-        new_tokens = arguments.generation.max_new_tokens
-        lengths.extend(token_counts(engine, prompts, new_tokens, source))
-
+    templates: list[Template] = []
     engine = DiffuCoderInference(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.dtype,
-        mesh=arguments.mesh,
-        adapter=arguments.adapter,
+        **arguments.engine.settings,
         # a prompt that exceeds the context
-        before_weights=encode_prompts,
+        before_weights=lambda engine: templates.extend(make_templates(engine, arguments, rows)),
         allow_nonfinite=arguments.allow_nonfinite,
     )
+    widths = [template.width(engine.tokenizer) for template in templates]
     # prompts of similar length share a batch, so that little is padding
     waiting = sorted(
-        (n for n in range(len(rows)) if n not in answers), key=lambda n: (lengths[n], n)
+        (n for n in range(len(rows)) if n not in answers), key=lambda n: (widths[n], n)
     )
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
@@ -72,8 +63,8 @@ def answer_file(arguments: Generate) -> int:
             # A smaller batch is filled up, because another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
-            templates = [Template.completion(prompts[n], options.max_new_tokens) for n in filled]
-            batch = engine.decode(templates, options, seed=line_keys(arguments.seed, filled))
+            keys = line_keys(arguments.seed, filled)
+            batch = engine.decode([templates[n] for n in filled], options, seed=keys)
             for number, row in list(zip(filled, batch.rows, strict=True))[: len(numbers)]:
                 answers[number] = answer_line(number, rows[number], row, run)
                 if distributed.is_first():
@@ -97,22 +88,16 @@ def open_lines(out: Path) -> Any:
     return (out if distributed.is_first() else Path(os.devnull)).open("a", encoding="utf-8")
 
 
-def settings_digest(arguments: Generate, rows: Sequence[Answer]) -> str:
+def settings_digest(arguments: Generate, rows: Sequence[Fields]) -> str:
     """Return a digest of everything that the answers depend on."""
-    # not the batch size, as answers do not depend on it
-    depends = [
-        str(arguments.model),
-        arguments.adapter,
-        arguments.dtype,
-        arguments.chat,
-        asdict(arguments.generation),
-        arguments.seed,
-    ]
+    # not the batch size, nor the devices, as answers do not depend on them
+    engine = asdict(arguments.engine) | {"mesh": None}
+    depends = [engine, arguments.chat, asdict(arguments.generation), arguments.seed]
     text = json.dumps([*depends, [row["prompt"] for row in rows]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_answers(out: Path, run: str) -> dict[int, Answer]:
+def read_answers(out: Path, run: str) -> dict[int, Fields]:
     """Read the answers of an earlier run, by index of the prompt.
 
     If the run was killed while it wrote a line, the incomplete last line is removed from the file.
@@ -121,19 +106,15 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
         ValueError: the file cannot be read, is no file of answers, or its answers belong to other
             prompts or settings.
     """
-    if not out.exists():
-        return {}
-    if not out.is_file():
-        raise ValueError(
-            f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
-        )
     try:
         content = out.read_bytes()
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
     # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
     whole = content[: content.rfind(b"\n") + 1]
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Fields] = {}
     for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
         try:
             answer = json.loads(line)
@@ -154,29 +135,27 @@ def read_answers(out: Path, run: str) -> dict[int, Answer]:
     return answers
 
 
-def prompt_text(engine: DiffuCoderInference, prompt: Any, *, chat: bool) -> str:
-    """Return the text to complete.
+def make_templates(
+    engine: DiffuCoderInference, arguments: Generate, rows: Sequence[Fields]
+) -> Iterator[Template]:
+    """Yield what is to be filled for every prompt.
 
     The chat template is applied to lists of chat messages, and with `chat` to every prompt.
-    """
-    return engine.chat_prompt(prompt) if chat or not isinstance(prompt, str) else prompt
-
-
-def token_counts(
-    engine: DiffuCoderInference, prompts: Sequence[str], new_tokens: int, source: Path
-) -> list[int]:
-    """Return the number of tokens of every prompt.
 
     Raises:
         ValueError: a prompt and its answer exceed the context; the message names the first one.
     """
-    lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
-    for number, length in enumerate(lengths, 1):
+    for number, row in enumerate(rows, 1):
+        prompt = row["prompt"]
+        if arguments.chat or not isinstance(prompt, str):
+            prompt = engine.chat_prompt(prompt)
+        template = Template.completion(prompt, arguments.generation.max_new_tokens)
         try:
-            check_context(length + new_tokens, engine.config.max_position_embeddings)
+            width = template.width(engine.tokenizer)
+            check_context(width, engine.config.max_position_embeddings)
         except ValueError as error:
-            raise ValueError(f"{source}: prompt {number}: {error}") from None
-    return lengths
+            raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
+        yield template
 
 
 def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
@@ -185,7 +164,7 @@ def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
     return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.array(np.array(numbers)))
 
 
-def answer_line(number: int, row: Answer, answer: Generation, run: str) -> Answer:
+def answer_line(number: int, row: Fields, answer: Generation, run: str) -> Fields:
     """Return the JSON object of an answer."""
     rest = {name: row[name] for name in ("id", "task_id") if name in row}
     said = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}

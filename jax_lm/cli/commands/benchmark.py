@@ -138,14 +138,9 @@ def run_compare(arguments: Compare) -> int:
         document.write(out, "comparison", result)
     print_report(document)
     if out:
-        print_path(out / "comparison.html")
+        print(f"report: {out / 'comparison.html'}")
     # `met` is None if it could not be measured
     return 1 if document.verdicts[0].met is False else 0
-
-
-def print_path(report: Path) -> None:
-    """Print where a report is, in one line that a terminal may turn into a link."""
-    Console(highlight=False).print(f"report: {report}", markup=False, soft_wrap=True)
 
 
 def run_experiment(arguments: Experiment) -> int:
@@ -197,9 +192,7 @@ def run_steps(
         # Build a report first, so that unreadable results of an earlier run are found at once.
         report(run.outcomes)
         if run.outcomes:
-            Console(stderr=True).print(
-                f"resuming after {len(run.outcomes)} steps of an earlier run"
-            )
+            terminal.say(f"resuming after {len(run.outcomes)} steps of an earlier run")
         with terminal.progress("experiment") as progress:
             left = run.run(steps, seconds=seconds, on_step=progress)
         document = report(run.outcomes)
@@ -208,13 +201,10 @@ def run_steps(
     write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
     document.write(out, "report")
     print_report(document)
-    print_path(out / "report.html")
+    print(f"report: {out / 'report.html'}")
     # a limit of time ended the run early
     if left:
-        names = ", ".join(left)
-        Console(highlight=False).print(
-            f"{len(left)} steps are left for the same command: {names}", soft_wrap=True
-        )
+        print(f"{len(left)} steps are left for the same command: {', '.join(left)}")
     return 1 if any(outcome.state == FAILED for outcome in run.outcomes.values()) else 0
 
 

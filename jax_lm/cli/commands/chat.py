@@ -142,11 +142,7 @@ class Dialogue:
 def run_chat(arguments: Chat) -> int:
     """Chat until the input ends."""
     engine = DiffuCoderInference(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.dtype,
-        mesh=arguments.mesh,
-        adapter=arguments.adapter,
+        **arguments.engine.settings,
         # A model without a chat template should be refused before the first message.
         before_weights=lambda engine: engine.chat_prompt("x"),
     )

@@ -12,14 +12,13 @@ from jax_lm.cli.arguments.data import PrepareAcecode, Show, Tokenize
 from jax_lm.cli.commands.watching import MASK_GLYPH
 from jax_lm.data.acecode import prepare_acecode
 from jax_lm.data.batches import Row
-from jax_lm.data.columns import BadRowError
-from jax_lm.data.conversations import row_fields, rows_reader
+from jax_lm.data.conversations import convert_lines, rows_reader
 from jax_lm.data.sources import open_source
 from jax_lm.data.tokenizing import Tokenization, tokenize
 from jax_lm.host import terminal
 from jax_lm.host.files import require_new
 from jax_lm.inference import BUILTIN_MODEL
-from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.tokenizer import DiffuCoderTokenizer
 from untrusted.printable import printable
 
 
@@ -56,7 +55,7 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
 
     A refused line yields the reason for the refusal instead of a sample.
     """
-    source = open_source(arguments.data, None, **asdict(arguments.part), streaming=True)
+    source = open_source(arguments.data, **asdict(arguments.part), streaming=True)
     to_rows = rows_reader(
         arguments.kind,
         tokenizer,
@@ -67,13 +66,9 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
     # number of samples still to be shown; a refused line counts as one
     left = arguments.limit
     for part in range(source.parts):
-        for where, line in source.read(part):
-            samples: list[Row | str]
-            try:
-                # one line may become several rows
-                samples = [*to_rows(row_fields(line))]
-            except (BadRowError, TokenizerError) as error:
-                samples = [str(error)]
+        for where, rows in convert_lines(source.read(part), to_rows):
+            # one line may become several rows
+            samples = [str(rows)] if isinstance(rows, ValueError) else rows
             yield from ((where, sample) for sample in samples[:left])
             left -= len(samples)
             if left <= 0:

@@ -5,8 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from rich.console import Console
-
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
 from jax_lm.evaluation.attempts import (
@@ -43,7 +41,7 @@ def run_eval(arguments: Evaluate) -> int:
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
     # load
-    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
+    engine = DiffuCoderInference(**arguments.engine.settings)
     evaluator = Evaluator(
         engine=engine,
         executor=executor,
@@ -57,7 +55,7 @@ def run_eval(arguments: Evaluate) -> int:
     # settings that a resumed run must share
     others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
     settings = journal_settings(
-        evaluator, problems, data=arguments.data, model=arguments.model, **others
+        evaluator, problems, data=arguments.data, model=arguments.engine.model, **others
     )
     # attempt, and append each attempt, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
@@ -76,20 +74,8 @@ def run_eval(arguments: Evaluate) -> int:
             document.write(arguments.out, "report")
     print_report(document, with_sections=True)
     if arguments.out is not None:
-        Console(highlight=False).print(
-            f"report: {arguments.out / 'report.html'}", markup=False, soft_wrap=True
-        )
+        print(f"report: {arguments.out / 'report.html'}")
     return 0
-
-
-def described_model(arguments: Analyze) -> str:
-    """Return the name of the analysed model and of its adapter."""
-    named = [
-        part
-        for part in (arguments.model, arguments.adapter and f"adapter {arguments.adapter}")
-        if part
-    ]
-    return ", ".join(named) or "built-in model"
 
 
 def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
@@ -114,15 +100,14 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
     with terminal.progress("executing") as progress:
         attempts = execute_attempts(executor, written, on_progress=progress)
     seconds = time.monotonic() - start
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     # canonical solutions must pass, empty ones must fail
     wrong = [attempt for attempt in attempts if attempt.passed != arguments.canonical]
     for attempt in wrong:
-        console.print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
+        print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
     kind = "canonical solutions" if arguments.canonical else "empty bodies"
     counts = count_outcomes(attempt.outcome for attempt in attempts)
     rate = sum(attempt.passed for attempt in attempts) / len(attempts)
-    console.print(
+    print(
         f"{arguments.suite}: {len(attempts)} {kind} in {executor.executor}: {counts}; pass@1 {rate:.1%}; "
         f"{len(attempts) / seconds:.1f} runs/s"
     )
@@ -139,7 +124,7 @@ def run_analyze(arguments: Analyze) -> int:
     options = [
         replace(generation, temperature=temperature) for temperature in arguments.temperatures
     ]
-    engine = DiffuCoderInference(arguments.model, dtype=arguments.dtype, adapter=arguments.adapter)
+    engine = DiffuCoderInference(**arguments.engine.settings)
     analysis = analyze_order(
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
@@ -150,7 +135,7 @@ def run_analyze(arguments: Analyze) -> int:
         "; positions of one step are ordered by confidence, the paper does not define their order"
     )
     metadata = {
-        "model": f"{described_model(arguments)}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
         + (together if analysis["ordered_by_confidence"] else ""),
@@ -162,7 +147,5 @@ def run_analyze(arguments: Analyze) -> int:
         Document(title="Analysis", metadata=metadata, sections=[measures_section(analysis)]),
         with_sections=True,
     )
-    Console(highlight=False).print(
-        f"page: {arguments.out / 'analysis.html'}", markup=False, soft_wrap=True
-    )
+    print(f"page: {arguments.out / 'analysis.html'}")
     return 0

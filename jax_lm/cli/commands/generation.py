@@ -2,9 +2,8 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from io import TextIOWrapper
 
@@ -21,9 +20,6 @@ from jax_lm.results import DecodedBatch
 from jax_lm.templates import Template
 from jax_lm.tokenizer import TokenizerError, require_unicode
 
-# Seconds of decoding from which the rest is estimated, and from which it is worth a line.
-MEASURED, LONG = 3.0, 20.0
-
 
 def run_generate(arguments: Generate) -> int:
     """Print a completion, or a text with its holes filled."""
@@ -38,11 +34,7 @@ def run_generate(arguments: Generate) -> int:
         return answer_file(arguments)
     text = in_training_form(given)
     engine = DiffuCoderInference(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.dtype,
-        mesh=arguments.mesh,
-        adapter=arguments.adapter,
+        **arguments.engine.settings,
         # a text that exceeds the context
         before_weights=lambda engine: lay_out(
             make_templates(engine, arguments, text), engine.tokenizer, options, engine.config
@@ -55,7 +47,7 @@ def run_generate(arguments: Generate) -> int:
         return 0
     with terminal.progress("generating", FIRST_NOTE) as report:
         width = max(template.width(engine.tokenizer) for template in templates)
-        told = report and partial(Estimate(options, width).update, report)
+        told = report and partial(report, note=advice(options, width))
         batch = engine.decode(templates, options, seed=arguments.seed, on_progress=told)
     # every host has the result, and one prints it
     if distributed.is_first():
@@ -85,7 +77,7 @@ def make_templates(
     if not (arguments.infills or arguments.file):
         prompt = engine.chat_prompt(text) if arguments.chat else text
         return [Template.completion(prompt, limit)]
-    lengths = engine.hole_lengths(limit, arguments.hole_length, arguments.generation)
+    lengths = engine.hole_lengths(limit, arguments.middle_length, arguments.generation)
     if arguments.file:
         # holes that find their own length begin with fewer masks
         return [Template.parse(text, lengths[0])]
@@ -94,51 +86,15 @@ def make_templates(
     return [Template.infilling(prefix, length, suffix) for length in lengths]
 
 
-@dataclass
-class Estimate:
-    """Says once how long a generation will take, if that is long, and which preset is quicker.
-
-    Attributes:
-        options: how the text is decoded.
-        width: rows of the canvas.
-        calls: number of calls; the first two may have waited for a compilation.
-        start: time and decided positions at the second call.
-        is_said: whether the line was written.
-    """
-
-    options: GenerationOptions
-    width: int
-    calls: int = 0
-    start: tuple[float, int] = (0.0, 0)
-    is_said: bool = False
-
-    def update(self, report: terminal.Report, done: int, total: int) -> None:
-        """Pass progress on, and write the line once some steps have been timed."""
-        report(done, total)
-        now = time.monotonic()
-        self.calls += 1
-        if self.calls <= 2:
-            self.start = now, done
-        elapsed, decided = now - self.start[0], done - self.start[1]
-        if self.is_said or elapsed < MEASURED or not decided:
-            return
-        self.is_said = True
-        left = elapsed / decided * (total - done)
-        if left > LONG:
-            terminal.say(f"about {terminal.duration(left)} to go{self.advice(total)}")
-
-    def advice(self, total: int) -> str:
-        """Name the preset that computes less, if it is not chosen."""
-        settings = self.options.decoding.settings
-        if settings.cache != "none" or settings.commit != "steps":
-            return ""
-        # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
-        blocks = -(-total // BLOCK_LENGTH)
-        fast = blocks * self.width + (total - blocks) * (BLOCK_LENGTH + 1)
-        return (
-            f"; --preset fast computes {total * self.width / fast:.1f} times fewer rows, and "
-            "--preset turbo takes fewer steps as well"
-        )
+def advice(options: GenerationOptions, width: int) -> str:
+    """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
+    settings, steps = options.decoding.settings, options.max_new_tokens
+    if settings.cache != "none" or settings.commit != "steps":
+        return ""
+    # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
+    blocks = -(-steps // BLOCK_LENGTH)
+    fast = blocks * width + (steps - blocks) * (BLOCK_LENGTH + 1)
+    return f"--preset fast computes {steps * width / fast:.1f} times fewer rows, turbo still fewer"
 
 
 def shows_given(arguments: Generate) -> bool:
@@ -155,16 +111,12 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     if shows_given(arguments):
         text = make_templates(engine, arguments, given)[0].filled(holes)
     # a remark on how far the answer can be trusted
-    doubt = (
-        row.doubt(arguments.generation.temperature)
-        if engine.is_builtin and not arguments.infills
-        else None
-    )
+    doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:
         answer = {
-            "model": arguments.model or "builtin",
+            "model": arguments.engine.model or "builtin",
             "text": text,
             "holes": holes,
             "token_ids": row.token_ids,

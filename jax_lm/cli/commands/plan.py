@@ -17,7 +17,6 @@ from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.host import platforms
 from jax_lm.host.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import require_one_of
 from jax_lm.planning.memory import RESERVED, SERVE, PlannedStep
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.planning.serving import FIXED_ROWS, fitting_limits, serving_memory
@@ -113,9 +112,7 @@ def plan_config(arguments: Plan) -> DreamConfig:
         return DreamForCausalLM.read_config(
             huggingface.resolve(arguments.model, with_weights=False)
         )
-    assert arguments.model_config is not None
-    require_one_of("model_config", arguments.model_config, tuple(SHAPES))
-    return SHAPES[arguments.model_config]
+    return SHAPES[arguments.model_config or "7b"]
 
 
 def print_plan(plan: MachinePlan) -> None:

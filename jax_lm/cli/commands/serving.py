@@ -6,16 +6,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from pydantic import ValidationError
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.serving import Serve
+from jax_lm.config import Fields
 from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.options import Decoding
@@ -67,16 +67,19 @@ def run_serve(arguments: Serve) -> NoReturn:
     configure_logging()
     # load; a server has the card for itself, of which JAX would leave a quarter unused
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    inference = load_inference(arguments)
+    inference = DiffuCoderInference(
+        **arguments.engine.settings, replicas=arguments.replicas, verbose=False
+    )
+    logger.info(inference.describe())
     options = fit_options(inference, options, given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
-    name = arguments.name or Path(arguments.adapter or arguments.model or "builtin").name
+    source = arguments.engine.adapter or arguments.engine.model or "builtin"
     # Keys already protect the server from foreign web pages.
     guards_hosts = not keys and (is_local or arguments.allow_host)
     hosts = (*LOOPBACK, arguments.host, *arguments.allow_host) if guards_hosts else ()
     settings = ServerSettings(
-        model=name,
+        model=arguments.name or Path(source).name,
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
         logs_prompts=arguments.log_prompts,
         defaults=checkpoint_defaults(inference.found.folder) | defaults,
@@ -105,22 +108,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
 
 
-def load_inference(arguments: Serve) -> DiffuCoderInference:
-    """Load the model, and log what was loaded."""
-    inference = DiffuCoderInference(
-        arguments.model,
-        arguments.tokenizer,
-        arguments.dtype,
-        mesh=arguments.mesh,
-        adapter=arguments.adapter,
-        replicas=arguments.replicas,
-        verbose=False,
-    )
-    logger.info(inference.describe())
-    return inference
-
-
-def require_defaults(defaults: Mapping[str, Any]) -> None:
+def require_defaults(defaults: Fields) -> None:
     """Raise ValueError for defaults that a request could not have, naming the option."""
     try:
         DecodingBody.model_validate(defaults)
@@ -128,7 +116,7 @@ def require_defaults(defaults: Mapping[str, Any]) -> None:
         raise ValueError(error_line(problem.errors()[0])[0]) from problem
 
 
-def checkpoint_defaults(folder: Path) -> dict[str, Any]:
+def checkpoint_defaults(folder: Path) -> Fields:
     """Return the defaults that a checkpoint's generation_config.json states, if it has one."""
     if not (folder / "generation_config.json").is_file():
         return {}
@@ -146,7 +134,7 @@ def checkpoint_defaults(folder: Path) -> dict[str, Any]:
 
 
 def fit_options(
-    inference: DiffuCoderInference, options: EngineOptions, given: Mapping[str, Any]
+    inference: DiffuCoderInference, options: EngineOptions, given: Fields
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
     each = inference.split()[0]

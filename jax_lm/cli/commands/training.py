@@ -1,10 +1,9 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from flax import nnx
 
@@ -12,6 +11,7 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig
 from jax_lm.cli.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, Sft
+from jax_lm.config import Fields
 from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
@@ -105,7 +105,7 @@ def run_grpo(arguments: Grpo) -> int:
     return finish(target, trainer.model, finished=finished)
 
 
-def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
+def load_prompts(arguments: Grpo) -> list[Fields]:
     """Return the prompts.
 
     Raises:
@@ -124,14 +124,14 @@ def load_prompts(arguments: Grpo) -> list[dict[str, Any]]:
     return rows
 
 
-def as_messages(row: dict[str, Any]) -> dict[str, Any]:
+def as_messages(row: Fields) -> Fields:
     """Return a row whose prompt is chat messages: a text becomes a message of the user."""
     if not isinstance(row["prompt"], str):
         return row
     return row | {"prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
-def check_tests(rows: Sequence[Mapping[str, Any]], data: str) -> None:
+def check_tests(rows: Sequence[Fields], data: str) -> None:
     """Raise ValueError for the first prompt whose tests cannot be read."""
     # before training: otherwise an unreadable row would end the run in the middle
     for number, row in enumerate(rows, 1):
@@ -231,7 +231,7 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=targets)
 
 
-def lora_identity(arguments: ModelArguments, target: TrainedModel) -> dict[str, Any]:
+def lora_identity(arguments: ModelArguments, target: TrainedModel) -> Fields:
     """Return the properties of the model that must not change when a run is resumed."""
     return {"quantize": arguments.quantize, "lora": target.lora_identity}
 

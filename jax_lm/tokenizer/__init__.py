@@ -19,32 +19,33 @@ import jinja2
 import numpy as np
 from jaxtyping import Int
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from jax_lm.config import FAMILIES
+from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, add_in_order, byte_level_bpe
+from jax_lm.tokenizer.files import (
+    ADDED_TOKENS,
+    END_OF_TEXT,
+    MASK,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    SpecialTokens,
+    TokenizerError,
+    read_chat_template,
+    read_optional,
+    read_special_tokens,
+    read_token_names,
+    write_json,
+)
 
-MASK, END_OF_TEXT, DIFFUSION_PAD = "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"
+DIFFUSION_PAD = "<|dlm_pad|>"
 EXPAND, BEGIN_OF_TEXT = "<|expand|>", "<|beginoftext|>"
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 # The end of a turn of Llama 3 and LLaDA.
 END_OF_HEADER_TURN = "<|eot_id|>"
 # Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD, END_OF_HEADER_TURN)
-# The pattern with which Qwen2.5 splits text into words before BPE.
-QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 Message = Mapping[str, Any]
-
-ADDED_TOKENS = "added_tokens.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS = "special_tokens_map.json"
-# All files that a tokenizer of this family may have.
-TOKENIZER_FILES = (
-    "vocab.json", "merges.txt", "tokenizer.json",
-    ADDED_TOKENS, TOKENIZER_CONFIG, SPECIAL_TOKENS, "chat_template.jinja",
-)  # fmt: skip
 
 # Qwen2.5's fields of tokenizer_config.json; without them, transformers would decode differently.
 PLAIN_SETTINGS = {
@@ -55,10 +56,6 @@ PLAIN_SETTINGS = {
     "split_special_tokens": False,
     "unk_token": None,
 }
-
-
-class TokenizerError(ValueError):
-    """Raised when a tokenizer cannot be read, or belongs to another model."""
 
 
 def require_unicode(text: str) -> str:
@@ -77,23 +74,8 @@ def require_unicode(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecialTokens:
-    """The texts of the tokens with a function, as the files of a checkpoint name them.
-
-    Attributes:
-        mask: the mask token; None of an autoregressive model.
-        end: ends a document.
-        pad: pads rows, and unused canvas, if the tokenizer has no `<|dlm_pad|>`.
-        begin: begins a text, for chat templates.
-        stops: tokens that end an answer, in addition to `STOP_TOKENS`.
-    """
-
-    mask: str | None = MASK
-    end: str = END_OF_TEXT
-    pad: str | None = None
-    begin: str | None = None
-    stops: tuple[str, ...] = ()
+# The tokens of DiffuCoder and Dream.
+PUBLISHED_TOKENS = SpecialTokens()
 
 
 @dataclass(frozen=True)
@@ -108,7 +90,7 @@ class DiffuCoderTokenizer:
 
     backend: Tokenizer
     chat_template: str | None = None
-    special: SpecialTokens = SpecialTokens()
+    special: SpecialTokens = PUBLISHED_TOKENS
 
     def __post_init__(self) -> None:
         for kind, token in (("mask", self.special.mask), ("end-of-text", self.special.end)):
@@ -165,23 +147,17 @@ class DiffuCoderTokenizer:
 
     def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
         """Raise TokenizerError unless this tokenizer belongs to a model with this configuration."""
-        if mask_token_id is None and self.special.mask is not None:
-            raise TokenizerError(
-                f"config.json names no mask_token_id, while the tokenizer has {self.special.mask} at "
-                f"{self.mask_id}: a masked-diffusion model names it; convert an autoregressive one "
-                "with diffucoder adapt"
-            )
+        tokenizer = "has no mask token"
+        if self.special.mask is not None:
+            tokenizer = f"has {self.special.mask} at {self.mask_id}"
         if mask_token_id is None:
             raise TokenizerError(
-                "neither config.json nor the tokenizer names a mask token: this is an autoregressive "
-                "model; convert it with diffucoder adapt"
+                f"config.json names no mask_token_id, and the tokenizer {tokenizer}: a masked-diffusion "
+                "model names it; convert an autoregressive one with diffucoder adapt"
             )
         if self.special.mask is None or self.mask_id != mask_token_id:
-            found = "has no mask token"
-            if self.special.mask is not None:
-                found = f"has {self.special.mask} at {self.mask_id}"
             raise TokenizerError(
-                f"tokenizer {found}, the model's mask_token_id is {mask_token_id}: this tokenizer "
+                f"tokenizer {tokenizer}, the model's mask_token_id is {mask_token_id}: this tokenizer "
                 "belongs to another model"
             )
         self.require_vocabulary(vocab_size)
@@ -230,16 +206,14 @@ class DiffuCoderTokenizer:
         Instruct models are trained with `<|dlm_pad|>`; other models have no such token.
         """
         pads = (DIFFUSION_PAD, self.special.pad or self.special.end)
-        ids = (self.backend.token_to_id(token) for token in pads)
-        return next((token_id for token_id in ids if token_id is not None), self.end_id)
+        return next(iter(self.known_ids(pads)), self.end_id)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end an answer, of the tokens that this tokenizer has."""
         # A dict keeps the order, and each token once.
         stops = dict.fromkeys((*STOP_TOKENS, self.special.end, *self.special.stops))
-        ids = (self.backend.token_to_id(token) for token in stops)
-        return tuple(token_id for token_id in ids if token_id is not None)
+        return tuple(self.known_ids(stops))
 
     @property
     def expand_id(self) -> int | None:
@@ -255,8 +229,12 @@ class DiffuCoderTokenizer:
     @property
     def begin_ids(self) -> list[int]:
         """The id of the token that begins a text, as a list; empty if there is none."""
-        token_id = self.backend.token_to_id(BEGIN_OF_TEXT)
-        return [] if token_id is None else [token_id]
+        return self.known_ids([BEGIN_OF_TEXT])
+
+    def known_ids(self, tokens: Iterable[str]) -> list[int]:
+        """Return the ids of those of the tokens that are in the vocabulary."""
+        ids = map(self.backend.token_to_id, tokens)
+        return [token_id for token_id in ids if token_id is not None]
 
     def token_id(self, token: str) -> int:
         """Return the id of a token. Raises KeyError if it is not in the vocabulary."""
@@ -418,65 +396,14 @@ class DiffuCoderTokenizer:
         kind = {"tokenizer_class": "PreTrainedTokenizerFast" if is_whole else "Qwen2Tokenizer"}
         new = PLAIN_SETTINGS | kind | {"added_tokens_decoder": added} | special
         for name, complete in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
-            stored = (
-                json.loads((folder / name).read_text(encoding="utf-8"))
-                if (folder / name).is_file()
-                else None
-            )
+            stored = read_optional(folder / name)
             # Keys to write into an existing file.
-            keys = {key for key in special if stored is None or stored.get(key) is None}
+            keys = {key for key in special if stored.get(key) is None}
             keys |= {*special, "added_tokens_decoder"} if replace else set()
-            fields = (
-                complete
-                if stored is None
-                else stored | {key: complete[key] for key in keys & complete.keys()}
-            )
+            keys = keys & complete.keys() if stored else complete
+            fields = stored | {key: complete[key] for key in keys}
             if fields != stored:
                 write_json(folder / name, fields)
-
-
-def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
-    """Read which tokens have a function from the files of a checkpoint.
-
-    The text that the settings of the tokenizer name comes first, then the id in config.json or
-    generation_config.json, then the text that the family of the model implies.
-    """
-    named = read_token_names(folder)
-    settings = [read_optional(folder / name) for name in ("config.json", "generation_config.json")]
-    kind = settings[0].get("model_type")
-    # Without config.json, the files are those of a tokenizer alone.
-    implied = [row.mask_token for row in FAMILIES if kind in row.types] if kind else [MASK]
-
-    def known(name: str, *texts: str | None) -> list[str]:
-        ids = [fields.get(f"{name}_token_id") for fields in settings]
-        numbers = [n for given in ids for n in (given if isinstance(given, list) else [given])]
-        by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
-        found = (named.get(f"{name}_token"), *by_id, *texts)
-        return [text for text in found if text and backend.token_to_id(text) is not None]
-
-    has_end = backend.token_to_id(END_OF_TEXT) is not None
-    masks, ends, pads, begins = (
-        known("mask", *implied), known("eos"), known("pad"), known("bos"),
-    )  # fmt: skip
-    return SpecialTokens(
-        mask=masks[0] if masks else None,
-        end=END_OF_TEXT if has_end or not ends else ends[0],
-        pad=pads[0] if pads else None,
-        begin=begins[0] if begins else None,
-        stops=tuple(ends),
-    )
-
-
-def read_token_names(folder: Path) -> dict[str, str]:
-    """Return the texts of the special tokens that the settings of a tokenizer name."""
-    fields = read_optional(folder / SPECIAL_TOKENS) | read_optional(folder / TOKENIZER_CONFIG)
-    # "mask_token": "<M>", or an object with the text under "content"
-    texts = {
-        name: token.get("content") if isinstance(token, dict) else token
-        for name, token in fields.items()
-        if name.endswith("_token")
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def find_mask_id(folder: Path, model_type: str | None) -> int | None:
@@ -489,98 +416,6 @@ def find_mask_id(folder: Path, model_type: str | None) -> int | None:
     except TokenizerError:  # whoever needs the tokenizer reports it
         return None
     return None if tokenizer.special.mask is None else tokenizer.mask_id
-
-
-def read_optional(path: Path) -> dict[str, Any]:
-    """Read a JSON object; returns an empty one if there is no such file.
-
-    Raises:
-        TokenizerError: the file does not hold a JSON object.
-    """
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise TokenizerError(f"{path} must hold a JSON object, not {type(fields).__name__}")
-    return fields
-
-
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write a JSON object with the indentation of published checkpoints."""
-    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of the byte-level alphabet.
-
-    This is the inverse of GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, and the
-    others are numbered from U+0100 on, such as the space, which is "Ġ" (U+0120).
-    """
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + number): byte for number, byte in enumerate(others)
-    }
-
-
-BYTES_OF_LETTERS = byte_letters()
-
-
-def byte_level_bpe(model: models.BPE) -> Tokenizer:
-    """Return Qwen2's pipeline for a BPE model: NFC, the word pattern and the byte-level alphabet.
-
-    Added tokens are not part of it.
-    """
-    backend = Tokenizer(model)
-    backend.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def add_in_order(backend: Tokenizer, folder: Path) -> None:
-    """Add the tokens of added_tokens.json in the order of their ids.
-
-    Raises:
-        TokenizerError: the file is absent, or its ids do not continue the vocabulary without a gap.
-    """
-    path = folder / ADDED_TOKENS
-    if not path.is_file():
-        raise TokenizerError(f"tokenizer {str(folder)!r} has no added_tokens.json")
-    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-    base = len(json.loads((folder / "vocab.json").read_text(encoding="utf-8")))
-    expected = list(range(base, base + len(ids)))
-    if sorted(ids.values()) != expected:
-        raise TokenizerError(
-            f"{path}: ids must run from {expected[0]} to {expected[-1]} without a gap"
-        )
-    # In Qwen2, tool-call tags such as <tool_call> are not special: they must survive decoding with
-    # skip_special_tokens=True.
-    for text in sorted(ids, key=ids.__getitem__):
-        backend.add_tokens([AddedToken(text, special=text.startswith("<|"), normalized=False)])
-        if backend.token_to_id(text) != ids[text]:
-            raise TokenizerError(
-                f"{path}: {text!r} cannot have id {ids[text]}: it is in the vocabulary already"
-            )
-
-
-def read_chat_template(folder: Path) -> str | None:
-    """Read the template from chat_template.jinja or tokenizer_config.json, if there is one."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if (folder / TOKENIZER_CONFIG).is_file():
-        template = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8")).get(
-            "chat_template"
-        )
-        return template if isinstance(template, str) else None
-    return None
 
 
 def raise_template_error(message: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -29,17 +30,22 @@ from jax_lm.diffusion.state import SamplerState
 from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
-from jax_lm.host.declared import run_main
 from jax_lm.host.precision import DTYPES, fitting_dtype
 from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import DEFAULTS, Decoding, GenerationOptions
+from jax_lm.options import DEFAULTS, Decoding, GenerationOptions, require_one_of, require_sizes
 from jax_lm.planning.memory import PlannedStep, explained, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
 from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
 from jax_lm.sharding import MeshShape, choose_mesh, split_data
-from jax_lm.templates import Template, candidate_lengths, initial_length, require_prompts
+from jax_lm.templates import (
+    HoleLength,
+    Template,
+    candidate_lengths,
+    initial_length,
+    require_prompts,
+)
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
 logger = logging.getLogger(__name__)
@@ -95,17 +101,13 @@ class DiffuCoderInference:
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
         allow_nonfinite: bool = False,
     ) -> None:
-        if dtype is not None and dtype not in (*DTYPES, INT8):
-            raise ValueError(
-                f"dtype={dtype!r}: must be one of {', '.join((*DTYPES, INT8))}, or None"
-            )
+        if dtype is not None:
+            require_one_of("dtype", dtype, (*DTYPES, INT8))
         start = time.perf_counter()
         # files: model, adapter and tokenizer, which must belong together
         self.found = find_model(model_path, adapter)
-        folder, self.is_builtin = (
-            self.found.folder,
-            model_path in (None, BUILTIN_NAME) and self.found.folder == BUILTIN_MODEL,
-        )
+        folder = self.found.folder
+        self.is_builtin = folder == BUILTIN_MODEL and model_path in (None, BUILTIN_NAME)
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
             folder if tokenizer_path is None else tokenizer_path
@@ -289,16 +291,11 @@ class DiffuCoderInference:
             Template.completion(prompt, options.max_new_tokens)
             for prompt in require_prompts(prompts)
         ]
-        rows, read = (
-            self.decode(templates, options, seed=seed, on_progress=on_progress).rows,
-            self.tokenizer.decode,
-        )
-        replays = (
-            Replay.of(each, row, read, options.temperature)
-            for each, row in zip(prompts, rows, strict=True)
-        )
+        rows = self.decode(templates, options, seed=seed, on_progress=on_progress).rows
+        read, temperature = self.tokenizer.decode, options.temperature
         return [
-            ReplayedText.of(row.text, replay) for row, replay in zip(rows, replays, strict=True)
+            ReplayedText.of(row.text, Replay.of(prompt, row, read, temperature))
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
 
     def infill(
@@ -307,7 +304,7 @@ class DiffuCoderInference:
         suffix: str,
         max_new_tokens: int = 64,
         *,
-        middle_length: int | str | None = None,
+        middle_length: HoleLength = None,
         options: GenerationOptions = DEFAULTS,
         seed: int = 0,
     ) -> str:
@@ -342,7 +339,7 @@ class DiffuCoderInference:
         return grows(growth_of(self.config), [], options)
 
     def hole_lengths(
-        self, limit: int, middle_length: int | str | None, options: GenerationOptions
+        self, limit: int, middle_length: HoleLength, options: GenerationOptions
     ) -> list[int]:
         """List the lengths of a hole to try; its initial masks if it finds its own length."""
         if self.is_growing(options):
@@ -429,9 +426,9 @@ class DiffuCoderInference:
             every = min(every or CHECKED_STEPS, CHECKED_STEPS)
         # decode
         batch, width = canvas.tokens.shape
-        planned = replace(self.planned, batch=batch, canvas=width, new_tokens=width)
+        job = self.job(batch=batch, canvas=width)
         state = None
-        with compile_seconds() as compiled, explained(self.config, planned, self.mesh_shape):
+        with compile_seconds() as compiled, explained(self.config, job, self.mesh_shape):
             for state in constrained_states(
                 sampler, canvas, options, self.tokenizer, seed=seed, every=every, state=start_state
             ):
@@ -442,13 +439,7 @@ class DiffuCoderInference:
                     on_state(canvas, state)
             # read texts
             assert state is not None
-            decided = decided_rows(
-                canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
-            )
-            rows, forwards = (
-                tuple(row.generation(self.tokenizer) for row in decided),
-                int(state.forwards),
-            )
+            rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
             return DecodedBatch(
                 rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled()
             )
@@ -481,10 +472,7 @@ class DiffuCoderInference:
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            rows = decided_rows(
-                canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
-            )
-            for number, row in enumerate(rows):
+            for number, row in enumerate(decided_rows(canvas.layout(state.extra), state)):
                 if (fresh := (seen & ~masked)[number]).any():
                     yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
             seen = masked
@@ -542,16 +530,12 @@ class DiffuCoderInference:
         size, family = self.config.attention_block, self.config.family.name
         return options.with_settings(decoding=options.decoding.within_blocks(size, family))
 
-    def require_context(self, tokens: int) -> None:
-        """Raise ValueError if a row of `tokens` exceeds the context."""
-        check_context(tokens, self.config.max_position_embeddings)
-
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """Read the text of each row, hole by hole, up to the stop token of each."""
-        rows = decided_rows(
-            canvas.layout(state.extra), state.tokens, state.confidence, state.commit_step
+        return (
+            row.generation(self.tokenizer)
+            for row in decided_rows(canvas.layout(state.extra), state)
         )
-        return (row.generation(self.tokenizer) for row in rows)
 
     def benchmark_inference(
         self,
@@ -568,17 +552,15 @@ class DiffuCoderInference:
         Raises:
             ValueError: a number below 1, or a length that exceeds the context.
         """
-        for name, value in (("seq_length", seq_length), ("num_iterations", num_iterations)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+        numbers = {"batch_sizes": tuple(batch_sizes), "seq_length": seq_length}
+        asked = SimpleNamespace(**numbers, num_iterations=num_iterations)
+        require_sizes(asked, "batch_sizes", "seq_length", "num_iterations")
         if seq_length > self.config.max_position_embeddings:
             raise ValueError(
                 f"seq_length={seq_length}: the context holds {self.config.max_position_embeddings} tokens"
             )
         results = {}
         for batch in batch_sizes:
-            if batch < 1:
-                raise ValueError(f"batch_sizes={tuple(batch_sizes)}: each must be at least 1")
             tokens = jnp.full((batch, seq_length), self.sampler.mask_id, jnp.int32)
             # warm-up, which compiles
             self.sampler.forward(tokens).block_until_ready()
@@ -607,42 +589,3 @@ def rows_over(
         start, end = np.argmax(canvas.holes[row]), np.argmax(masked[row])
         is_over[row] = ends[row](tokenizer.decode(tokens[row, start:end].tolist()))
     return is_over
-
-
-def main(
-    *,
-    model_path: str | None = None,
-    tokenizer_path: str | None = None,
-    dtype: str | None = None,
-    mesh: str | None = None,
-    prompt: str = "def fibonacci(n):",
-    benchmark: bool = False,
-    options: GenerationOptions = DEFAULTS,
-    seed: int = 0,
-) -> None:
-    """Generate with a checkpoint, or time its forward pass.
-
-    Args:
-        model_path: folder or hub id; the built-in demonstration model if not given.
-        tokenizer_path: folder with the tokenizer; the model's own if not given.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
-        mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
-        prompt: what to complete.
-        benchmark: time forward passes instead of generating.
-        options: how to answer.
-        seed: of the draws.
-    """
-    engine = DiffuCoderInference(model_path, tokenizer_path, dtype, mesh=mesh)
-    if not benchmark:
-        with terminal.progress("generating", FIRST_NOTE) as report:
-            (text,) = engine.complete([prompt], options, seed=seed, on_progress=report)
-        sys.stdout.write(prompt + text.rstrip("\n") + "\n")
-        return
-    for name, figures in engine.benchmark_inference().items():
-        sys.stdout.write(
-            f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in figures.items())}\n"
-        )
-
-
-if __name__ == "__main__":
-    sys.exit(terminal.run_guarded(lambda: run_main(main) or 0, debug=False))
