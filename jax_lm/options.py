@@ -10,7 +10,7 @@ the results. The texts under "Attributes" are also the help of the command line.
 import difflib
 import math
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
@@ -86,12 +86,17 @@ WITH_CAUSAL = "with cache='causal'"
 WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
 
 
-def require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless the value is allowed; the message suggests the nearest name."""
+def not_one_of(name: str, value: str, allowed: Collection[str]) -> ValueError:
+    """Return the error for a value that is not allowed; the message suggests the nearest one."""
+    near = difflib.get_close_matches(value, allowed, n=1)
+    hint = f" (perhaps {near[0]})" if near else ""
+    return ValueError(f"{name}={value!r:.80}: must be one of {', '.join(allowed)}{hint}")
+
+
+def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
+    """Raise ValueError unless the value is allowed."""
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f" (perhaps {near[0]})" if near else ""
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(allowed)}{hint}")
+        raise not_one_of(name, value, allowed)
 
 
 def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
@@ -120,6 +125,13 @@ def require_only(config: Any, values: Fields, reason: str) -> None:
     for name, only in values.items():
         if (value := getattr(config, name)) != only:
             raise ValueError(f"{name}={value!r}: must be {only!r} {reason}")
+
+
+def require_at_most_one(config: Any, *names: str) -> None:
+    """Raise ValueError if several of these settings are given."""
+    given = [name for name in names if getattr(config, name) not in (None, False)]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

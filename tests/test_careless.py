@@ -27,7 +27,7 @@ from jax_lm.training.checkpoints import RunCheckpoints
 
 CARELESS = [
     # Commands and options that do not exist.
-    ("genrate 'def f():'", "command 'genrate': must be one of generate, chat, info"),
+    ("genrate 'def f():'", "command='genrate': must be one of generate, chat, info"),
     ("genrate x", "(perhaps generate)"),
     ("data tokenise", "must be one of data prepare-acecode, data show, data tokenize (perhaps data tokenize)"),
     ("sandbox chek", "must be one of sandbox check, sandbox run, sandbox serve (perhaps sandbox check)"),
@@ -125,11 +125,11 @@ CARELESS = [
     ),
     ("sft --config nested.yaml --data good.jsonl --out o", "config: a recipe cannot name another recipe"),
     ("sft --config absent.yaml --data d --out o", "config='absent.yaml': cannot be read"),
-    ("grpo --reward-funcs code,format --out o", "no reward named 'code,format'"),
+    ("grpo --reward-funcs code,format --out o", "reward='code,format': must be one of accuracy, "),
     ("grpo --reward-funcs code accuracy --out o", "must have one weight per reward ('code', 'accuracy')"),
     (
         "grpo --reward-funcs mine.py:score --out o --limit 8",
-        "reward 'mine.py:score' cannot be imported: there is no such file",
+        "reward 'mine.py:score' cannot be imported: [Errno 2] No such file",
     ),
     ("serve --port 70000", "port=70000: must lie in [0, 65535]"),
 ]  # fmt: skip

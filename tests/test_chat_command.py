@@ -91,8 +91,11 @@ def test_the_commands(conversation, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("/rest", "/rest: no such command; perhaps /reset"),
-        ("/what", "/what: no such command; perhaps /help"),
+        (
+            "/rest",
+            "command='/rest': must be one of /infill, /reset, /save, /help, /exit (perhaps /reset)",
+        ),
+        ("/what", "command='/what': must be one of"),
         ("/save", "/save: needs a file name"),
         ("/save /no/such/folder/chat.json", "No such file or directory"),
         ("/infill absent.py", "file='absent.py' cannot be read"),
@@ -149,7 +152,7 @@ def test_a_piped_conversation(monkeypatch, capsys):
     assert "the built-in model only answers with small Python functions" in err
     status, out, err = talk(monkeypatch, capsys, "/nothing\n")
     assert (status, out) == (2, "")
-    assert "error: /nothing: no such command" in err
+    assert "error: command='/nothing': must be one of" in err
 
 
 @pytest.fixture

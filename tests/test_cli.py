@@ -185,7 +185,7 @@ def test_empty_standard_input_is_refused():
         (["--dtype", "float8"], "dtype='float8'"),
         (["--max-new-tokens", "5000"], "the context holds 512 tokens"),
         (["--max-new-tokens", "99999999999999"], "the context holds 512 tokens"),
-        (["--watch", "--json"], "watch, json: one of them"),
+        (["--watch", "--json"], "watch and json: give one of them"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys, options, named):
@@ -394,7 +394,7 @@ def test_analyze_decodes_at_temperatures(capsys):
     status, out, err = run(capsys, "analyze", "--temperature", "0.5")
     assert (status, out) == (2, "")
     assert one_error_line(err)
-    assert "each of `temperatures`" in err
+    assert "temperature=0.5: must be 0.0 as analyze decodes" in err
 
 
 def test_eval_scores_what_is_known(capsys):

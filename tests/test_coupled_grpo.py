@@ -274,7 +274,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, 
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             trainer_of(policy, letters, tmp_path / "run", **changes)
-    with pytest.raises(ValueError, match="no reward named 'coed'"):
+    with pytest.raises(ValueError, match="reward='coed': must be one of"):
         DiffuGRPOTrainer(
             policy,
             letters,

@@ -234,7 +234,7 @@ def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, fo
     ("words", "said"),
     [
         (["--split", "test"], "split='test': data="),
-        (["--prompt-column", "q"], "line 1 has no column 'q', only prompt, response"),
+        (["--prompt-column", "q"], "line 1: has no column 'q', only prompt, response"),
         (
             ["--data", "builtin", "--prompt-column", "q"],
             "prompt_column='q': data='builtin' has our names of columns",

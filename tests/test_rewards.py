@@ -553,7 +553,7 @@ def test_users_own_rewards_by_import_path():
     [
         (
             "code_fromat",
-            r"no reward named 'code_fromat'\. Did you mean 'code_format'\? Known: accuracy, ",
+            r"reward='code_fromat': must be one of accuracy, .* \(perhaps code_format\)",
         ),
         ("absent_package.x:f", "cannot be imported: No module named 'absent_package'"),
         (f"{__name__}:absent", "cannot be imported: .*has no attribute 'absent'"),
@@ -684,7 +684,7 @@ def test_weighted_sum_refuses_columns_of_another_length_even_unused_ones():
         (({},), "rewards must name at least one"),
         (({"format": math.inf},), "weight of reward 'format' must be a finite number, not inf"),
         (({"format": 1.0}, {"code": {}}), "settings for 'code', which is not among the rewards"),
-        (({"fromat": 1.0},), "Did you mean 'format'"),
+        (({"fromat": 1.0},), "perhaps format"),
     ],
 )
 def test_a_bad_mixture_is_refused(arguments, message):

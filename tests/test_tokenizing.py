@@ -139,7 +139,7 @@ def test_conversations_are_those_of_the_file(folder, tokenizer, tmp_path, capsys
     assert shards.lengths.tolist() == [len(row.ids) for row in rows]
     told = capsys.readouterr().out
     assert "198 samples" in told
-    assert "2 lines refused; chats.jsonl, byte" in told
+    assert "2 lines refused; line 8: has no response" in told
     assert "no response" in told
     assert "longer than max_length=512" in told
 

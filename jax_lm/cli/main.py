@@ -5,7 +5,6 @@ that help is fast. Its code is a module of `jax_lm.cli.commands`, imported when 
 An error is printed as one line.
 """
 
-import difflib
 import importlib
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 from jax_lm.cli import parsing
 from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.host import declared, interruption, terminal
+from jax_lm.options import not_one_of
 
 DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
 # First words of two-word commands: data, parity, sandbox.
@@ -47,9 +47,7 @@ def find(words: list[str]) -> tuple[str, list[str]]:
     group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
     # "data shwo" -> perhaps "data show"; "evla" -> perhaps "eval"
     named = " ".join(words[:2] if group else words[:1])
-    near = difflib.get_close_matches(named, COMMANDS, n=1)
-    hint = f" (perhaps {near[0]})" if near else ""
-    raise ValueError(f"command {named!r:.80}: must be one of {', '.join(group or COMMANDS)}{hint}")
+    raise not_one_of("command", named, group or COMMANDS)
 
 
 def parse(words: list[str]) -> Any:

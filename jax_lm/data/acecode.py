@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, fits
+from jax_lm.data.columns import BadRowError, has_form
 from jax_lm.data.conversations import convert_lines
 from jax_lm.data.sources import open_source
 from jax_lm.host.files import write_whole
@@ -56,7 +56,7 @@ class AceCodeProblem:
     def read(cls, fields: Fields) -> "AceCodeProblem":
         """Parse a row. Raises BadRowError with the missing or malformed field."""
         for name, form in FORMS.items():
-            if not fields.get(name) or not fits(fields[name], form):
+            if not fields.get(name) or not has_form(fields[name], form):
                 raise BadRowError(f"has no {name} as in AceCode")
         answers = fields["inferences"]
         rates = tuple(answer["pass_rate"] for answer in answers if answer["model_name"] in JUDGES)

@@ -56,13 +56,15 @@ def row_fields(line: Any, plain: str | None = None) -> Fields:
     return line
 
 
-def fits(value: Any, form: Any) -> bool:
+def has_form(value: Any, form: Any) -> bool:
     """Whether a JSON value has a form: a type, [form] for a list, or {name: form} for an object."""
-    # fits({"role": "user", "content": "hi"}, {"role": str, "content": str}) is True
+    # has_form({"role": "user", "content": "hi"}, {"role": str, "content": str}) is True
     if isinstance(form, list):
-        return isinstance(value, list) and all(fits(item, form[0]) for item in value)
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
     if isinstance(form, dict):
-        return isinstance(value, dict) and all(fits(value.get(name), form[name]) for name in form)
+        return isinstance(value, dict) and all(
+            has_form(value.get(name), form[name]) for name in form
+        )
     return isinstance(value, form)
 
 

@@ -31,7 +31,7 @@ from jax_lm.data.columns import (
     BadRowError,
     Columns,
     ConversationForm,
-    fits,
+    has_form,
     require_columns,
     row_fields,
 )
@@ -268,7 +268,7 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
 def parse_turn(turn: Any, name: str) -> Message:
     """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
     for role, content in (("role", "content"), ("from", "value")):
-        if fits(turn, {role: str, content: str}):
+        if has_form(turn, {role: str, content: str}):
             speakers = SPEAKERS if role == "from" else {turn[role]: turn[role]}
             if turn[role] not in speakers:
                 raise BadRowError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, Columns, fits, require_columns, row_fields
+from jax_lm.data.columns import BadRowError, Columns, has_form, require_columns, row_fields
 from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
@@ -117,7 +117,7 @@ def prompt_row(line: Any, columns: Columns, *, plain: bool) -> Fields:
     prompt = row.get("prompt")
     if not prompt or not isinstance(prompt, str | list):
         raise BadRowError("has no 'prompt' (text or chat messages)")
-    if isinstance(prompt, list) and not fits(prompt, [{"role": str, "content": str}]):
+    if isinstance(prompt, list) and not has_form(prompt, [{"role": str, "content": str}]):
         raise BadRowError(
             "prompt: all messages must be objects with role and content that are text"
         )

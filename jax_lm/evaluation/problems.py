@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import fits
+from jax_lm.data.columns import has_form
 from jax_lm.data.prompts import load_tasks
 from jax_lm.rewards.cases import row_tests
 from untrusted.cases import PRELUDE, Test
@@ -209,7 +209,7 @@ def text(record: Fields, *names: str) -> str:
 def texts(record: Fields, name: str, *, default: list[str] | None = None) -> list[str]:
     """Return a field. Raises LookupError if it is not a list of texts."""
     value = record.get(name, default)
-    if not fits(value, [str]):
+    if not has_form(value, [str]):
         raise LookupError(f"has no list of texts {name!r}")
     return list(value or ())
 

@@ -183,10 +183,12 @@ def signature_of(kind: Program, base: Any = None) -> dict[str, tuple[Any, Any]]:
     """
     # annotations are texts in some modules: resolve them
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        name: (hints[name], getattr(base, name, parameter.default))
-        for name, parameter in inspect.signature(kind).parameters.items()
-    }
+    parameters = inspect.signature(kind).parameters.items()
+    defaults = {name: parameter.default for name, parameter in parameters}
+    for field in dataclasses.fields(kind) if is_settings(kind) else ():
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return {name: (hints[name], getattr(base, name, default)) for name, default in defaults.items()}
 
 
 def docstring(kind: Program) -> str:

@@ -6,7 +6,6 @@
 docs/rewards.md describes each of them.
 """
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jax_lm.options import require_one_of
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
 from jax_lm.rewards.reward import Reward, RewardFunction
@@ -85,13 +85,9 @@ def find_reward(name: str, **settings: Any) -> RewardFunction:
         if isinstance(reward, type | Reward):
             return reward(**settings)
         return partial(reward, **settings) if settings else reward
-    if name not in REWARDS:
-        similar = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f" Did you mean {similar[0]!r}?" if similar else ""
-        others = "or 'package.module:function', or 'file.py:function'"
-        raise ValueError(
-            f"no reward named {name!r}.{hint} Known: {', '.join(sorted(REWARDS))}, {others}"
-        )
+    require_one_of(
+        "reward", name, (*sorted(REWARDS), "package.module:function", "file.py:function")
+    )
     return REWARDS[name](**settings)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jax_lm.benchmark.settings import ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
-from jax_lm.options import require_above_zero
+from jax_lm.options import require_above_zero, require_at_most_one
 
 # Defaults of nested settings.
 SPEED = Workload()
@@ -48,10 +48,7 @@ class Bench:
     def __post_init__(self) -> None:
         if not self.presets:
             raise ValueError("presets=(): must name at least one")
-        if self.model and self.random_shape:
-            raise ValueError(
-                f"random_shape={self.random_shape!r}: give either a model or a random shape"
-            )
+        require_at_most_one(self, "model", "random_shape")
 
 
 @dataclass(frozen=True, kw_only=True)

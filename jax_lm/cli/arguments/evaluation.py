@@ -13,6 +13,7 @@ from jax_lm.host.declared import Positional
 from jax_lm.options import (
     DEFAULTS,
     GenerationOptions,
+    require_at_most_one,
     require_not_negative,
     require_only,
     require_sizes,
@@ -187,15 +188,7 @@ class Evaluate:
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self) -> None:
-        # pairs that exclude each other
-        for one, other in (
-            ("chat", "base"),
-            ("canonical", "empty"),
-            ("canonical", "chat"),
-            ("empty", "chat"),
-        ):
-            if getattr(self, one) and getattr(self, other):
-                raise ValueError(f"{one} and {other}: give one of them")
+        require_at_most_one(self, "chat", "base", "canonical", "empty")
         # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(f"chat: problems of {self.suite} are no questions")

@@ -7,7 +7,13 @@ from typing import Literal
 from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.host.declared import Positional
-from jax_lm.options import DEFAULTS, GenerationOptions, require_not_negative, require_sizes
+from jax_lm.options import (
+    DEFAULTS,
+    GenerationOptions,
+    require_at_most_one,
+    require_not_negative,
+    require_sizes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,7 @@ class Generate:
                 "prompts: watch and json are for one prompt; the file of answers is JSONL already"
             )
         # both write to standard output
-        if self.watch and self.json:
-            raise ValueError("watch, json: one of them; what is watched is no JSON")
+        require_at_most_one(self, "watch", "json")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")
         if self.chat and self.generation.grammar == "python":

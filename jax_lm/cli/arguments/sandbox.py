@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jax_lm.host.declared import Positional
+from jax_lm.options import require_at_most_one
 
 # Isolation tiers; auto takes the first of bubblewrap and Landlock that works on this host.
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
@@ -78,8 +79,7 @@ class SandboxRun:
         # a case is a pair of files
         if (self.input is None) != (self.expected is None):
             raise ValueError(f"input={self.input}, expected={self.expected}: a case needs both")
-        if self.input is not None and self.tests is not None:
-            raise ValueError(f"tests={self.tests}, input={self.input}: give one of them")
+        require_at_most_one(self, "tests", "input")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def answer_file(arguments: Generate) -> int:
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # a prompt that exceeds the context
-        before_weights=lambda engine: templates.extend(make_templates(engine, arguments, rows)),
+        before_weights=lambda engine: templates.extend(prompt_templates(engine, arguments, rows)),
         allow_nonfinite=arguments.allow_nonfinite,
     )
     widths = [template.width(engine.tokenizer) for template in templates]
@@ -135,7 +135,7 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
     return answers
 
 
-def make_templates(
+def prompt_templates(
     engine: DiffuCoderInference, arguments: Generate, rows: Sequence[Fields]
 ) -> Iterator[Template]:
     """Yield what is to be filled for every prompt.

@@ -1,7 +1,6 @@
 """`diffucoder chat`: a conversation at the terminal, with the canvas shown while it fills in."""
 
 import contextlib
-import difflib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from jax_lm.cli.commands.watching import watch
 from jax_lm.host import interruption, terminal
 from jax_lm.host.files import require_new, write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
-from jax_lm.options import GenerationOptions
+from jax_lm.options import GenerationOptions, require_one_of
 from jax_lm.templates import Template
 from jax_lm.tokenizer import Message, require_unicode
 
@@ -79,9 +78,7 @@ class Dialogue:
     def command(self, name: str) -> Callable[[str], None]:
         """Return a slash command; ValueError names the nearest one."""
         known = self.commands()
-        if name not in known:
-            near = difflib.get_close_matches(name, [*known, "/exit"], n=1)
-            raise ValueError(f"{name}: no such command; perhaps {near[0] if near else '/help'}")
+        require_one_of("command", name, (*known, "/exit"))
         return known[name]
 
     def say(self, text: str) -> None:
