@@ -38,7 +38,7 @@ from jax_lm.benchmark.experiment_report import (
     judge_memory,
 )
 from jax_lm.benchmark.machine import PeakMemory
-from jax_lm.benchmark.settings import Cell, require_at_least_one
+from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import time_and_memory, time_forwards
 from jax_lm.benchmark.timer import time_call
 from jax_lm.benchmark.worker import WorkerRequest, run_worker
@@ -48,7 +48,7 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host.declared import run_main
-from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions
+from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions, require_sizes
 from jax_lm.planning.memory import PlannedStep, device_bytes, parameter_count
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row, table_section
@@ -106,7 +106,7 @@ class Arguments:
     minutes: float = 8.0
 
     def __post_init__(self) -> None:
-        require_at_least_one(
+        require_sizes(
             self, "canvas", "new_tokens", "rows", "clients", "training_rows", "repeats", "timeout"
         )
         if not self.new_tokens < self.canvas:

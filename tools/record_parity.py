@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from jax_lm.benchmark.parity import case_options
-from jax_lm.benchmark.settings import require_at_least_one
 from jax_lm.benchmark.torch_reference import TorchBackend, diffusion_generate
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import CheckpointError
@@ -24,6 +23,7 @@ from jax_lm.checkpoints.stored import save_tensors
 from jax_lm.host.declared import run_main
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.options import require_sizes
 
 # Every order with as many steps as tokens (24) and with fewer; some with filters, with padding, and
 # one with more steps than tokens.
@@ -67,7 +67,7 @@ class Recording:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "batch_size", "prompt_tokens", "max_new_tokens")
+        require_sizes(self, "batch_size", "prompt_tokens", "max_new_tokens")
 
 
 class MaskedBackend(TorchBackend):
