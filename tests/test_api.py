@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
@@ -20,11 +21,13 @@ import openai
 from cases.server import COMPLETION, OPTIONS, PROMPT, call, listening, started
 
 from jax_lm.options import GenerationOptions
+from jax_lm.serving import api
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.jobs import Job
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
+from jax_lm.serving.slots import Slots
 from jax_lm.tokenizer import MASK, DiffuCoderTokenizer
 
 KEY = "k" * 20
@@ -118,8 +121,10 @@ def test_no_tokens_with_echo_are_the_prompts_alone(client, engine, streams):
     pieces = client.completions.create(prompt=[PROMPT, "x"], n=2, echo=True, **options)
     pieces = list(pieces) if streams else [pieces]
     choices = [choice for piece in pieces for choice in piece.choices]
-    assert [choice.text for choice in choices] == [PROMPT, PROMPT, "x", "x"]
-    assert {choice.finish_reason for choice in choices} == {"length"}
+    texts = ["".join(each.text for each in choices if each.index == index) for index in range(4)]
+    assert texts == [PROMPT, PROMPT, "x", "x"]
+    ends = [(each.index, each.finish_reason) for each in choices if each.finish_reason]
+    assert ends == [(index, "length") for index in range(4)]
     spent = len(engine.tokenizer.encode_plain(PROMPT)) + 1
     assert (pieces[-1].usage.prompt_tokens, pieces[-1].usage.completion_tokens) == (spent, 0)
     with pytest.raises(openai.BadRequestError, match="context holds 96"):
@@ -578,3 +583,75 @@ def test_prompts_are_not_logged_unless_asked(engine, caplog):
         assert ("private" in str([vars(record) for record in caplog.records])) == logs
         (line,) = [record.fields for record in caplog.records if record.message == "request"]
         assert (line["request_id"], line["status"], line["path"]) == ("abc", 200, "/v1/completions")
+
+
+def test_responses(client, address):
+    """As openai-python asks for them: whole, as a stream, and of a form."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "gcd"}]
+    chat = client.chat.completions.create(messages=messages, **COMPLETION)
+    asked = {"model": "tiny", "max_output_tokens": 24, "temperature": 0}
+    whole = client.responses.create(input="gcd", instructions="Be brief.", **asked)
+    assert whole.output_text == chat.choices[0].message.content
+    cut = chat.choices[0].finish_reason == "length"
+    assert whole.status == ("incomplete" if cut else "completed")
+    assert (whole.incomplete_details is not None) == cut
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (
+        chat.usage.prompt_tokens,
+        chat.usage.completion_tokens,
+    )
+    events = list(client.responses.create(input=messages, stream=True, **asked))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", whole.status]
+    told = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert told == events[-1].response.output_text == whole.output_text
+    # the helper of the client puts the events together
+    with client.responses.stream(input=messages, **asked) as stream:
+        assert [event.type for event in stream] == [event.type for event in events]
+    for fields, param in (
+        ({"store": True}, "store"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"input": []}, "input"),
+    ):
+        body = {"input": "x"} | asked | fields
+        status, _, answer = call(address, "POST", "/v1/responses", body)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_tokens_of_texts_and_texts_of_tokens(address, engine):
+    ids = engine.tokenizer.encode_plain("x = 1<|im_end|>")
+    fields = {"prompt": "x = 1<|im_end|>", "return_token_strs": True}
+    status, _, answer = call(address, "POST", "/tokenize", fields)
+    assert (status, answer["tokens"], answer["count"]) == (200, ids, len(ids))
+    assert answer["max_model_len"] == 96
+    assert "".join(answer["token_strs"]) == fields["prompt"]
+    assert call(address, "POST", "/tokenize", {"content": "x = 1<|im_end|>"})[2]["tokens"] == ids
+    chat = [{"role": "user", "content": "gcd"}]
+    tokens = call(address, "POST", "/tokenize", {"messages": chat})[2]["tokens"]
+    assert tokens == engine.tokenizer.encode_chat(chat)
+    text = call(address, "POST", "/detokenize", {"tokens": ids})[2]
+    assert text == dict.fromkeys(("prompt", "content"), "x = 1<|im_end|>")
+    for path, wrong, param in (
+        ("/detokenize", {"tokens": [engine.tokenizer.vocab_size]}, "tokens"),
+        ("/tokenize", {}, "prompt"),
+    ):
+        status, _, answer = call(address, "POST", path, wrong)
+        assert (status, answer["error"]["param"]) == (400, param)
+    assert call(address, "GET", "/version")[2] == {"version": version("jax-diffucoder")}
+
+
+def test_a_silent_stream_sends_comments(address, monkeypatch):
+    run = Slots.run
+
+    def run_slowly(self, *arguments):
+        time.sleep(0.3)
+        run(self, *arguments)
+
+    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(Slots, "run", run_slowly)
+    body = {"prompt": PROMPT, "max_tokens": 8, "stream": True}
+    status, _, text = call(address, "POST", "/v1/completions", body)
+    assert (status, text.count("data: [DONE]")) == (200, 1)
+    assert text.count(": waiting\n\n") > 3

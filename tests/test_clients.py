@@ -50,6 +50,9 @@ def texts(answer):
                 for choice in choices
             )
         ]
+    if isinstance(answer, dict) and "output" in answer:
+        assert answer["status"] in ("completed", "incomplete")
+        return [item["content"][0]["text"] for item in answer["output"]]
     if isinstance(answer, list) or "content" in answer:
         return [each["content"] for each in (answer if isinstance(answer, list) else [answer])]
     assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}

@@ -171,3 +171,38 @@ def test_bytes_of_tokens_add_up_to_the_text(tiny_inference):
     assert b"".join(pieces).decode() == text
     stop = tokenizer.stop_ids[0]
     assert tokenizer.token_bytes(stop) == tokenizer.decode([stop]).encode()
+
+
+def test_a_prompt_is_scored_from_left_to_right(client, tiny_inference):
+    """As lm-evaluation-harness asks (`local-completions`), and reads: all but the last token."""
+    sampler, tokenizer = tiny_inference.sampler, tiny_inference.tokenizer
+    ids = tokenizer.encode_plain(PROMPT)
+    expected = []
+    for column in range(1, len(ids)):
+        canvas = np.array([ids[:column] + [sampler.mask_id] * (len(ids) - column)], np.int32)
+        logits = np.asarray(sampler.forward(jnp.asarray(canvas)))[0, column - 1].astype(np.float64)
+        logits[sampler.mask_id] = -np.inf
+        expected.append(np.asarray(jax.nn.log_softmax(logits)))
+    body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    (choice,) = client.completions.create(model="tiny", prompt=[ids], **body).choices
+    told = choice.logprobs
+    assert told.prompt_estimator.startswith("left to right")
+    assert len(told.tokens) == len(told.token_logprobs) == len(ids) + 1
+    assert "".join(told.tokens[:-1]) == PROMPT
+    assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+    own = [row[token] for row, token in zip(expected, ids[1:], strict=True)]
+    np.testing.assert_allclose(told.token_logprobs[1:-1], own, rtol=0, atol=2e-5)
+    best = [max(top.values()) for top in told.top_logprobs[1:-1]]
+    np.testing.assert_allclose(best, [row.max() for row in expected], rtol=0, atol=2e-5)
+    is_greedy = [row.argmax() == token for row, token in zip(expected, ids[1:], strict=True)]
+    assert [a == b for a, b in zip(told.token_logprobs[1:-1], best, strict=True)] == is_greedy
+    # without an answer, and as a text
+    (alone,) = client.completions.create(
+        model="tiny", prompt=PROMPT, **body | {"max_tokens": 0}
+    ).choices
+    assert alone.text == PROMPT
+    assert alone.logprobs.token_logprobs == told.token_logprobs[:-1]
+    with pytest.raises(openai.BadRequestError, match="logprobs: those of a prompt"):
+        client.completions.create(model="tiny", prompt=PROMPT, suffix="x", **body)
+    with pytest.raises(openai.BadRequestError, match="the context holds 96"):
+        client.completions.create(model="tiny", prompt=PROMPT * 20, **body)

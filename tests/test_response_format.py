@@ -29,7 +29,7 @@ from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.serving import admission, preparation
+from jax_lm.serving import admission, api
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.slots import Slots
@@ -506,7 +506,7 @@ def test_a_hostile_expression_stalls_nobody(address, monkeypatch):
 
 
 def test_too_many_requests_to_prepare_are_429(address, monkeypatch):
-    monkeypatch.setattr(preparation, "MAX_WAITING", 0)
+    monkeypatch.setattr(api, "MAX_PREPARING", 0)
     status, headers, answer = call(
         address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
     )

@@ -92,6 +92,15 @@ def test_sigterm_under_load(start):
     process, address, log = start("--context", "64")
     key = {"Authorization": f"Bearer {KEY}"}
     assert call(address, "GET", "/v1/models")[0] == 401
+    # SIGHUP reads the keys again
+    (log.parent / "keys").write_text("n" * 20)
+    process.send_signal(signal.SIGHUP)
+    new, deadline = {"Authorization": f"Bearer {'n' * 20}"}, time.monotonic() + 10
+    while call(address, "GET", "/v1/models", **new)[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert call(address, "GET", "/v1/models", **key)[0] == 401
+    key = new
     body = {"prompt": "def gcd(a, b):", "max_tokens": 40, "temperature": 0}
     expected = call(address, "POST", "/v1/completions", body, **key)[2]["choices"]
     statuses, different = [], []

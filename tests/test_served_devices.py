@@ -27,7 +27,10 @@ GROWN = GenerationOptions(max_new_tokens=24, temperature=0.0)
 PROMPTS = ("def add(a, b):", "def gcd(a, b):\n")
 GAP = ("def f(x):\n    y = ", "\n    return y\n")
 LIMITS = EngineOptions(slots=4, context=96, max_tokens=80, timeout=300.0, warm_up=("fast:1",))
-CASES = {2: ("tensor=2", "replicas=2"), 4: ("data=2,tensor=2", "tensor=2 replicas=2")}
+CASES = {
+    2: ("tensor=2", "fsdp=2", "replicas=2"),
+    4: ("data=2,tensor=2", "data=4", "tensor=2 replicas=2"),
+}
 
 
 def serve(folder, words, requests_of):

@@ -1,5 +1,6 @@
 """Create the sequence of a request, or report what does not fit. Knows neither queue nor slots."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.growing import GrowingSequence
-from jax_lm.serving.jobs import AnySequence, Request
+from jax_lm.serving.jobs import Request
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.sequence import Sequence
 from jax_lm.templates import initial_length
@@ -33,7 +34,7 @@ class ContextLengthError(ValueError):
 
 def sequence_of(
     request: Request, inference: DiffuCoderInference, *, context: int, max_tokens: int
-) -> AnySequence:
+) -> Sequence:
     """Create the sequence of a request.
 
     Raises:
@@ -51,36 +52,56 @@ def sequence_of(
     given = request.prompt_tokens
     if given + hole > context:
         raise ContextLengthError(given, hole, context)
-    # a key of its own for each answer
-    key = request_key(request.seed, request.index)
+    fields: dict[str, Any] = {
+        # a key of its own for each answer
+        "key": request_key(request.seed, request.index),
+        # the grammar is the repair's, not the step's
+        "options": options.with_settings(grammar=None),
+        "keeps_logprobs": request.logprobs is not None,
+    }
+    tokenizer, growth = inference.tokenizer, inference.sampler.growth
     # a hole that finds its own length
-    if inference.is_growing(options) and request.is_gap:
+    if growth is not None and inference.is_growing(options) and request.is_gap:
         if options.grammar is not None:
             raise ValueError(
                 "growth: a hole that finds its own length cannot meet a grammar; "
                 "growth='off' keeps its length"
             )
-        return growing_sequence(request, inference, key, context)
+        if request.logprobs is not None:
+            raise ValueError(
+                f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
+            )
+        masks = initial_length(hole, None)
+        # [begin, before, masks, after]; the end token is added by the slots
+        before = [*tokenizer.begin_ids, *request.before]
+        sequence = GrowingSequence(
+            **canvas_of(before, [inference.sampler.mask_id] * masks, request.after),
+            delete_id=growth.delete_id,
+            stop_ids=(),
+            **fields,
+        )
+        if sequence.columns > context:
+            raise ContextLengthError(sequence.columns - sequence.most, sequence.most, context)
+        return sequence
     if options.grammar is None and options.growth == "on":
         raise ValueError(
             "growth='on': fills holes between texts; the length of a completion is given"
         )
     # [before, hole, after]; the tokens of the hole are placeholders
-    start = len(request.before)
-    tokens = np.concatenate([request.before, np.zeros(hole), request.after]).astype(np.int32)
-    fields: dict[str, Any] = {
-        "tokens": tokens,
-        "hole": Block(start, start + hole),
-        # the grammar is the repair's, not the step's
-        "options": options.with_settings(grammar=None),
-        "stop_ids": inference.tokenizer.stop_ids if options.early_stop else (),
-        "key": key,
-        "keeps_logprobs": request.logprobs is not None,
-    }
+    fields |= canvas_of(request.before, [0] * hole, request.after)
+    fields["stop_ids"] = tokenizer.stop_ids if options.early_stop else ()
     if options.grammar is None:
         return Sequence(**fields)
     repair = Repair(constraint_of(request, inference), options.temperature)
     return ConstrainedSequence(**fields, repair=repair)
+
+
+def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> dict[str, Any]:
+    """Return the tokens of a sequence and the columns of its hole."""
+    # [7, 8], [0, 0, 0], [9] -> [7, 8, 0, 0, 0, 9], hole [2, 5)
+    before = [*before]
+    columns = Block(len(before), len(before) + len(hole))
+    return {"tokens": np.array([*before, *hole, *after], np.int32), "hole": columns}
 
 
 def constraint_of(request: Request, inference: DiffuCoderInference) -> Constraint:
@@ -96,31 +117,3 @@ def constraint_of(request: Request, inference: DiffuCoderInference) -> Constrain
     return Constraint(
         grammar, inference.tokenizer, options.max_new_tokens, *texts, stops=request.stop
     )
-
-
-def growing_sequence(
-    request: Request, inference: DiffuCoderInference, key: np.ndarray, context: int
-) -> GrowingSequence:
-    """Create a sequence whose hole finds its own length, with the tokens that delimit a text."""
-    growth, options = inference.sampler.growth, request.options
-    begin = inference.tokenizer.begin_ids
-    assert growth is not None
-    if request.logprobs is not None:
-        raise ValueError(
-            f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
-        )
-    # [begin, before, masks, after]; the end token is added by the slots
-    start = len(begin) + len(request.before)
-    masks = initial_length(options.max_new_tokens, None)
-    ids = [*begin, *request.before, *[inference.sampler.mask_id] * masks, *request.after]
-    sequence = GrowingSequence(
-        tokens=np.array(ids, np.int32),
-        hole=Block(start, start + masks),
-        options=options,
-        delete_id=growth.delete_id,
-        key=key,
-    )
-    if sequence.columns > context:
-        most = sequence.most
-        raise ContextLengthError(sequence.columns - most, most, context)
-    return sequence

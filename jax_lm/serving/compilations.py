@@ -16,7 +16,6 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.planning.memory import SERVE, explained
 from jax_lm.serving.admission import sequence_of
-from jax_lm.serving.growing import GrowingSlots
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.metrics import return_freed_memory
 from jax_lm.serving.slots import Slots
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 # Seconds until the first new attempt after a compilation that failed, for example because no file
 # descriptor was left. They double up to the limit.
 FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0
-
-AnySlots = Slots | GrowingSlots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +73,10 @@ class CompileScheduler:
     """
 
     def __init__(
-        self, inference: DiffuCoderInference, groups: Sequence[AnySlots], context: int
+        self, inference: DiffuCoderInference, groups: Sequence[Slots], context: int
     ) -> None:
         self.inference, self.groups, self.context = inference, groups, context
-        self.seconds, self.failed = 0.0, set[AnySlots]()
+        self.seconds, self.failed = 0.0, set[Slots]()
         self.pause, self.retry_at = FIRST_PAUSE, 0.0
         self.is_cancelled = False
         # never started: `is_alive` is False until the first compilation
@@ -98,11 +95,10 @@ class CompileScheduler:
         for shape in shapes:
             decoding = Decoding(preset=shape.preset)
             is_cached = decoding.settings.cache != "none"
-            slots: Any = next(
+            slots = next(
                 slots
                 for slots in self.groups
-                if isinstance(slots, Slots)
-                and slots.is_cached == is_cached
+                if (slots.is_cached, slots.is_growing) == (is_cached, False)
                 and slots.columns >= min(shape.tokens, self.context)
             )
             planned = replace(
@@ -152,7 +148,7 @@ class CompileScheduler:
         except RuntimeError:
             self.postpone(slots)
 
-    def try_to_compile(self, slots: AnySlots, number: int, size: int) -> None:
+    def try_to_compile(self, slots: Slots, number: int, size: int) -> None:
         """Compile a program, or try again later."""
         try:
             self.compile(slots, number, size)
@@ -161,14 +157,14 @@ class CompileScheduler:
         except Exception:  # the border: wider slots may still serve everything
             self.postpone(slots)
 
-    def postpone(self, slots: AnySlots) -> None:
+    def postpone(self, slots: Slots) -> None:
         """Wait after an error, each time for longer."""
         logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
         self.failed.add(slots)
         self.retry_at = time.monotonic() + self.pause
         self.pause = min(2 * self.pause, MAX_PAUSE)
 
-    def compile(self, slots: AnySlots, number: int, size: int) -> None:
+    def compile(self, slots: Slots, number: int, size: int) -> None:
         """Compile a program."""
         if self.is_cancelled:
             return
@@ -177,14 +173,14 @@ class CompileScheduler:
         self.seconds = time.monotonic() - begun
         return_freed_memory()
 
-    def sequence(self, slots: AnySlots) -> Any:
+    def sequence(self, slots: Slots) -> Any:
         """Create a short sequence that these slots hold."""
         decoding = Decoding(preset="fast" if slots.is_cached else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
         request = Request(
             before=(self.inference.tokenizer.pad_id,),
             options=GenerationOptions(max_new_tokens=2, decoding=decoding),
-            is_gap=isinstance(slots, GrowingSlots),
+            is_gap=slots.is_growing,
         )
         return sequence_of(request, self.inference, context=self.context, max_tokens=2)
 

@@ -97,27 +97,22 @@ class Connections:
         """
         # oldest first; requests that are being answered are never dropped
         *others, newest = connections
-        others = [each for each in others if not each.is_answered]
+        others = (each for each in others if not each.is_answered)
         # a client that sends slowly is dropped before one that is between two requests
-        partial = (each for each in others if not each.is_idle)
-        self.drop(next(partial, others[0] if others else newest))
+        self.drop(min(others, key=lambda each: each.is_idle, default=newest))
 
     def drop(self, connection: "Connection") -> None:
         """Close a connection at once. Unread data on either side is lost."""
         self.open.pop(connection, None)
         connection.transport.abort()
 
-    def sweep(self, now: float) -> None:
-        """Drop connections that are overdue."""
-        for connection in list(self.open):
-            if connection.is_overdue(now, self.limits):
-                self.drop(connection)
-
     async def sweep_forever(self) -> None:
-        """Sweep periodically, until cancelled."""
+        """Drop connections that are overdue, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            self.sweep(asyncio.get_running_loop().time())
+            for connection in list(self.open):
+                if connection.is_overdue(connection.loop.time(), self.limits):
+                    self.drop(connection)
 
 
 class Connection(H11Protocol):

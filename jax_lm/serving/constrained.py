@@ -1,13 +1,13 @@
 """Sequences that must satisfy a grammar. They are decoded in slots like others, and then repaired.
 
 Each sequence has its own `Repair`, so that it shares steps with the others in the batch. Threads
-check the texts. A sequence is held until its check is done, so that the engine's thread never waits
-for a grammar. Knows neither queue nor HTTP.
+check and repair the texts. A sequence is held until its thread is done, so that the engine's thread
+never waits for a grammar. Knows neither queue nor HTTP.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,27 +118,29 @@ class Repairs:
     Args:
         widths: widths of the canvases for which the forward pass of a repair may be compiled. A
             sequence takes the narrowest that holds it.
+        device: held during each call of the device.
     """
 
-    def __init__(self, sampler: Sampler, widths: Collection[int]) -> None:
-        self.sampler, self.widths = sampler, sorted(widths)
+    def __init__(
+        self, sampler: Sampler, widths: Collection[int], device: AbstractContextManager
+    ) -> None:
+        self.sampler, self.widths, self.device = sampler, sorted(widths), device
         self.readers = ThreadPoolExecutor(READERS, "grammar")
         self.compiled: set[int] = set()
-        self.pending: dict[Any, tuple[Generator[Future, Any, None], Future]] = {}
+        self.pending: dict[Any, Future] = {}
 
     def advance(self, sequence: Any) -> None:
-        """Repair a held sequence as far as possible without waiting. Ignores other sequences."""
+        """Begin or end the repair of a held sequence, without waiting. Ignores other sequences."""
         # only held sequences can be repaired: others are still being decoded
         is_held = isinstance(sequence, ConstrainedSequence) and sequence.is_held
         if not is_held or sequence.is_met:
             return
-        # go on with a repair that was waiting, or begin a new one
-        repair, future = self.pending.pop(sequence, None) or (self.repair(sequence), None)
-        with suppress(StopIteration):
-            # send results as long as they are there; StopIteration is the end of the repair
-            while future is None or future.done():
-                future = repair.send(future and future.result())
-            self.pending[sequence] = repair, future
+        if not sequence.is_waiting:
+            sequence.is_waiting = True
+            self.pending[sequence] = self.readers.submit(self.repair, sequence)
+        elif self.pending[sequence].done():
+            sequence.is_waiting = False
+            self.pending.pop(sequence).result()
 
     def forget(self, sequence: Any) -> None:
         """Drop a sequence that has ended, even while a thread checks its text."""
@@ -151,30 +153,28 @@ class Repairs:
         """Wait briefly for a thread that checks a text, if no sequence can be decoded."""
         if self.pending and all(sequence.is_held for sequence in sequences):
             # otherwise the engine's loop would spin
-            futures = [future for _, future in self.pending.values()]
-            wait(futures, timeout=MAX_WAIT, return_when=FIRST_COMPLETED)
+            wait(self.pending.values(), timeout=MAX_WAIT, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
         """End the threads after their current checks, without waiting for them."""
         self.readers.shutdown(wait=False, cancel_futures=True)
 
-    def repair(self, sequence: ConstrainedSequence) -> Generator[Future, Any, None]:
-        """Check a decoded sequence and decide its first wrong token.
+    def repair(self, sequence: ConstrainedSequence) -> None:
+        """Check a decoded sequence and decide its first wrong token, on a reader's thread.
 
-        Yields the futures to wait for. At the end, the sequence either satisfies its constraint or
-        has masks to decode.
+        At the end, the sequence either satisfies its constraint or has masks to decode. What others
+        read of it meanwhile is final: `kept` changes last.
         """
-        sequence.is_waiting = True
         while sequence.is_decoded:
             # 1. how many tokens are valid
-            kept = yield self.readers.submit(self.check, sequence)
-            if kept is None:
+            ids = sequence.tokens[sequence.hole.start : sequence.hole.end]
+            if (kept := sequence.repair.check(ids)) is None:
                 sequence.is_met = True
-                break
+                return
             # 2. mask everything from the first wrong token on
             sequence.reopen_from(kept)
             # 3. one forward pass for that position
-            logits = self.logits(sequence)
+            logits = self.logits(sequence.tokens, sequence.masked, sequence.fixed)
             sequence.forwards += 1
             raw = log_softmax(logits)
             # temperature 0 takes the most likely token; its confidence is that at temperature 1
@@ -184,28 +184,26 @@ class Repairs:
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)
             # 4. the first candidate that the grammar allows
-            token = yield self.readers.submit(sequence.repair.choose, key, log_probs[top], top)
+            token = sequence.repair.choose(key, log_probs[top], top)
             sequence.decide(token, log_probs, raw)
-        sequence.is_waiting = False
 
-    def check(self, sequence: ConstrainedSequence) -> int | None:
-        """Check a text on a reader's thread, and compile the forward pass of its repair there."""
-        kept = sequence.repair.check(sequence.tokens[sequence.hole.start : sequence.hole.end])
-        if kept is not None and (width := self.width(sequence)) not in self.compiled:
+    def width(self, length: int) -> int:
+        return next(width for width in self.widths if width >= length)
+
+    def logits(
+        self, tokens: Int[np.ndarray, "t"], masked: Bool[np.ndarray, "t"], column: int
+    ) -> Float[np.ndarray, "v"]:
+        """Compute the logits of a column."""
+        length, width = len(tokens), self.width(len(tokens))
+        if width not in self.compiled:
+            # before the device is held, so that nobody waits for it
             self.sampler.logits_at(np.zeros(width, np.int32), 1, 0)
             self.compiled.add(width)
-        return kept
-
-    def width(self, sequence: Sequence) -> int:
-        return next(width for width in self.widths if width >= len(sequence.tokens))
-
-    def logits(self, sequence: ConstrainedSequence) -> Float[np.ndarray, "v"]:
-        """Compute the logits of the first column that is not final."""
-        length = len(sequence.tokens)
-        tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens).astype(np.int32)
+        tokens = np.where(masked, self.sampler.mask_id, tokens).astype(np.int32)
         # [t] -> [width], so that few widths are compiled
-        padded = np.pad(tokens, (0, self.width(sequence) - length))
-        return self.sampler.logits_at(padded, length, sequence.fixed)
+        padded = np.pad(tokens, (0, width - length))
+        with self.device:
+            return self.sampler.logits_at(padded, length, column)
 
 
 def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "c"]:

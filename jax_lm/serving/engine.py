@@ -20,9 +20,10 @@ from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.planning.serving import CONTEXTS, SLOTS
 from jax_lm.serving.admission import sequence_of
 from jax_lm.serving.compilations import WarmUp
-from jax_lm.serving.jobs import AnySequence, Job, Listener, Request
+from jax_lm.serving.jobs import Job, Listener, Request
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.queue import JobQueue, RejectedError
+from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 from jax_lm.serving.worker import EngineWorker
 
@@ -214,7 +215,7 @@ class Engine:
         """Whether requests are accepted: after warm-up and until shutdown."""
         return self.ready.is_set() and self.queue.closes_at is None
 
-    def sequence(self, request: Request) -> AnySequence:
+    def sequence(self, request: Request) -> Sequence:
         """Create the sequence of a request. Raises ValueError if it does not fit."""
         return sequence_of(
             request, self.inference, context=self.context, max_tokens=self.options.max_tokens

@@ -1,67 +1,43 @@
 """Sequences whose hole finds its own length, and their slots.
 
-The columns of such a canvas move, so that sequences share nothing but the compiled loop. Each has a
-loop of its own, and they take turns. Knows neither text nor queues.
+The columns of such a canvas move, so sequences share nothing but the compiled loop. Each has a loop
+of its own, and they take turns. Knows neither text nor queues.
 """
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Key
 
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.state import NEVER, SamplerState
-from jax_lm.options import GenerationOptions
-from jax_lm.serving.pace import Pace
+from jax_lm.diffusion.state import SamplerState
 from jax_lm.serving.sequence import Sequence
+from jax_lm.serving.slots import Slots
 
 
 @dataclass(kw_only=True, eq=False)
-class GrowingSequence:
+class GrowingSequence(Sequence):
     """A text with one hole, which begins with a few masks and grows to `options.max_new_tokens`.
 
-    It has the same interface for jobs and the engine as `jax_lm.serving.sequence.Sequence`.
-
     Attributes:
-        tokens: ids of the current text; MASK where nothing is decided yet.
-        hole: current columns of the hole.
         delete_id: the token that ends the text, and by which masks are deleted.
-        key: data of a random key.
 
     Raises:
         ValueError: settings with which a hole cannot grow.
     """
 
-    tokens: Int[np.ndarray, "t"]
-    hole: Block
-    options: GenerationOptions
     delete_id: int
-    key: np.ndarray
-    masked: Bool[np.ndarray, "t"] = field(init=False)
-    commit_step: Int[np.ndarray, "t"] = field(init=False)
-    confidence: Float[np.ndarray, "t"] = field(init=False)
-    step: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
-    served_at: float = 0.0
-    is_done: bool = False
-    is_cached = is_held = False
-    keeps_logprobs = False
-    logprobs = None
-    stop_ids = ()
+    is_growing = True
 
-    def __post_init__(self) -> None:
+    def require_batchable(self) -> None:
+        """Raise ValueError for options with which a hole cannot grow."""
         self.options.require_growable()
-        columns = np.arange(len(self.tokens))
-        self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
-        self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
-        self.confidence = np.zeros(len(self.tokens), np.float32)
 
     @property
     def most(self) -> int:
@@ -75,21 +51,15 @@ class GrowingSequence:
         return len(self.tokens) - self.hole.length + self.most + 1
 
     @property
-    def settled(self) -> int:
-        """Return the column before which the hole is final."""
-        masks = np.flatnonzero(self.masked)
-        return int(masks[0]) if len(masks) else self.hole.end
-
-    @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        """Return which positions of the hole are decided and will not move."""
+        """Whether each position of the hole is decided and will not move."""
         # 3 settled tokens of at most 5: [1, 1, 1, 0, 0]; later ones may still move
         return np.arange(self.most) < self.settled - self.hole.start
 
     @property
     def is_stopped(self) -> bool:
         """Whether the hole ended before it had to."""
-        return self.is_done and self.hole.length < self.most
+        return not self.masked.any() and self.hole.length < self.most
 
     def canvas(self, columns: int) -> Canvas:
         """Return a canvas of `columns` columns with the text on the left."""
@@ -101,83 +71,48 @@ class GrowingSequence:
         """Take the text and its hole from the state after a step."""
         # The token that ends the text is left out.
         length = int(state.extra.length[0]) - 1
-        own = [
+        self.tokens, self.masked, self.commit_step, self.confidence = (
             np.asarray(part)[0, :length]
             for part in (state.tokens, state.masked, state.commit_step, state.confidence)
-        ]
-        self.tokens, self.masked, self.commit_step, self.confidence = own
-        # tokens of the hole are those with a hole number; others have -1
-        self.hole = Block(
-            self.hole.start, self.hole.start + int(np.sum(np.asarray(state.extra.hole[0]) >= 0))
         )
+        # tokens of the hole are those with a hole number; others have -1
+        grown = int(np.sum(np.asarray(state.extra.hole[0]) >= 0))
+        self.hole = Block(self.hole.start, self.hole.start + grown)
         self.step, self.forwards = int(state.step), int(state.forwards)
-        self.is_done = not self.masked.any()
 
 
-class GrowingSlots:
-    """Places for growing sequences on canvases of one width.
+class GrowingSlots(Slots):
+    """Slots of growing sequences, on canvases of one width.
 
     Args:
-        columns: width of the canvases.
-        count: number of slots.
         every: steps between two states of a sequence.
-        pace: predicts the time of calls; shared by all slots of a device.
-
-    Attributes:
-        is_compiled: whether the loop is compiled; each sequence has a loop of its own.
-        peak: the most sequences that wanted these slots at a time.
     """
 
-    is_cached = False
+    is_growing = True
 
-    def __init__(
-        self, sampler: Sampler, columns: int, *, count: int, every: int, pace: Pace
-    ) -> None:
-        self.sampler, self.columns, self.count, self.every = sampler, columns, count, every
-        self.loops: dict[GrowingSequence, Iterator[SamplerState]] = {}
-        self.is_compiled, self.peak, self.pace = False, 0, pace
-
-    @property
-    def sequences(self) -> list[GrowingSequence]:
-        return list(self.loops)
-
-    @property
-    def has_room(self) -> bool:
-        return self.is_compiled and len(self.loops) < self.count
-
-    def seconds(self, sequence: GrowingSequence) -> float:
-        """Predict the seconds until a sequence is done."""
-        return sequence.most * self.pace.seconds(self.columns)
+    def __init__(self, *arguments: Any, every: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.every, self.loops = every, dict[Sequence, Iterator[SamplerState]]()
 
     def missing(self) -> list[tuple[int, int]]:
         """List what is not compiled: the loop of one sequence, or nothing."""
         return [(0, 1)] if self.peak and not self.is_compiled else []
 
-    def holds(self, sequence: Sequence | GrowingSequence) -> bool:
-        """Return whether these slots can hold a sequence."""
-        return isinstance(sequence, GrowingSequence) and sequence.columns <= self.columns
+    def leave(self, sequence: Sequence) -> None:
+        super().leave(sequence)
+        self.loops.pop(sequence, None)
 
-    def join(self, sequence: GrowingSequence) -> None:
-        """Take a slot, at any time; ValueError if there is none."""
-        if not self.holds(sequence) or not self.has_room:
-            raise ValueError(
-                f"a row of {sequence.columns} columns cannot join {len(self.loops)} of {self.columns}"
-            )
-        self.loops[sequence] = self.loop(sequence)
-
-    def leave(self, sequence: GrowingSequence) -> None:
-        """Release the slot of a sequence, at any time."""
-        del self.loops[sequence]
-
-    def compile(self, number: int, size: int, sequence: GrowingSequence) -> None:
-        """Compile the loop; `sequence` is any that fits."""
+    def compile(self, number: int, size: int, sequence: Any) -> None:
         # one state is enough to compile the loop
         list(islice(self.loop(sequence), 1))
-        self.is_compiled = True
+        self.sizes[number].append(size)
 
-    def advance(self, steps: int) -> list[GrowingSequence]:
+    def advance(self, steps: int) -> list[Sequence]:
         """Take `self.every` steps with the sequence whose last are longest ago, and return it."""
-        begun, sequence = time.monotonic(), min(self.loops, key=lambda each: each.served_at)
+        begun = time.monotonic()
+        sequence: Any = min(self.sequences, key=lambda each: each.served_at)
+        if sequence not in self.loops:
+            self.loops[sequence] = self.loop(sequence)
         if (state := next(self.loops[sequence], None)) is not None:
             sequence.take(state)
         sequence.served_at = time.monotonic()

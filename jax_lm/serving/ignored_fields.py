@@ -5,10 +5,12 @@ these values and refuses all others by name. Some are ignored whatever their val
 `--lenient` all of them: the answer names those in a header. Knows none of the supported fields.
 """
 
+import json
 import reprlib
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -40,57 +42,11 @@ def ignored() -> Ignored:
 # Fields for the accounting of a proxy in front of the server, like `user`.
 UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
 
-# Fields of OpenAI, vLLM, SGLang and llama.cpp, and the values that change nothing.
-NEUTRAL: Neutral = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1, 0),
-    "repeat_penalty": (1, 0),
-    "length_penalty": (1,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "best_of": (1,),
-    "bad_words": ([],),
-    "stop_token_ids": ([],),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "no_stop_trim": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True, False),
-    "add_special_tokens": (True, False),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
-    "separate_reasoning": (True, False),
-    "stream_reasoning": (True, False),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "priority": (0,),
-    "cache_prompt": (True, False),
-}
-
-# Fields of answers that a client sends back in a conversation, and the values that change nothing.
-MESSAGE_NEUTRAL: Neutral = {
-    "type": ("text", "message"),
-    "tool_calls": ([],),
-    "annotations": ([],),
-    "images": ([],),
-    "thinking_blocks": ([],),
-    "reasoning_content": ("",),
-    "provider_specific_fields": ({}, {"refusal": None}),
-}
+# Fields of OpenAI, vLLM, SGLang and llama.cpp, by the part of a request that has them, and the values
+# that change nothing. Those of a message stand in answers, which clients send back.
+NEUTRAL: Mapping[str, Neutral] = json.loads(
+    Path(__file__).with_name("neutral_fields.json").read_text(encoding="utf-8")
+)
 
 
 def is_same(value: Any, other: Any) -> bool:
@@ -108,6 +64,8 @@ class Part(BaseModel):
     unread: ClassVar[tuple[str, ...]] = ()
     reported: ClassVar[tuple[str, ...]] = ()
     """Fields of `neutral` that are ignored with any value."""
+    nullable: ClassVar[tuple[str, ...]] = ()
+    """Fields in which null is a value."""
 
     @staticmethod
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
@@ -135,7 +93,7 @@ class Part(BaseModel):
         own = {each.alias or name for name, each in cls.model_fields.items()}
         fields, others = {}, ignored()
         for name, value in given.items():
-            if value is None or name in cls.unread:
+            if (value is None and name not in cls.nullable) or name in cls.unread:
                 continue
             # keep our own fields; unknown fields are kept too, and refused by pydantic
             if name in own or (name not in cls.neutral and not others.is_lenient):

@@ -3,21 +3,18 @@
 Knows neither HTTP nor the engine.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.schemas import MAX_CHOICES, DecodingBody, Text
+from jax_lm.serving.responses import AnswerFormat
+from jax_lm.serving.schemas import DEFAULT_TOKENS, MAX_CHOICES, DecodingBody, Gap, Text
+from jax_lm.tokenizer import DiffuCoderTokenizer
 
-LLAMA_NEUTRAL: Neutral = {
-    **NEUTRAL,
-    "samplers": ([], ["top_k", "top_p", "infill"]),
-    "stream": (False,),
-    "lora": ([],),
-}
 # The text after the cursor gets at least 1 / SUFFIX_PART of the context.
 SUFFIX_PART = 4
 STOP_TYPES = {"stop": "eos", "length": "limit"}
@@ -41,7 +38,7 @@ class InfillBody(DecodingBody):
       suffix is cut off far from the cursor.
     """
 
-    neutral = LLAMA_NEUTRAL
+    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["infill"]}
     unread = (*DecodingBody.unread, "id_slot", "t_max_prompt_ms")
     input_prefix: Text = ""
     input_suffix: Text = ""
@@ -53,6 +50,16 @@ class InfillBody(DecodingBody):
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int | None = Field(None, ge=1)
 
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        # other files, then text before and after the cursor
+        extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
+        texts = (extra, self.input_prefix + self.prompt, self.input_suffix)
+        extra, before, after = map(tokenizer.encode_plain, texts)
+        length = min(DEFAULT_TOKENS, context // 2) if self.length is None else self.length
+        # one token of the context is kept for the beginning of an empty text
+        before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
+        return [Gap(before, after, is_cut=is_cut)]
+
     @property
     def needs_tokens(self) -> bool:
         return False
@@ -60,6 +67,14 @@ class InfillBody(DecodingBody):
     @property
     def length(self) -> int | None:
         return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
+
+    @property
+    def choices(self) -> int:
+        return self.n_cmpl
+
+    @property
+    def seconds(self) -> float:
+        return self.t_max_predict_ms / 1000 if self.t_max_predict_ms else math.inf
 
 
 def cut_to_fit(
@@ -87,27 +102,29 @@ def indented(text: str, least: int) -> str:
     return text
 
 
-def infill_answer(
-    body: InfillBody, ends: Sequence[Event], model: str, prompt_tokens: int, *, is_cut: bool
-) -> Any:
-    """Format the answer as llama.cpp does: one object, or a list for several answers."""
-    answers = [
-        {
-            "index": index,
-            "content": indented(end.text, body.n_indent),
-            "model": model,
-            "stop": True,
-            "stop_type": STOP_TYPES.get(end.reason or "", "none"),
-            "truncated": is_cut,
-            "tokens_predicted": len(end.tokens),
-            "tokens_evaluated": prompt_tokens,
-            "timings": {"prompt_n": prompt_tokens, "predicted_n": len(end.tokens)},
-        }
-        for index, end in enumerate(ends)
-    ]
-    if body.response_fields:
-        answers = [chosen_fields(answer, body.response_fields) for answer in answers]
-    return answers[0] if body.n_cmpl == 1 else answers
+class InfillFormat(AnswerFormat):
+    """Format of llama.cpp's answers: one object, or a list for several answers."""
+
+    allows_partial = True
+
+    def whole(self, ends: Sequence[Event]) -> Any:
+        answers = [
+            {
+                "index": index,
+                "content": indented(end.text, self.body.n_indent),
+                "model": self.model,
+                "stop": True,
+                "stop_type": STOP_TYPES.get(end.reason or "", "none"),
+                "truncated": gap.is_cut,
+                "tokens_predicted": len(end.tokens),
+                "tokens_evaluated": self.prompt_tokens,
+                "timings": {"prompt_n": self.prompt_tokens, "predicted_n": len(end.tokens)},
+            }
+            for index, (gap, end) in enumerate(zip(self.choices, ends, strict=True))
+        ]
+        if self.body.response_fields:
+            answers = [chosen_fields(answer, self.body.response_fields) for answer in answers]
+        return answers[0] if self.body.choices == 1 else answers
 
 
 def chosen_fields(answer: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
 
 from jax_lm.options import GenerationOptions
-from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -25,8 +24,6 @@ logger = logging.getLogger(__name__)
 REPLACEMENT = "\ufffd"
 # Log-probability of a practically impossible token, as in OpenAI's interface.
 MIN_LOGPROB = -9999.0
-
-AnySequence = Sequence | GrowingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Commit:
     """A decided position of the hole.
 
     Attributes:
-        confidence: probability of the token, after temperature and filters.
+        confidence: probability of the token, after temperature and filters; None for a given token.
         step: number of the step that decided it; a step may decide several positions.
         logprob: log-probability of the token; None unless the request asks for it.
         top: the most likely tokens when it was decided, as many as the request asks for.
@@ -86,8 +83,8 @@ class Commit:
     position: int
     token_id: int
     text: str
-    confidence: float
-    step: int
+    confidence: float | None = None
+    step: int | None = None
     logprob: TokenLogProb | None = None
     top: tuple[TokenLogProb, ...] = ()
 
@@ -137,7 +134,7 @@ class Job:
     """
 
     request: Request
-    sequence: AnySequence
+    sequence: Sequence
     tokenizer: DiffuCoderTokenizer
     listen: Listener
     deadline: float
@@ -212,34 +209,21 @@ class Job:
         fresh = self.sequence.final & ~self.reported
         self.reported |= fresh
         commits = map(self.commit, np.flatnonzero(fresh).tolist())
-        return tuple(sorted(commits, key=lambda commit: commit.step))
+        return tuple(sorted(commits, key=lambda commit: commit.step or 0))
 
     def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
         sequence, column = self.sequence, self.sequence.hole.start + position
         # positions count from the hole, columns from the start of the canvas
-        token, logprob, top = int(sequence.tokens[column]), None, ()
+        token, found = int(sequence.tokens[column]), []
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
-            logprob = self.token_logprob(token, float(chosen))
-            pairs = zip(ids[: self.request.logprobs].tolist(), values.tolist(), strict=False)
-            top = tuple(self.token_logprob(*pair) for pair in pairs)
-        return Commit(
-            position=position,
-            token_id=token,
-            text=self.tokenizer.decode([token]),
+            most = ids[: self.request.logprobs].tolist()
+            found = [(token, chosen), *zip(most, values, strict=False)]
+        return replace(
+            describe(self.tokenizer, position, token, found),
             confidence=float(sequence.confidence[column]),
             step=int(sequence.commit_step[column]),
-            logprob=logprob,
-            top=top,
-        )
-
-    def token_logprob(self, token: int, value: float) -> TokenLogProb:
-        """Describe a token. Its value is finite, as JSON has no -inf for impossible tokens."""
-        return TokenLogProb(
-            text=self.tokenizer.decode([token]),
-            content=self.tokenizer.token_bytes(token),
-            value=max(value, MIN_LOGPROB),
         )
 
     def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
@@ -253,6 +237,28 @@ class Job:
             while end and len(self.decode(ids[: end - 1])) >= len(self.text):
                 end -= 1
         return tuple(map(self.commit, range(end)))
+
+
+def describe(
+    tokenizer: DiffuCoderTokenizer, position: int, token: int, found: Iterable[tuple] = ()
+) -> Commit:
+    """Describe a token.
+
+    Args:
+        found: pairs of a token and its log-probability: this token, then the most likely ones.
+    """
+    logprobs = [
+        TokenLogProb(
+            text=tokenizer.decode([each]),
+            content=tokenizer.token_bytes(each),
+            # finite, as JSON has no -inf for impossible tokens
+            value=max(float(value), MIN_LOGPROB),
+        )
+        for each, value in found
+    ]
+    own, top = (logprobs[0], logprobs[1:]) if logprobs else (None, [])
+    text = tokenizer.decode([token])
+    return Commit(position=position, token_id=token, text=text, logprob=own, top=tuple(top))
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:

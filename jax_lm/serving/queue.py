@@ -6,9 +6,10 @@ safe. Knows neither sequences nor HTTP.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
-from jax_lm.serving.jobs import AnySequence, Job
+from jax_lm.serving.jobs import Job
+from jax_lm.serving.sequence import Sequence
 
 
 class RejectedError(Exception):
@@ -43,7 +44,7 @@ class JobQueue:
     def __init__(self, capacity: int, slots: int) -> None:
         self.capacity, self.slots = capacity, slots
         self.waiting: list[Job] = []
-        self.running: dict[AnySequence, Job] = {}
+        self.running: dict[Sequence, Job] = {}
         self.closes_at: float | None = None
         self.arrivals = 0
         self.refusal = "shutdown"
@@ -68,7 +69,7 @@ class JobQueue:
         seconds = len(self.jobs) * self.seconds_per_job / self.slots
         return max(1, min(60, round(seconds)))
 
-    def put(self, jobs: Sequence[Job]) -> None:
+    def put(self, jobs: Collection[Job]) -> None:
         """Add all of the jobs, or none.
 
         Raises:

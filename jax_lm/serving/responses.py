@@ -1,17 +1,30 @@
-"""Answers in OpenAI's format: texts, chunks of a stream, log-probabilities.
+"""Answers in OpenAI's format: texts, streams, log-probabilities; and decoding as events.
 
 Knows neither HTTP nor the engine. What a request may contain is in `schemas`.
 """
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from jax_lm.serving.jobs import Commit, Event, TokenLogProb
-from jax_lm.serving.schemas import OpenAIBody
+from jax_lm.serving.jobs import Commit, Event, Request, TokenLogProb
+from jax_lm.serving.schemas import DecodingBody, Gap
 
 Json = dict[str, Any]
+
+# How the log-probabilities of a prompt were made: a masked-diffusion model has none of its own.
+PROMPT_ESTIMATOR = "left to right: each token given those before it, the later ones masked"
+# Fields of a commit that clients of /v1/denoise receive.
+COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
+
+
+def data(content: Json | str, event: str | None = None) -> str:
+    """Format a server-sent event."""
+    # "event: done\ndata: {...}\n\n"; a blank line ends the event
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return (f"event: {event}\n" if event else "") + f"data: {text}\n\n"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:
@@ -23,23 +36,32 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
-    """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps."""
-    logprobs = [require_logprob(token) for token in tokens]
+def completion_logprobs(scored: Sequence[Commit], answer: Sequence[Commit], count: int) -> Json:
+    """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps.
+
+    Args:
+        scored: tokens of the prompt, if it is repeated; the first has no log-probability.
+        answer: tokens of the answer.
+        count: number of most likely tokens to report.
+    """
+    tokens = [*scored, *answer]
     # OpenAI reports the chosen token along with the most likely ones
     top = [
-        {token_name(each): each.value for each in (*token.top, logprob)}
-        for token, logprob in zip(tokens, logprobs, strict=True)
+        {token_name(each): each.value for each in (*token.top, token.logprob)}
+        if token.logprob
+        else None
+        for token in tokens
     ]
     # Texts "ab", "c", "" begin at 0, 2, 3.
     ends = accumulate((len(token.text) for token in tokens), initial=0)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [logprob.value for logprob in logprobs],
+        "token_logprobs": [token.logprob and token.logprob.value for token in tokens],
         "top_logprobs": top if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
         "commit_steps": [token.step for token in tokens],
+        **({"prompt_estimator": PROMPT_ESTIMATOR} if scored else {}),
     }
 
 
@@ -76,49 +98,87 @@ class AnswerFormat:
     """Format of the answers of /v1/completions.
 
     Args:
-        identity: id of the answer.
+        identity: id of the request.
         model: name of the model.
         body: the request.
+
+    Attributes:
+        error_event: name of the event by which a stream reports an error.
+        streams: whether an answer is a stream if the request does not say so.
+        allows_partial: whether the text that is final when the time is over is an answer.
     """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    error_event: str | None = None
+    allows_partial = streams = False
 
-    def __init__(self, identity: str, model: str, body: OpenAIBody) -> None:
+    def __init__(self, identity: str, model: str, body: DecodingBody) -> None:
         self.body: Any = body
-        options = body.stream_options
-        self.with_usage = options is not None and options.include_usage
+        self.is_stream: bool = getattr(body, "stream", self.streams)
+        self.identity, self.model = identity, model
         self.frame = {
             "id": f"{self.prefix}-{identity}",
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(self, choices: Sequence[tuple[Event, str]], prompt_tokens: int) -> Json:
-        """Format an answer in one piece. Each choice is an event with the text before it."""
-        tokens = sum(len(end.tokens) for end, _ in choices)
+    def begin(self, gaps: Sequence[Gap], requests: Sequence[Request]) -> None:
+        """Note the encoded texts and the requests: one per choice, none if nothing is decoded."""
+        self.prompt_tokens = sum(len(gap.before) + len(gap.after or ()) for gap in gaps)
+        self.choices = [gap for gap in gaps for _ in range(self.body.choices)]
+        self.requests = requests
+        # of a stream: tokens of all choices, and characters of each
+        self.tokens, self.sent = 0, [0] * len(self.choices)
+
+    def whole(self, ends: Sequence[Event]) -> Any:
+        """Format an answer in one piece. Choices that were not done in time are left out."""
+        done = [each for each in zip(self.choices, ends, strict=True) if each[1].is_answer]
+        self.choices = [gap for gap, _ in done]
+        tokens = sum(len(end.tokens) for _, end in done)
         return self.frame | {
             "object": self.kind,
-            "choices": [self.choice(index, *choice) for index, choice in enumerate(choices)],
-            "usage": usage(prompt_tokens, tokens),
+            "choices": [self.choice(index, *each) for index, each in enumerate(done)],
+            "usage": usage(self.prompt_tokens, tokens),
         }
 
-    def chunk(self, *choices: Json, total: Json | None = None) -> Json:
+    def opening(self) -> Iterator[str]:
+        """Yield the beginning of a stream."""
+        for index, gap in enumerate(self.choices):
+            if gap.echo:
+                yield self.chunk(self.delta(index, gap.echo))
+
+    def progress(self, index: int, event: Event) -> Iterator[str]:
+        """Yield what an event adds to a stream: text that is final, and the end of a choice."""
+        if text := self.new_text(index, event):
+            yield self.chunk(self.delta(index, text))
+        if event.reason:
+            self.tokens += len(event.tokens)
+            yield self.chunk(self.delta(index, "", event))
+
+    def new_text(self, index: int, event: Event) -> str:
+        """Return the text of a choice that a stream has not sent yet."""
+        text, self.sent[index] = event.text[self.sent[index] :], len(event.text)
+        return text
+
+    def closing(self) -> Iterator[str]:
+        """Yield the end of a stream."""
+        if self.with_usage:
+            # the chunk with the usage has no choices
+            yield self.chunk(total=usage(self.prompt_tokens, self.tokens))
+        yield data("[DONE]")
+
+    @property
+    def with_usage(self) -> bool:
+        options = self.body.stream_options
+        return options is not None and options.include_usage
+
+    def chunk(self, *choices: Json, total: Json | None = None) -> str:
         """Format a chunk of a stream; `usage`, if requested, is null until the last chunk."""
         chunk = self.frame | {"object": self.chunk_kind, "choices": choices}
-        return chunk | {"usage": total} if self.with_usage else chunk
+        return data(chunk | {"usage": total} if self.with_usage else chunk)
 
-    def closing(self, prompt_tokens: int, completion_tokens: int) -> list[Json | str]:
-        """Return the end of a stream."""
-        # the chunk with the usage has no choices
-        last = [self.chunk(total=usage(prompt_tokens, completion_tokens))]
-        return [*(last if self.with_usage else []), "[DONE]"]
-
-    def choice(self, index: int, end: Event, before: str) -> Json:
-        return self.delta(index, before + end.text, end)
-
-    def opening(self, index: int, before: str) -> list[Json]:
-        """Return the choices that begin the stream of an answer."""
-        return [self.delta(index, before)] if before else []
+    def choice(self, index: int, gap: Gap, end: Event) -> Json:
+        return self.delta(index, gap.echo + end.text, end)
 
     def delta(self, index: int, text: str, end: Event | None = None) -> Json:
         """Return more text of a choice, or its end with the log-probabilities of all tokens."""
@@ -129,12 +189,12 @@ class AnswerFormat:
             "index": index,
             **content,
             "finish_reason": end.reason if end else None,
-            "logprobs": self.logprobs(end.tokens) if end else None,
+            "logprobs": self.logprobs(index, end.tokens) if end else None,
         }
 
-    def logprobs(self, tokens: Sequence[Commit]) -> Json | None:
-        count = self.body.logprobs
-        return None if count is None else completion_logprobs(tokens, count)
+    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
+        count, scored = self.body.logprobs, self.choices[index].scored
+        return None if count is None else completion_logprobs(scored, tokens, count)
 
 
 class ChatFormat(AnswerFormat):
@@ -142,15 +202,48 @@ class ChatFormat(AnswerFormat):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def choice(self, index: int, end: Event, before: str) -> Json:
+    def choice(self, index: int, gap: Gap, end: Event) -> Json:
         message = {"role": "assistant", "content": end.text, "refusal": None}
         return self.frame_choice(index, {"message": message}, end)
 
-    def opening(self, index: int, before: str) -> list[Json]:
-        return [self.frame_choice(index, {"delta": {"role": "assistant", "content": ""}}, None)]
+    def opening(self) -> Iterator[str]:
+        for index in range(len(self.choices)):
+            delta = {"role": "assistant", "content": ""}
+            yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
 
     def delta(self, index: int, text: str, end: Event | None = None) -> Json:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
 
-    def logprobs(self, tokens: Sequence[Commit]) -> Json | None:
+    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
         return chat_logprobs(tokens) if self.body.logprobs else None
+
+
+class DenoiseFormat(AnswerFormat):
+    """Format of /v1/denoise, every commit: `start`, any number of `commits`, then `done`."""
+
+    error_event, streams = "error", True
+
+    def opening(self) -> Iterator[str]:
+        (request,) = self.requests
+        start = {
+            "id": self.identity,
+            "model": self.model,
+            "seed": request.seed,
+            "prompt_tokens": self.prompt_tokens,
+            "length": request.options.max_new_tokens,
+        }
+        yield data(start, "start")
+
+    def progress(self, index: int, event: Event) -> Iterator[str]:
+        state = {"text": event.text, "forwards": event.forwards}
+        if event.commits:
+            commits = [
+                {name: getattr(each, name) for name in COMMIT_FIELDS} for each in event.commits
+            ]
+            yield data(state | {"commits": commits}, "commits")
+        if event.reason:
+            end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
+            yield data(state | end, "done")
+
+    def closing(self) -> Iterator[str]:
+        yield from ()

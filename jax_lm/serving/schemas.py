@@ -5,20 +5,25 @@ value of it is refused by name, never ignored. Knows neither HTTP nor the engine
 """
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from jax_lm.options import BLOCK_LENGTH, DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.gaps import split_gap
-from jax_lm.serving.ignored_fields import MESSAGE_NEUTRAL, NEUTRAL, UNREAD, Neutral, Part, ignored
+from jax_lm.serving.ignored_fields import NEUTRAL, UNREAD, Part, ignored
+from jax_lm.serving.jobs import Commit
+from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # Limits of one request: answers per prompt, prompts, and stop texts. The length of the queue bounds
 # the answers to all of its prompts.
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 128, 2048, 256
+# Length of the hole if a request does not name one.
+DEFAULT_TOKENS = 128
 # Maximum alternatives per position, as in OpenAI's two endpoints.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
 # Characters of a text, or ids in a list of token ids.
@@ -31,10 +36,7 @@ SERVER_DEFAULTS = ("preset", "temperature", "top_p", "top_k", "min_p", "alg")
 
 
 class StreamOptions(Part):
-    neutral: ClassVar[Neutral] = {
-        "include_obfuscation": (False,),
-        "continuous_usage_stats": (False,),
-    }
+    neutral = NEUTRAL["stream_options"]
     include_usage: bool = False
 
 
@@ -43,35 +45,64 @@ StopText = Annotated[str, Field(min_length=1, max_length=200)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEXT)]
 
 
+def as_list(value: Any) -> Any:
+    """Return one text as a list of texts."""
+    if not isinstance(value, str | list):
+        raise ValueError("must be a text or a list of texts")
+    return [value] if isinstance(value, str) else value
+
+
 def kind_of(value: Any) -> str | None:
     """Return the tag of the alternative that a value is meant for, so that errors refer to it."""
-    if isinstance(value, str):
-        return "#text"
     if not isinstance(value, list):
-        return None
+        return "#text" if isinstance(value, str) else None
     # [] counts as a list of texts
-    kinds = {str: "#texts", int: "#ids", list: "#lists", dict: "#parts"}
+    kinds = {str: "#texts", int: "#ids", list: "#lists"}
     return kinds.get(type(value[0]) if value else str)
 
 
-def one_of(expected: str) -> Discriminator:
-    return Discriminator(
-        kind_of, custom_error_type="kind", custom_error_message=f"must be {expected}"
-    )
-
-
 Stops = Annotated[
-    Annotated[StopText, Tag("#text")]
-    | Annotated[list[StopText], Field(max_length=MAX_STOPS), Tag("#texts")],
-    one_of("a text or a list of texts"),
+    list[StopText],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(as_list, json_schema_input_type=StopText | list[StopText]),
 ]
 Prompts = Annotated[
     Annotated[Text, Tag("#text")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("#texts")]
     | Annotated[TokenIds, Tag("#ids")]
     | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS), Tag("#lists")],
-    one_of("a text, token ids, or a list of either"),
+    Discriminator(
+        kind_of,
+        custom_error_type="kind",
+        custom_error_message="must be a text, token ids, or a list of either",
+    ),
 ]
+
+
+class Gap(NamedTuple):
+    """The tokens around a hole.
+
+    Attributes:
+        before: ids before it.
+        after: ids after it; None if no text follows.
+        echo: the text before it that the answer repeats.
+        is_cut: whether text that does not fit was left out.
+        scored: the tokens before the hole with their log-probabilities, if they were asked for.
+    """
+
+    before: list[int]
+    after: list[int] | None = None
+    echo: str = ""
+    is_cut: bool = False
+    scored: tuple[Commit, ...] = ()
+
+
+def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+    """Return ids as they are. Raises ValueError if the tokenizer does not know one of them."""
+    size = tokenizer.vocab_size
+    if unknown := [token for token in ids if token >= size]:
+        raise ValueError(f"{field}: token {unknown[0]} must lie in [0, {size - 1}]")
+    return ids
 
 
 class DecodingBody(Part):
@@ -88,7 +119,7 @@ class DecodingBody(Part):
     - `user` is for the accounting of a proxy in front of the server.
     """
 
-    neutral, unread = NEUTRAL, (*UNREAD, "reasoning_effort")
+    neutral, unread = NEUTRAL["request"], (*UNREAD, "reasoning_effort")
     reported = ("repetition_penalty", "repeat_penalty")
     model: str | None = Field(None, max_length=200)
     max_tokens: int | None = Field(None, ge=0)
@@ -96,7 +127,7 @@ class DecodingBody(Part):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=DEFAULTS.top_k)
     min_p: float | None = Field(None, ge=0, le=1)
-    stop: Stops | None = None
+    stop: Stops = Field([])
     ignore_eos: bool = False
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     steps: int | None = Field(None, ge=1)
@@ -111,14 +142,34 @@ class DecodingBody(Part):
     growth: Literal["auto", "on", "off"] | None = None
     user: str | None = Field(None, max_length=200)
 
+    is_message: ClassVar[bool] = False
+    """Whether the answer stands alone, as in a conversation."""
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        """Encode the texts around each hole.
+
+        Args:
+            context: tokens that prompt and answer may take together.
+
+        Raises:
+            ValueError: a text cannot be encoded; the message names the field.
+        """
+        raise NotImplementedError
+
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def choices(self) -> int:
+        """Number of answers to each prompt."""
+        return 1
 
     @property
     def length(self) -> int | None:
         """Tokens of the hole; None for the default."""
         return self.max_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Time that the answer may take."""
+        return math.inf
 
     @property
     def needs_tokens(self) -> bool:
@@ -129,6 +180,16 @@ class DecodingBody(Part):
     def wanted_logprobs(self) -> int | None:
         """Number of most likely tokens to report per position; None reports none."""
         return None
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the tokens of the prompt get log-probabilities."""
+        return False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes seconds to prepare the request."""
+        return self.scores_prompt or self.grammar_name is not None
 
     @property
     def grammar_name(self) -> str | None:
@@ -179,7 +240,7 @@ class DecodingBody(Part):
         return GenerationOptions(
             max_new_tokens=length,
             num_steps=self.steps,
-            early_stop=not self.ignore_eos,
+            early_stop=not self.ignore_eos and not (self.scores_prompt and length == 1),
             grammar=self.grammar_name,
             decoding=decoding,
             **{name: value for name, value in defaults.items() if name in names} | given,
@@ -244,6 +305,10 @@ class OpenAIBody(DecodingBody):
     grammar: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
 
     @property
+    def choices(self) -> int:
+        return self.n
+
+    @property
     def grammar_field(self) -> str | None:
         """The field that names the grammar, if there is one."""
         return "response_format" if self.grammar is None else "grammar"
@@ -279,14 +344,25 @@ class CompletionBody(OpenAIBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
 
-    @property
-    def gaps(self) -> list[tuple[str | list[int], str | None]]:
-        """The prompts, each with the text after its gap; None for a completion."""
-        if self.suffix is not None:
-            return [(prompt, self.suffix) for prompt in self.prompts]
-        # as editors mark them
-        found = ((isinstance(each, str) and split_gap(each)) or None for each in self.prompts)
-        return [gap or (prompt, None) for gap, prompt in zip(found, self.prompts, strict=True)]
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        return [self.gap(prompt, tokenizer) for prompt in self.prompts]
+
+    def gap(self, prompt: str | list[int], tokenizer: DiffuCoderTokenizer) -> Gap:
+        """Encode a prompt. Ids are used as they are, if the tokenizer knows all of them."""
+        if isinstance(prompt, str):
+            before, after = self.split(prompt)
+            ids, echo = tokenizer.encode_plain(before), prompt
+        else:
+            ids = known_ids("prompt", prompt, tokenizer)
+            echo, after = tokenizer.decode(ids), self.suffix
+        after = None if after is None else tokenizer.encode_plain(after)
+        return Gap(ids, after, echo if self.echo else "")
+
+    def split(self, prompt: str) -> tuple[str, str | None]:
+        """Return the texts before and after the gap; None for the second of a completion."""
+        # without a suffix, editors mark the gap in the prompt
+        found = split_gap(prompt) if self.suffix is None else None
+        return found or (prompt, self.suffix)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -299,6 +375,10 @@ class CompletionBody(OpenAIBody):
         return self.logprobs
 
     @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
+
+    @property
     def needs_tokens(self) -> bool:
         return not self.echo
 
@@ -306,10 +386,12 @@ class CompletionBody(OpenAIBody):
     def check_options(self) -> "CompletionBody":
         if self.best_of not in (None, self.n):
             raise ValueError("best_of: must equal n: answers are not ranked")
-        # raises ValueError for markers that cannot be read
-        _ = self.gaps
-        if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs: a prompt has none, so they cannot be combined with echo")
+        if self.scores_prompt and self.suffix is not None:
+            raise ValueError("logprobs: those of a prompt, by echo, cannot be combined with suffix")
+        for prompt in self.prompts:
+            # raises ValueError for markers that cannot be read
+            if isinstance(prompt, str):
+                self.split(prompt)
         return self
 
 
@@ -324,92 +406,8 @@ class FimBody(CompletionBody):
         if len(self.prompts) != 1 or not isinstance(self.prompts[0], str):
             raise ValueError("prompt: must be one text")
         self.seed = self.random_seed if self.seed is None else self.seed
-        if self.gaps[0][1] is None:
+        if self.split(self.prompts[0])[1] is None:
             self.suffix = ""
-        return self
-
-
-class TextPart(Part):
-    unread = ("cache_control",)
-    type: Literal["text"]
-    text: Text
-
-
-class ChatMessage(Part):
-    """A message of a conversation; `name` is not used, as chat templates have no names."""
-
-    neutral, unread = MESSAGE_NEUTRAL, ("cache_control",)
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[Text, Tag("#text")]
-        | Annotated[list[TextPart], Field(min_length=1, max_length=64), Tag("#parts")],
-        one_of("a text or a list of its parts"),
-    ]
-    name: str | None = Field(None, max_length=200)
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_content(cls, given: Any) -> Any:
-        """Read null as an empty text; the field must be there all the same."""
-        is_null = isinstance(given, dict) and "content" in given and given["content"] is None
-        return given | {"content": ""} if is_null else given
-
-    def plain(self) -> dict[str, str]:
-        """Return the message for the chat template, which has no developers."""
-        parts = (
-            [self.content]
-            if isinstance(self.content, str)
-            else [part.text for part in self.content]
-        )
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": "".join(parts),
-        }
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
-
-
-class ChatBody(OpenAIBody):
-    """POST /v1/chat/completions."""
-
-    messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
-
-    @model_validator(mode="after")
-    def check_logprobs(self) -> "ChatBody":
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError(f"top_logprobs={self.top_logprobs}: goes with logprobs=true")
-        return self
-
-    @property
-    def length(self) -> int | None:
-        return (
-            self.max_completion_tokens
-            if self.max_completion_tokens is not None
-            else self.max_tokens
-        )
-
-
-class DenoiseBody(DecodingBody):
-    """POST /v1/denoise: one answer, step by step, to a conversation or a prompt (and suffix)."""
-
-    prompt: Text | None = None
-    suffix: Text | None = None
-    messages: Messages | None = None
-
-    @model_validator(mode="after")
-    def check_source(self) -> "DenoiseBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt: give either a prompt or messages")
-        if self.messages is not None and self.suffix is not None:
-            raise ValueError("suffix: goes with a prompt, not with messages")
         return self
 
 

@@ -6,6 +6,7 @@ Knows neither model nor batch.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,8 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
-from jax_lm.diffusion.drafts import DraftCanvases
-from jax_lm.diffusion.state import NEVER
+from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.options import BLOCK_LENGTH, GenerationOptions
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
@@ -25,14 +25,19 @@ TOP_K = 50
 # reports.
 TOP_LOGPROBS = 20
 
-# Options in which the sequences of one batch cannot differ, with their only value.
-FIXED_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
-# Settings in which the sequences of one batch cannot differ, with their only value.
-FIXED_DECODING = {
-    "refresh_every": 1,
-    "refresh_steps": None,
-    "freeze_prompt": False,
-    "first_token": "rule",
+# Options, and settings of decoding, that are part of the compiled program: the values that the
+# sequences of a batch can have.
+ALLOWED = {
+    "alg_temp": (0,),
+    "draft": (0,),
+    "lookahead": (0,),
+    "grammar": (None,),
+    "growth": ("auto", "off"),
+    "refresh_every": (1,),
+    "refresh_steps": (None,),
+    "freeze_prompt": (False,),
+    "first_token": ("rule",),
+    "cache": ("none", "window"),
 }
 
 
@@ -54,7 +59,7 @@ class Sequence:
         first_step: value of `step` when the current block began.
         forwards: forward passes.
         block: number of the current block.
-        drafts: draft canvases that the next forward pass verifies.
+        extra: state of the decoding method: draft canvases that the next forward pass verifies.
         keeps_logprobs: whether log-probabilities are kept.
         logprobs: log-probabilities of decided columns; None if they are not kept.
         seconds: time that the device has spent on it.
@@ -76,22 +81,19 @@ class Sequence:
     first_step: int = 0
     forwards: int = 0
     block: int = 0
-    drafts: DraftCanvases | None = None
+    extra: Any = None
     keeps_logprobs: bool = False
     logprobs: TokenLogProbs | None = None
     seconds: float = 0.0
     served_at: float = 0.0
 
+    is_growing = False
+    """Whether the hole finds its own length."""
     is_held = False
     """Whether steps must leave the sequence as it is for now."""
 
     def __post_init__(self) -> None:
-        # The token before the hole is needed because each logit predicts the next position.
         length = len(self.tokens)
-        if not 0 < self.hole.start < self.hole.end <= length:
-            raise ValueError(
-                f"hole={self.hole}: must lie within {length} tokens, one given before it"
-            )
         self.require_batchable()
         # hole [2, 4) of 5 tokens: [0, 0, 1, 1, 0]
         columns = np.arange(length)
@@ -104,23 +106,23 @@ class Sequence:
 
     def require_batchable(self) -> None:
         """Raise ValueError for options in which the sequences of one batch cannot differ."""
-        # settings that are part of shapes or of the compiled program
         options, decoding = self.options, self.options.decoding.settings
+        # The token before the hole is needed because each logit predicts the next position.
+        if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
+            raise ValueError(
+                f"hole={self.hole}: must lie within {len(self.tokens)} tokens, one given before it"
+            )
         if options.top_k is None or options.top_k > TOP_K:
             raise ValueError(
                 f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
             )
-        if options.growth == "on":
-            raise ValueError("growth='on': sequences of a batch can only have 'off'")
-        for settings, fixed in ((options, FIXED_OPTIONS), (decoding, FIXED_DECODING)):
-            for name, only in fixed.items():
-                if (value := getattr(settings, name)) != only:
-                    message = f"{name}={value!r}: sequences of a batch can only have {only!r}"
-                    raise ValueError(message)
+        for name, allowed in ALLOWED.items():
+            value = getattr(options if hasattr(options, name) else decoding, name)
+            if value not in allowed:
+                only = " or ".join(map(repr, allowed))
+                raise ValueError(f"{name}={value!r}: sequences of a batch can only have {only}")
         # settings that depend on each other
-        steps, cache, commit = options.steps, decoding.cache, decoding.commit
-        if cache not in ("none", "window"):
-            raise ValueError(f"cache={cache!r}: must be none or window")
+        steps, commit = options.steps, decoding.commit
         if (steps is None) != (commit != "steps"):
             raise ValueError(
                 f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"
@@ -212,21 +214,16 @@ class Sequence:
             keeps_logprobs=np.bool_(self.keeps_logprobs),
         )
 
-    def take(
-        self,
-        tokens: np.ndarray,
-        masked: np.ndarray,
-        commit_step: np.ndarray,
-        confidence: np.ndarray,
-        logprobs: TokenLogProbs | None = None,
-    ) -> None:
-        """Copy the columns that steps have decided in the current block."""
-        # only open columns that the steps decided: everything else stays as it was
-        fresh = self.open & ~masked
+    def take(self, state: SamplerState) -> None:
+        """Copy what steps have decided from a state [1, columns] on the host."""
+        self.step, self.forwards, self.extra = int(state.step), int(state.forwards), state.extra
+        # only columns of the current block that the steps decided: the others stay as they were
+        fresh = self.open & ~state.masked[0, : len(self.tokens)]
+        # a batch keeps log-probabilities if any of its sequences does
         own = (self.tokens, self.commit_step, self.confidence, *(self.logprobs or ()))
-        new = (tokens, commit_step, confidence, *(logprobs or ()))
-        for values, decided in zip(own, new, strict=True):
-            values[fresh] = decided[fresh]
+        new = (state.tokens, state.commit_step, state.confidence, *(state.logprobs or ()))
+        for values, decided in zip(own, new, strict=False):
+            values[fresh] = decided[0, : len(self.tokens)][fresh]
         self.masked &= ~fresh
 
     def next_block(self) -> None:
@@ -249,4 +246,4 @@ class Sequence:
         self.masked[columns] = True
         self.commit_step[columns] = NEVER
         self.confidence[columns] = 0
-        self.drafts = None
+        self.extra = None

@@ -57,9 +57,12 @@ class Slots:
         pace: predicts the time of calls; shared by all slots of a device.
 
     Attributes:
+        is_growing: whether the holes of their sequences find their own length.
         sizes: for each pass, the numbers of sequences for which it is compiled.
         peak: the most sequences that wanted these slots at a time, for which more is compiled.
     """
+
+    is_growing = False
 
     def __init__(
         self,
@@ -117,10 +120,10 @@ class Slots:
                 found.append((number, size))
         return found
 
-    def holds(self, sequence: Any) -> bool:
+    def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        is_kind = isinstance(sequence, Sequence) and sequence.is_cached == self.is_cached
-        return is_kind and sequence.columns <= self.columns
+        kinds = [(each.is_cached, each.is_growing) for each in (self, sequence)]
+        return kinds[0] == kinds[1] and sequence.columns <= self.columns
 
     def join(self, sequence: Sequence) -> None:
         """Take a slot, at any time; ValueError if the sequence does not fit."""
@@ -215,16 +218,14 @@ class Slots:
         size = min(size for size in self.sizes[number] if size >= len(sequences))
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
-        # slot of each row: [2, 0, len(held)] for two sequences and one blank row
-        if self.is_cached and (is_refresh or size < len(self.held)):
-            # Blank rows have the slot after the last one: what they compute is dropped.
-            numbers = [
-                self.held.index(sequence) if sequence else len(self.held) for sequence in batch
-            ]
-            slots = np.asarray(numbers, np.int32)
-        elif self.is_cached:
+        if self.is_cached and not is_refresh and size == len(self.held):
             # All slots at once, in their order, so that no part of the cache is copied.
             batch = [sequence if sequence in sequences else None for sequence in self.held]
+        elif self.is_cached:
+            # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. Blank rows have
+            # the slot after the last one: what they compute is dropped.
+            places = {sequence: slot for slot, sequence in enumerate(self.held)}
+            slots = np.array([places[each] if each else len(self.held) for each in batch], np.int32)
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [sequence and self.inputs(sequence, config, *limits) for sequence in batch]
         blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
@@ -238,23 +239,14 @@ class Slots:
         state, self.cache = run_slots(
             self.sampler.graph, self.sampler.params, cache, slots, stacked, config
         )
-        # from the device to the host
-        drafts = jax.tree.map(np.asarray, state.extra)
-        decided = [
-            np.asarray(part)
-            for part in (state.tokens, state.masked, state.commit_step, state.confidence)
-        ]
-        counters = np.asarray(state.step), np.asarray(state.forwards)
-        taken = max(int(counters[1][batch.index(each)]) - each.forwards for each in sequences)
-        # row `row` belongs to `sequence`; its padding on the right is cut off
-        for row, sequence in enumerate(batch):
-            if sequence is not None:
-                length = len(sequence.tokens)
-                logprobs = state.logprobs if sequence.keeps_logprobs else None
-                own = jax.tree.map(lambda part: np.asarray(part[row, 0])[:length], logprobs)  # noqa: B023 - now
-                sequence.take(*(part[row, 0, :length] for part in decided), logprobs=own)
-                sequence.step, sequence.forwards = (int(part[row]) for part in counters)
-                sequence.drafts = drafts and jax.tree.map(itemgetter(row), drafts)
+        # from the device to the host; row `row` belongs to `sequence`
+        is_kept = any(each.keeps_logprobs for each in sequences)
+        state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
+        state: SamplerState = jax.device_get(state)
+        rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence is not None]
+        taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
+        for row, sequence in rows:
+            sequence.take(jax.tree.map(itemgetter(row), state))
         now = time.monotonic()
         spent = now - begun
         self.pace.observe(size * self.rows(number), taken, spent)
@@ -282,24 +274,27 @@ class Slots:
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
         is_window = config.rows is not None and config.rows < self.columns
         # masks carry the mask id; only those of the current block are open
-        state: dict[str, Any] = {
-            "tokens": padded(
-                np.where(sequence.masked, config.mask_id, sequence.tokens).astype(np.int32)
-            ),
-            "masked": padded(sequence.open),
-            "commit_step": padded(sequence.commit_step),
-            "confidence": padded(sequence.confidence),
+        tokens = np.where(sequence.masked, config.mask_id, sequence.tokens)
+        columns: dict[str, Any] = {
+            "tokens": tokens.astype(np.int32),
+            "masked": sequence.open,
+            "commit_step": sequence.commit_step,
+            "confidence": sequence.confidence,
+        }
+        counters: dict[str, Any] = {
             "step": np.int32(sequence.step),
             "forwards": np.int32(sequence.forwards),
             "keys": sequence.key[None],
         }
-        canvas: dict[str, Any] = {
-            "attention_mask": padded(np.ones_like(positions, bool)),
-            "position_ids": padded(positions),
-            "holes": padded(sequence.in_block),
+        state = SamplerState(**jax.tree.map(padded, columns), **counters)
+        columns = {
+            "attention_mask": np.ones_like(positions, bool),
+            "position_ids": positions,
+            "holes": sequence.in_block,
             # hole at 3: [0, 0, 0, 3, 3, 3]
-            "hole_starts": padded(np.where(positions < hole.start, 0, hole.start).astype(np.int32)),
+            "hole_starts": np.where(positions < hole.start, 0, hole.start).astype(np.int32),
         }
+        canvas = CanvasArrays(**jax.tree.map(padded, columns))
         window = Window.of(
             block=block,
             rows=block - 1 if is_window else 0,
@@ -307,15 +302,13 @@ class Slots:
             until=min(sequence.step + steps, NEVER),
             forwards=min(sequence.forwards + forwards, NEVER),
         )
-        inputs = BatchInputs(CanvasArrays(**canvas), window, sequence.params(self.columns))
-        drafts = None
-        if self.draft:
+        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
+        extra = sequence.extra
+        if self.draft and extra is None:
             # No step confirms these drafts, because a canvas never equals the step from it.
-            own = DraftCanvases(state["tokens"], state["masked"], state["step"])
-            drafts = sequence.drafts or jax.tree.map(
-                lambda part: np.stack([part] * self.draft), own
-            )
-        return SlotInputs(SamplerState(**state, extra=drafts), inputs)
+            own = DraftCanvases(state.tokens, state.masked, state.step)
+            extra = jax.tree.map(lambda part: np.stack([part] * self.draft), own)
+        return SlotInputs(state._replace(extra=extra), inputs)
 
 
 def padded_row(values: np.ndarray, columns: int) -> np.ndarray:

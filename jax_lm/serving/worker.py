@@ -14,13 +14,14 @@ from typing import Any
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.planning.serving import columns_of, widths
-from jax_lm.serving.compilations import AnySlots, CompileScheduler, WarmUp
+from jax_lm.serving.compilations import CompileScheduler, WarmUp
 from jax_lm.serving.constrained import Repairs
 from jax_lm.serving.growing import GrowingSlots
-from jax_lm.serving.jobs import AnySequence, Event, Job
+from jax_lm.serving.jobs import Event, Job
 from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.pace import Pace
 from jax_lm.serving.queue import JobQueue
+from jax_lm.serving.sequence import Sequence
 from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class EngineWorker:
 
     Attributes:
         running: this worker's jobs, by the sequence that occupies a slot.
+        device: held during each call of the device; two at a time might block each other on a mesh.
         siblings: all workers of the queue, this one among them.
     """
 
@@ -67,32 +69,30 @@ class EngineWorker:
         slots_type: type[Slots] = Slots,
     ) -> None:
         self.inference, self.queue, self.metrics = inference, queue, metrics
-        self.running: dict[AnySequence, Job] = {}
+        self.running: dict[Sequence, Job] = {}
+        self.device = threading.Lock()
         self.siblings, self.pace, self.calls = [self], Pace(), 0
-        sampler = inference.sampler
         make_slots = partial(
-            slots_type,
-            sampler,
-            count=slots,
-            sizes=(),
-            stop_ids=inference.tokenizer.stop_ids,
-            draft=draft,
-            pace=self.pace,
+            slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
-        self.groups: list[AnySlots] = [
-            make_slots(columns_of(width, context, is_cached=is_cached), is_cached=is_cached)
-            for width in widths(context)
-            for is_cached in (False, True)
-        ]
+        # their loops have a pace of their own
+        make_growing = partial(GrowingSlots, every=STEPS_PER_CALL, pace=Pace(), stop_ids=())
+        kinds = [(make_slots, False), (make_slots, True)]
         # only models that were trained for it have holes that find their length
-        if sampler.growth:
-            # their loops have a pace of their own
-            make_growing = partial(
-                GrowingSlots, sampler, count=slots, every=STEPS_PER_CALL, pace=Pace()
+        kinds += [(make_growing, False)] if inference.sampler.growth else []
+        self.groups: list[Slots] = [
+            make(
+                inference.sampler,
+                columns_of(width, context, is_cached=is_cached),
+                is_cached=is_cached,
+                count=slots,
+                sizes=(),
             )
-            self.groups += [make_growing(width) for width in widths(context)]
+            for width in widths(context)
+            for make, is_cached in kinds
+        ]
         self.compilations = CompileScheduler(inference, self.groups, context)
-        self.repairs = Repairs(sampler, widths(context))
+        self.repairs = Repairs(inference.sampler, widths(context), self.device)
         self.is_ready = False
 
     def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class EngineWorker:
             job.started = time.monotonic()
             self.metrics.queue_seconds.observe(job.age)
 
-    def is_busier(self, sequence: AnySequence) -> bool:
+    def is_busier(self, sequence: Sequence) -> bool:
         """Whether another worker could take a sequence and has fewer of them."""
         return any(
             len(each.running) < len(self.running) and each.place(sequence) is not None
@@ -166,11 +166,11 @@ class EngineWorker:
             if each.is_ready
         )
 
-    def fitting(self, sequence: AnySequence) -> Iterator[Any]:
+    def fitting(self, sequence: Sequence) -> Iterator[Any]:
         """Return the slots that can hold a sequence, narrowest first. The widest hold any."""
         return (slots for slots in self.groups if slots.holds(sequence))
 
-    def place(self, sequence: AnySequence) -> Any:
+    def place(self, sequence: Sequence) -> Any:
         """Return the narrowest slots that can hold a sequence and have room, or None.
 
         None also if it would be done earlier after waiting for a program that fits it better.
@@ -206,13 +206,14 @@ class EngineWorker:
 
     def advance(self, slots: Any) -> None:
         """Advance sequences of one group by one call, and deliver their events."""
-        try:
-            sequences = slots.advance(STEPS_PER_CALL)
-            self.metrics.batch_rows.observe(len(sequences))
-        except Exception:  # the border: only the sequence that caused it may suffer
-            sequences = slots.sequences
-            logger.exception("a batch failed; its slots hold %d sequences", len(sequences))
-            self.isolate(slots, sequences)
+        with self.device:
+            try:
+                sequences = slots.advance(STEPS_PER_CALL)
+                self.metrics.batch_rows.observe(len(sequences))
+            except Exception:  # the border: only the sequence that caused it may suffer
+                sequences = slots.sequences
+                logger.exception("a batch failed; its slots hold %d sequences", len(sequences))
+                self.isolate(slots, sequences)
         # deliver what was decided; a sequence that failed has no running job any more
         for sequence in sequences:
             if sequence in self.running:

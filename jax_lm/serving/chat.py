@@ -1,0 +1,178 @@
+"""Schemas of conversations: chat, OpenAI's responses, denoising, tokenization.
+
+Knows neither HTTP nor the engine.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+
+from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
+from jax_lm.serving.schemas import MAX_LOGPROBS, DecodingBody, Gap, OpenAIBody, Text, TokenIds
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+
+
+class TextPart(Part):
+    neutral, unread = NEUTRAL["text part"], ("cache_control",)
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+def as_parts(value: Any) -> Any:
+    """Return a text as a list of one part; null is an empty text."""
+    is_text = value is None or isinstance(value, str)
+    return [{"type": "text", "text": value or ""}] if is_text else value
+
+
+class ChatMessage(Part):
+    """A message of a conversation; `name` is not used, as chat templates have no names."""
+
+    neutral, unread = NEUTRAL["message"], ("cache_control", "id", "status")
+    nullable = ("content",)
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        list[TextPart],
+        Field(min_length=1, max_length=64),
+        BeforeValidator(as_parts, json_schema_input_type=Text | list[TextPart] | None),
+    ]
+    name: str | None = Field(None, max_length=200)
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
+
+
+def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> list[Gap]:
+    """Encode a conversation for its next message. Raises ValueError if there is no chat template."""
+    # chat templates have no developers
+    roles = {"developer": "system"}
+    plain = [
+        {
+            "role": roles.get(each.role, each.role),
+            "content": "".join(part.text for part in each.content),
+        }
+        for each in messages
+    ]
+    try:
+        return [Gap(tokenizer.encode_chat(plain))]
+    except TokenizerError as problem:
+        raise ValueError(f"messages: {problem}") from problem
+
+
+def as_messages(value: Any) -> Any:
+    """Return a text as a conversation of one message."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ChatBody(OpenAIBody):
+    """POST /v1/chat/completions."""
+
+    is_message = True
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        return chat_gaps(self.messages, tokenizer)
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs={self.top_logprobs}: goes with logprobs=true")
+        return self
+
+    @property
+    def length(self) -> int | None:
+        # neither is 0
+        return self.max_completion_tokens or self.max_tokens
+
+
+class ResponsesBody(OpenAIBody):
+    """POST /v1/responses: text in, text out; nothing is stored.
+
+    `input` is a text or a conversation, `text.format` what `response_format` is elsewhere.
+    """
+
+    is_message = True
+    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["responses"]}
+    input: Annotated[Messages, BeforeValidator(as_messages, json_schema_input_type=Text | Messages)]
+    instructions: Text | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def with_format(cls, given: Any) -> Any:
+        """Move `text.format` to `response_format`."""
+        text = given.get("text") if isinstance(given, dict) else None
+        if not isinstance(text, dict) or not isinstance(text.get("format"), dict):
+            return given
+        # {"type": "json_schema", "name": …} -> {"type": "json_schema", "json_schema": {"name": …}}
+        schema = dict(text["format"])
+        form = {"type": schema.pop("type", None), **({"json_schema": schema} if schema else {})}
+        others = {name: value for name, value in text.items() if name != "format"}
+        return given | {"response_format": form, "text": others}
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        system = {"role": "system", "content": self.instructions}
+        first = [ChatMessage.model_validate(system)] if self.instructions else []
+        return chat_gaps([*first, *self.input], tokenizer)
+
+    @property
+    def length(self) -> int | None:
+        # neither is 0
+        return self.max_output_tokens or self.max_tokens
+
+
+class SourceBody(Part):
+    """A conversation, or a prompt."""
+
+    prompt: Text | None = None
+    messages: Messages | None = None
+
+    @model_validator(mode="after")
+    def check_source(self) -> "SourceBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: give either a prompt or messages")
+        return self
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        if self.messages is not None:
+            return chat_gaps(self.messages, tokenizer)
+        return [Gap(tokenizer.encode_plain(self.prompt or ""))]
+
+
+class DenoiseBody(SourceBody, DecodingBody):
+    """POST /v1/denoise: one answer, step by step, to a conversation or a prompt (and suffix)."""
+
+    suffix: Text | None = None
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        (gap,) = super().gaps(tokenizer, context)
+        after = None if self.suffix is None else tokenizer.encode_plain(self.suffix)
+        return [gap._replace(after=after)]
+
+    @model_validator(mode="after")
+    def check_suffix(self) -> "DenoiseBody":
+        if self.messages is not None and self.suffix is not None:
+            raise ValueError("suffix: goes with a prompt, not with messages")
+        return self
+
+
+class TokenizeBody(SourceBody):
+    """POST /tokenize, as vLLM has it; `content`, llama.cpp's name, is another name of `prompt`."""
+
+    neutral = NEUTRAL["tokenize"]
+    model: str | None = Field(None, max_length=200)
+    prompt: Text | None = Field(None, validation_alias=AliasChoices("prompt", "content"))
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Part):
+    """POST /detokenize, as vLLM and llama.cpp have it."""
+
+    model: str | None = Field(None, max_length=200)
+    tokens: TokenIds

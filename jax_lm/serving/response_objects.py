@@ -1,0 +1,104 @@
+"""Answers of /v1/responses: OpenAI's response objects, whole and as a stream of events.
+
+Knows neither HTTP nor the engine. A response is not stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax_lm.serving.jobs import Event
+from jax_lm.serving.responses import AnswerFormat, Json, data
+
+
+class ResponsesFormat(AnswerFormat):
+    """Format of the answers of /v1/responses: a message per choice."""
+
+    prefix, error_event = "resp", "error"
+    sequence_number = 0
+
+    def whole(self, ends: Sequence[Event]) -> Json:
+        done = dict(enumerate(end for end in ends if end.is_answer))
+        return self.response(done)
+
+    def response(self, ends: Mapping[int, Event] | None = None) -> Json:
+        """Return the object of a response, with its messages once it has ended."""
+        body, found = self.body, [] if ends is None else list(ends.values())
+        output_tokens = sum(len(end.tokens) for end in found)
+        is_cut = any(end.reason == "length" for end in found)
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + output_tokens,
+        }
+        status = "incomplete" if is_cut else "completed"
+        options = self.requests[0].options
+        return {
+            "id": self.frame["id"],
+            "object": "response",
+            "created_at": self.frame["created"],
+            "model": self.model,
+            "status": "in_progress" if ends is None else status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": options.max_new_tokens,
+            "metadata": {},
+            "output": [self.item(*each) for each in (ends or {}).items()],
+            "parallel_tool_calls": False,
+            "store": False,
+            "temperature": options.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": options.top_p,
+            "usage": None if ends is None else usage,
+        }
+
+    def item(self, index: int, end: Event | None = None) -> Json:
+        """Return the message of a choice, empty until it has ended."""
+        statuses = {None: "in_progress", "length": "incomplete"}
+        return {
+            "id": f"msg-{self.identity}-{index}",
+            "type": "message",
+            "role": "assistant",
+            "status": statuses.get(end and end.reason, "completed"),
+            "content": [] if end is None else [self.part(end.text)],
+        }
+
+    def part(self, text: str) -> Json:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def event(self, kind: str, **fields: Any) -> str:
+        """Format an event of a stream, with its number."""
+        kind = f"response.{kind}"
+        content = {"type": kind, "sequence_number": self.sequence_number, **fields}
+        self.sequence_number += 1
+        return data(content, kind)
+
+    def opening(self) -> Iterator[str]:
+        self.ends: dict[int, Event] = {}
+        for kind in ("created", "in_progress"):
+            yield self.event(kind, response=self.response())
+        for index in range(len(self.choices)):
+            yield self.event("output_item.added", output_index=index, item=self.item(index))
+            yield self.event("content_part.added", **self.place(index), part=self.part(""))
+
+    def progress(self, index: int, event: Event) -> Iterator[str]:
+        if text := self.new_text(index, event):
+            yield self.event("output_text.delta", **self.place(index), delta=text, logprobs=[])
+        if event.reason:
+            self.ends[index] = event
+            place, text = self.place(index), event.text
+            yield self.event("output_text.done", **place, text=text, logprobs=[])
+            yield self.event("content_part.done", **place, part=self.part(text))
+            item = self.item(index, event)
+            yield self.event("output_item.done", output_index=index, item=item)
+
+    def place(self, index: int) -> Json:
+        return {"item_id": self.item(index)["id"], "output_index": index, "content_index": 0}
+
+    def closing(self) -> Iterator[str]:
+        response = self.response(dict(sorted(self.ends.items())))
+        yield self.event(response["status"], response=response)

@@ -1,0 +1,48 @@
+"""Log-probabilities of the tokens of a prompt, each given those before it.
+
+A masked-diffusion model has no likelihood of its own for that. This is the likelihood of decoding the
+text from left to right, one of the orders over which `jax_lm.diffusion.likelihood` averages. Its sum
+over any end of a text is that end's likelihood given what stands before it. Knows no HTTP.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from jax_lm.serving.constrained import log_softmax, most_likely
+from jax_lm.serving.jobs import Commit, describe
+from jax_lm.serving.worker import EngineWorker
+from jax_lm.tokenizer import DiffuCoderTokenizer
+
+
+def score(
+    worker: EngineWorker,
+    tokenizer: DiffuCoderTokenizer,
+    ids: Sequence[int],
+    top: int,
+    deadline: float,
+) -> tuple[Commit, ...]:
+    """Describe the tokens of a text with their log-probabilities; the first token has none.
+
+    It takes a forward pass per token, between the calls for the sequences that are being decoded.
+
+    Args:
+        top: number of most likely tokens to report per position.
+        deadline: when it must be done, by the monotonic clock.
+
+    Raises:
+        TimeoutError: it is not.
+    """
+    tokens, columns = np.array(ids, np.int32), np.arange(len(ids))
+    commits = [describe(tokenizer, 0, ids[0])]
+    for column in range(1, len(ids)):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        # column 2 of 4 tokens: [a b M M]
+        log_probs = log_softmax(worker.repairs.logits(tokens, columns >= column, column))
+        chosen = [ids[column], *most_likely(log_probs, top).tolist()]
+        commits.append(
+            describe(tokenizer, column, chosen[0], zip(chosen, log_probs[chosen], strict=True))
+        )
+    return tuple(commits)
