@@ -2,10 +2,16 @@
 get alone?
 
     python experiments/serve_load.py --out docs/results/measurements/serve_load.json
+    python experiments/serve_load.py --model FOLDER --as-typed --clients 1 4 --tokens 32 --prompts 6
 
 Starts a server of its own with the built-in model (twice: the second finds its compilations in a
 cache), asks each prompt once by itself, then lets 1, 16 and 32 clients ask the same prompts,
-greedy, for a bounded time. Exits with 1 if a request failed, was lost, or was answered otherwise.
+greedy, for a bounded time. Exits with 1 if a request failed, was lost, or was answered otherwise, or
+if the server logged an error.
+
+With `--as-typed` the server gets no options but the model, and is asked from `/ready` on, without a
+pause for its compilations: what an operator sees who types `diffucoder serve`. Each answer has all of
+its tokens then, as nothing ends it.
 """
 
 import http.client
@@ -42,7 +48,7 @@ PROMPTS = (
     "def count_vowels(s):",
     "def bubble_sort(arr):",
 )
-START_SECONDS, ANSWER_SECONDS = 300, 120
+START_SECONDS, ANSWER_SECONDS = 900, 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,9 @@ class Arguments:
         tokens: of each answer.
         preset: how answers are decoded.
         dtype: of the weights.
+        model: folder of the model; the built-in one if not given.
+        as_typed: start the server without options, and ask it from `/ready` on.
+        prompts: how many of the prompts are asked.
         slots: sequences that the server decodes together.
         context: tokens that prompt and answer may take together.
         cache: folder for compilations; one of its own, empty at first, if not given.
@@ -67,6 +76,9 @@ class Arguments:
     last_seconds: float = 60.0
     tokens: int = 64
     preset: str = "turbo"
+    model: str | None = None
+    as_typed: bool = False
+    prompts: int = len(PROMPTS)
     dtype: str = "float32"
     slots: int = 16
     context: int = 128
@@ -75,20 +87,30 @@ class Arguments:
 
     def run(self) -> int:
         with tempfile.TemporaryDirectory() as fresh:
-            cache = str(self.cache or fresh)
-            with server(self, cache) as (_, _, cold_seconds):
+            cache, log = str(self.cache or fresh), Path(fresh) / "log"
+            with server(self, cache, log) as (_, _, cold_seconds):
                 pass
-            with server(self, cache) as (pid, port, ready_seconds):
+            with server(self, cache, log) as (pid, port, ready_seconds):
                 resident = {"ready": resident_megabytes(pid)}
-                phases = self.phases(port)
+                alone = self.ask_each(port)
+                phases = self.phases(port, {prompt: answer for prompt, answer, _ in alone})
                 resident["at the end"] = resident_megabytes(pid)
+            logged = [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
+        errors = [line for line in logged if line["level"] in ("error", "critical")]
         base = phases[0]["tokens_per_second"]
         for phase in phases:
             phase["times_one_client"] = round(phase["tokens_per_second"] / base, 2)
         results = {
             "settings": {
-                name: value for name, value in asdict(self).items() if name not in ("out", "cache")
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in asdict(self).items()
+                if name not in ("out", "cache")
             },
+            "limits": next((line for line in logged if line["message"] == "limits"), None),
+            "errors_in_the_log": errors,
+            "one_after_another": [
+                {"tokens": answer[1], "seconds": round(seconds, 2)} for _, answer, seconds in alone
+            ],
             "ready_seconds": {
                 "first start": round(cold_seconds, 1),
                 "with a cache": round(ready_seconds, 1),
@@ -105,13 +127,23 @@ class Arguments:
         print(json.dumps(results, indent=1))
         if self.out:
             self.out.write_text(json.dumps(results, indent=1) + "\n")
-        return int(any(phase["failed"] or phase["lost"] or phase["different"] for phase in phases))
+        bad = (phase[name] for phase in phases for name in ("failed", "lost", "different"))
+        return int(bool(errors) or any(bad))
 
-    def phases(self, port: int) -> list[dict]:
+    def ask_each(self, port: int) -> list[tuple[str, tuple[str, int], float]]:
+        """Each prompt by itself: the prompt, the answer with its tokens, and the seconds."""
+        found = []
+        for prompt in PROMPTS[: self.prompts]:
+            start = time.monotonic()
+            answer = ask(port, self, prompt)
+            found.append((prompt, answer, time.monotonic() - start))
+        return found
+
+    def phases(self, port: int, alone: dict[str, tuple[str, int]]) -> list[dict]:
         """What each number of clients got."""
-        alone = {prompt: ask(port, self, prompt) for prompt in PROMPTS}
-        # What would have answered faster is compiled from then on; a measurement waits for it.
-        wait_for_compilations(port)
+        if not self.as_typed:
+            # What would have answered faster is compiled from now on; a measurement waits for it.
+            wait_for_compilations(port)
         return [
             load(
                 port,
@@ -125,24 +157,19 @@ class Arguments:
 
 
 @contextmanager
-def server(arguments: Arguments, cache: str) -> Iterator[tuple[int, int, float]]:
+def server(arguments: Arguments, cache: str, log: Path) -> Iterator[tuple[int, int, float]]:
     """Its process, its port, and how long it took until it was ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "jax_lm",
-        "serve",
-        "--port",
-        "0",
-        "--slots",
-        str(arguments.slots),
-    ]
-    command += ["--dtype", arguments.dtype, "--context", str(arguments.context)]
+    command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0"]
+    command += ["--model", arguments.model] if arguments.model else []
+    if not arguments.as_typed:
+        command += ["--slots", str(arguments.slots), "--dtype", arguments.dtype]
+        command += ["--context", str(arguments.context)]
     start = time.monotonic()
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True
+        )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -196,7 +223,8 @@ def request(port: int, method: str, path: str, body: dict | None = None) -> tupl
 
 def ask(port: int, arguments: Arguments, prompt: str) -> tuple[str, int]:
     """The greedy answer and its tokens."""
-    options = {"max_tokens": arguments.tokens, "temperature": 0, "preset": arguments.preset}
+    options: dict = {"max_tokens": arguments.tokens, "temperature": 0}
+    options |= {"ignore_eos": True} if arguments.as_typed else {"preset": arguments.preset}
     status, text = request(port, "POST", "/v1/completions", {"prompt": prompt} | options)
     if status != 200:
         raise OSError(f"{status}: {text}")
@@ -213,7 +241,7 @@ def load(
     end = time.monotonic() + seconds
 
     def client(number: int) -> None:
-        for prompt in itertools.islice(itertools.cycle(PROMPTS), number, None):
+        for prompt in itertools.islice(itertools.cycle(alone), number, None):
             if time.monotonic() > end:
                 return
             asked.append(prompt)

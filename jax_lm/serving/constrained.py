@@ -187,14 +187,12 @@ class Repairs:
             token = sequence.repair.choose(key, log_probs[top], top)
             sequence.decide(token, log_probs, raw)
 
-    def width(self, length: int) -> int:
-        return next(width for width in self.widths if width >= length)
-
     def logits(
         self, tokens: Int[np.ndarray, "t"], masked: Bool[np.ndarray, "t"], column: int
     ) -> Float[np.ndarray, "v"]:
         """Compute the logits of a column."""
-        length, width = len(tokens), self.width(len(tokens))
+        length = len(tokens)
+        width = next(width for width in self.widths if width >= length)
         if width not in self.compiled:
             # before the device is held, so that nobody waits for it
             self.sampler.logits_at(np.zeros(width, np.int32), 1, 0)

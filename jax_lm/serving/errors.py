@@ -79,44 +79,33 @@ def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
     return Refusal(400, message, param=param)
 
 
-async def on_refusal(http: Request, problem: Any) -> Response:
-    return problem.response
-
-
-async def on_rejected(http: Request, problem: Any) -> Response:
-    return failure(problem.code, problem.retry_after).response
-
-
-async def on_invalid_body(http: Request, problem: Any) -> Response:
-    """Answer with the first error of a body, in one line."""
-    # one error is enough for a person to go on
-    first = problem.errors()[0]
-    if first["type"] == "json_invalid":
-        return Refusal(400, "the body is not JSON").response
-    message, param = schemas.error_line(first)
-    return Refusal(400, message, param=param).response
-
-
-async def on_http_error(http: Request, problem: Any) -> Response:
-    refusal = Refusal(problem.status_code, str(problem.detail))
-    refusal.headers |= problem.headers or {}
-    return refusal.response
-
-
-async def on_defect(http: Request, problem: Any) -> Response:
-    """Log an error of the server itself. The client does not see its message."""
+async def on_error(http: Request, problem: Any) -> Response:
+    """Answer with an error: a refusal, an error of Starlette's, or a defect of the server."""
+    match problem:
+        case Refusal():
+            return problem.response
+        case RejectedError():
+            return failure(problem.code, problem.retry_after).response
+        case RequestValidationError():
+            # one error is enough for a person to go on
+            first = problem.errors()[0]
+            if first["type"] == "json_invalid":
+                return Refusal(400, "the body is not JSON").response
+            message, param = schemas.error_line(first)
+            return Refusal(400, message, param=param).response
+        case HTTPException():
+            refusal = Refusal(problem.status_code, str(problem.detail))
+            refusal.headers |= problem.headers or {}
+            return refusal.response
+    # the client does not see what went wrong
     fields = {"request_id": request_id(http)}
     logger.error("a request failed", exc_info=problem, extra={"fields": fields})
     return Refusal(500, "the server failed").response
 
 
-HANDLERS: dict[Any, Any] = {
-    Refusal: on_refusal,
-    RejectedError: on_rejected,
-    RequestValidationError: on_invalid_body,
-    HTTPException: on_http_error,
-    Exception: on_defect,
-}
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (Refusal, RejectedError, RequestValidationError, HTTPException, Exception), on_error
+)
 
 
 def request_id(http: Request) -> str:

@@ -31,6 +31,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 # Characters of the shortest key.
 MIN_KEY = 16
+# A secret, a label, and requests per minute, the last two optional.
+KEY_LINE = re.compile(
+    rf"(?P<secret>\S{{{MIN_KEY},}})(\s+(?P<label>\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
+)
 # A body is read up to this multiple of the limit before it is refused as too long.
 PATIENCE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -94,14 +98,14 @@ class Key:
     """
 
     def __init__(self, line: str, number: int) -> None:
-        secret, label, rate, *rest = [*line.split(), "", ""]
-        if len(secret) < MIN_KEY or any(rest) or (rate and not rate.isdecimal()) or rate == "0":
+        match = KEY_LINE.fullmatch(line)
+        if match is None:
             raise ValueError(
                 f"key {number}: must have at least {MIN_KEY} characters, and may be followed by a "
                 "label and by requests per minute"
             )
-        self.digest = digest_of(secret)
-        self.label, self.rate = label or f"key{number}", int(rate or 0)
+        self.digest = digest_of(match["secret"])
+        self.label, self.rate = match["label"] or f"key{number}", int(match["rate"] or 0)
         self.left, self.counted_at = float(self.rate), time.monotonic()
 
     def take(self) -> dict[str, str]:

@@ -88,11 +88,10 @@ class JobQueue:
     def start(self, job: Job) -> bool:
         """Move a job from `waiting` to `running`; returns False if it does not wait any more."""
         with self.changed:
-            if job not in self.waiting:
-                return False
-            self.waiting.remove(job)
-            self.running[job.sequence] = job
-            return True
+            if is_waiting := job in self.waiting:
+                self.waiting.remove(job)
+                self.running[job.sequence] = job
+            return is_waiting
 
     def remove(self, job: Job) -> bool:
         """Remove a job; returns False if it was removed before."""

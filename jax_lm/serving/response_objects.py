@@ -3,7 +3,7 @@
 Knows neither HTTP nor the engine. A response is not stored.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax_lm.serving.jobs import Event
@@ -17,14 +17,12 @@ class ResponsesFormat(AnswerFormat):
     sequence_number = 0
 
     def whole(self, ends: Sequence[Event]) -> Json:
-        done = dict(enumerate(end for end in ends if end.is_answer))
-        return self.response(done)
+        return self.response([end for end in ends if end.is_answer])
 
-    def response(self, ends: Mapping[int, Event] | None = None) -> Json:
+    def response(self, ends: Sequence[Event] = ()) -> Json:
         """Return the object of a response, with its messages once it has ended."""
-        body, found = self.body, [] if ends is None else list(ends.values())
-        output_tokens = sum(len(end.tokens) for end in found)
-        is_cut = any(end.reason == "length" for end in found)
+        output_tokens = sum(len(end.tokens) for end in ends)
+        is_cut = any(end.reason == "length" for end in ends)
         usage = {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
@@ -39,21 +37,19 @@ class ResponsesFormat(AnswerFormat):
             "object": "response",
             "created_at": self.frame["created"],
             "model": self.model,
-            "status": "in_progress" if ends is None else status,
+            "status": status if ends else "in_progress",
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": body.instructions,
+            "instructions": self.body.instructions,
             "max_output_tokens": options.max_new_tokens,
             "metadata": {},
-            "output": [self.item(*each) for each in (ends or {}).items()],
+            "output": [self.item(*each) for each in enumerate(ends)],
             "parallel_tool_calls": False,
-            "store": False,
             "temperature": options.temperature,
-            "text": {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
             "top_p": options.top_p,
-            "usage": None if ends is None else usage,
+            "usage": usage if ends else None,
         }
 
     def item(self, index: int, end: Event | None = None) -> Json:
@@ -100,5 +96,5 @@ class ResponsesFormat(AnswerFormat):
         return {"item_id": self.item(index)["id"], "output_index": index, "content_index": 0}
 
     def closing(self) -> Iterator[str]:
-        response = self.response(dict(sorted(self.ends.items())))
+        response = self.response([self.ends[index] for index in range(len(self.choices))])
         yield self.event(response["status"], response=response)
