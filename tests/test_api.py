@@ -639,6 +639,7 @@ def test_tokens_of_texts_and_texts_of_tokens(address, engine):
     ):
         status, _, answer = call(address, "POST", path, wrong)
         assert (status, answer["error"]["param"]) == (400, param)
+    assert call(address, "GET", "/tokenizer_info")[2]["eos_token"] == engine.tokenizer.special.end
     assert call(address, "GET", "/version")[2] == {"version": version("jax-diffucoder")}
 
 

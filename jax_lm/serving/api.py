@@ -382,6 +382,16 @@ class Server:
             raise invalid(problem) from problem
         return {"prompt": text, "content": text}
 
+    async def tokenizer_info(self) -> dict[str, str | None]:
+        """Describe the tokenizer, as vLLM does for clients that tokenize here."""
+        special = self.tokenizer.special
+        return {
+            "bos_token": special.begin,
+            "eos_token": special.end,
+            "pad_token": special.pad,
+            "chat_template": self.tokenizer.chat_template,
+        }
+
     async def version(self) -> dict[str, str]:
         """Return the version of this package."""
         return {"version": version("jax-diffucoder")}
@@ -446,6 +456,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
         ("/v1/models", server.models),
         ("/v1/models/{name:path}", server.model),
         ("/version", server.version),
+        ("/tokenizer_info", server.tokenizer_info),
         ("/health", server.health),
         ("/ready", server.ready),
         ("/metrics", server.metrics),

@@ -165,7 +165,7 @@ class DenoiseBody(SourceBody, DecodingBody):
 class TokenizeBody(SourceBody):
     """POST /tokenize, as vLLM has it; `content`, llama.cpp's name, is another name of `prompt`."""
 
-    neutral = NEUTRAL["tokenize"]
+    neutral, other_names = NEUTRAL["tokenize"], ("content",)
     model: str | None = Field(None, max_length=200)
     prompt: Text | None = Field(None, validation_alias=AliasChoices("prompt", "content"))
     return_token_strs: bool = False

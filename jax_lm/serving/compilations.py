@@ -6,6 +6,7 @@ what was asked for (`Slots.missing`), and are compiled on another thread while t
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -48,14 +49,13 @@ class WarmUp:
         Raises:
             ValueError: the text is not such a shape.
         """
-        name, _, shape = text.rpartition(":")
-        tokens, _, sequences = shape.partition("x")
-        if not (tokens.isdecimal() and (sequences or "1").isdecimal()):
+        match = re.fullmatch(r"(?:([^:]*):)?([0-9]+)(?:x([0-9]+))?", text)
+        if match is None:
             raise ValueError(
                 f"warm_up={text!r}: must be like 96, 384x4 or exact:96x4 (tokens, sequences, preset)"
             )
-        Decoding(preset=name or preset)
-        return cls(preset=name or preset, tokens=int(tokens), sequences=int(sequences or 1))
+        decoding = Decoding(preset=match[1] or preset)
+        return cls(preset=decoding.preset, tokens=int(match[2]), sequences=int(match[3] or 1))
 
 
 class CompileScheduler:

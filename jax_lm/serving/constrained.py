@@ -99,12 +99,9 @@ class ConstrainedSequence(Sequence):
         self.tokens[column], self.masked[column] = token, False
         self.commit_step[column], self.confidence[column] = self.step, np.exp(log_probs[token])
         if self.logprobs is not None:
-            # fewer than TOP_LOGPROBS if the vocabulary is smaller
             top = most_likely(raw, TOP_LOGPROBS)
-            chosen, values, ids = self.logprobs
-            chosen[column] = raw[token]
-            values[column, : len(top)] = raw[top]
-            ids[column, : len(top)] = top
+            for values, own in zip(self.logprobs, (raw[token], raw[top], top), strict=True):
+                values[column] = own
         self.kept += 1
         self.step += 1
         # The next steps begin the block of the first mask again.

@@ -66,6 +66,8 @@ class Part(BaseModel):
     """Fields of `neutral` that are ignored with any value."""
     nullable: ClassVar[tuple[str, ...]] = ()
     """Fields in which null is a value."""
+    other_names: ClassVar[tuple[str, ...]] = ()
+    """Further names of fields."""
 
     @staticmethod
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
@@ -91,6 +93,7 @@ class Part(BaseModel):
         if not isinstance(given, dict):
             return given
         own = {each.alias or name for name, each in cls.model_fields.items()}
+        own.update(cls.other_names)
         fields, others = {}, ignored()
         for name, value in given.items():
             if (value is None and name not in cls.nullable) or name in cls.unread:

@@ -97,10 +97,10 @@ class JobQueue:
         """Remove a job; returns False if it was removed before."""
         with self.changed:
             # a job may end before it gets a slot
-            is_waiting = job in self.waiting
-            if is_waiting:
+            if job in self.waiting:
                 self.waiting.remove(job)
-            return self.running.pop(job.sequence, None) is not None or is_waiting
+                return True
+            return self.running.pop(job.sequence, None) is not None
 
     def wait(self, arrivals: int, seconds: float | None) -> None:
         """Wait until `arrivals` has changed, for at most `seconds`."""
