@@ -159,8 +159,8 @@ class Repairs:
     def repair(self, sequence: ConstrainedSequence) -> None:
         """Check a decoded sequence and decide its first wrong token, on a reader's thread.
 
-        At the end, the sequence either satisfies its constraint or has masks to decode. What others
-        read of it meanwhile is final: `kept` changes last.
+        At the end, the sequence either satisfies its constraint or has masks to decode. Nobody else
+        reads it meanwhile.
         """
         while sequence.is_decoded:
             # 1. how many tokens are valid

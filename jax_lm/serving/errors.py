@@ -74,7 +74,9 @@ def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
     if isinstance(problem, ContextLengthError):
         return Refusal(400, message, param="prompt", code="context_length_exceeded")
     param = schemas.field_of(message)
-    if grammar_field is not None and param in ("grammar", "regex", "json_schema"):
+    # "grammar='cobol': …" names the field already
+    is_bare = not message.startswith("grammar=")
+    if grammar_field is not None and is_bare and param in ("grammar", "regex", "json_schema"):
         message, param = f"{grammar_field}: {message.removeprefix('grammar: ')}", grammar_field
     return Refusal(400, message, param=param)
 

@@ -269,6 +269,9 @@ class EngineWorker:
         had_text = bool(job.text)
         try:
             self.repairs.advance(job.sequence)
+            # a thread repairs it: what it reads as final may change while it is read
+            if job.sequence in self.repairs.pending:
+                return
             event = job.next_event()
         except Exception as error:  # the border: one job's answer must not end the others
             logger.exception("a job failed")
