@@ -58,7 +58,7 @@ def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> li
         raise ValueError(f"messages: {problem}") from problem
 
 
-def as_messages(value: Any) -> Any:
+def as_conversation(value: Any) -> Any:
     """Return a text as a conversation of one message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
@@ -99,7 +99,9 @@ class ResponsesBody(OpenAIBody):
 
     is_message = True
     neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["responses"]}
-    input: Annotated[Messages, BeforeValidator(as_messages, json_schema_input_type=Text | Messages)]
+    input: Annotated[
+        Messages, BeforeValidator(as_conversation, json_schema_input_type=Text | Messages)
+    ]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1)
 
