@@ -57,11 +57,6 @@ def test_base_models_complete_the_raw_prompt(engine):
     assert template.parts == (PROMPT, 16, "")
 
 
-def test_what_is_no_question_cannot_be_asked(engine):
-    with pytest.raises(ValueError, match="'gap' is not a question"):
-        ChatPrompting().templates(engine, gap(), GenerationOptions(max_new_tokens=8))
-
-
 @pytest.mark.parametrize(
     ("answer", "code"),
     [

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_lm import rewards
+from jax_lm.host import terminal
 from jax_lm.rewards import REWARDS, WeightedSum, find_reward, weighted_sum
 from jax_lm.rewards.code import extract_code, is_well_formed, parses
-from jax_lm.rewards.mathematics import math_verify
 
 REFERENCE = json.loads((GOLDEN / "rewards.json").read_text())
 GOOD = "Sure.\n```python\ndef f(x):\n    return x\n```\n"
@@ -391,11 +391,12 @@ def test_bad_settings_are_refused_at_once(name, settings, message):
 # Mathematics
 
 
-def test_without_math_verify_the_error_names_the_extra(monkeypatch):
-    math_verify.cache_clear()
+def test_without_math_verify_the_error_names_it(monkeypatch):
+    # The command line adds the extra that installs it.
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ValueError, match=r"need math-verify: pip install 'jax-diffucoder\[math\]'"):
+    with pytest.raises(ModuleNotFoundError, match="math_verify") as failure:
         score(rewards.accuracy_reward, ["$1$"], solution=["1"])
+    assert "jax-diffucoder[math]" in (terminal.explain_failure(failure.value) or "")
 
 
 OPEN_R1_VERDICTS = {

@@ -64,11 +64,7 @@ class ChatPrompting:
     name = "chat"
 
     def prompt(self, engine: DiffuCoderInference, problem: Problem) -> str:
-        """Return the chat prompt. Raises ValueError if the problem is not a question."""
-        if not problem.question:
-            raise ValueError(
-                f"problem {problem.name!r} is not a question: a chat model cannot be asked"
-            )
+        """Return the chat prompt of a problem that is a question (`choose_prompting`)."""
         return engine.chat_prompt(problem.question) + OPENING
 
     def templates(

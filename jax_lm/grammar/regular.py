@@ -160,10 +160,8 @@ def read_schema(text: str) -> Any:
     try:
         schema = json.loads(text)
         require_supported(schema)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"json_schema: not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError("json_schema: not JSON: nested too deeply") from error
     return schema
 
 

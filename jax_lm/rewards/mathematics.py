@@ -9,24 +9,10 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import import_module
-from types import ModuleType
 
 from jax_lm.options import require_sizes
 from jax_lm.rewards.reward import Columns, Reward, Scores
-
-
-@cache
-def math_verify() -> ModuleType:
-    """Import the package math-verify. Raises ValueError if it is not installed."""
-    try:
-        return import_module("math_verify")
-    except ModuleNotFoundError as error:
-        install = "pip install 'jax-diffucoder[math]'"
-        raise ValueError(
-            f"rewards for mathematics need math-verify: {install} ({error})"
-        ) from error
 
 
 def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool | None]:
@@ -35,7 +21,8 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
     A boxed answer takes precedence. The answer must be correct LaTeX: misspelt operators are not
     repaired.
     """
-    package = math_verify()
+    # On demand: the other rewards do not need the extra.
+    package = import_module("math_verify")
     if threading.current_thread() is not threading.main_thread():
         raise ValueError(
             "rewards for mathematics run in the main thread only: "
