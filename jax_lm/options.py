@@ -118,6 +118,9 @@ require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < 
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
 require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
 require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
+require_counts = partial(
+    require, f"must lie in [0, {MAX_DRAFT}]", lambda value: 0 <= value <= MAX_DRAFT
+)
 
 
 def require_only(config: Any, values: Fields, reason: str) -> None:
@@ -337,11 +340,10 @@ class GenerationOptions:
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
         require_sizes(self, "max_new_tokens", "tokens_per_step", "num_steps", "top_k")
-        require_not_negative(self, "temperature", "alg_temp", "draft", "lookahead")
+        require_not_negative(self, "temperature", "alg_temp")
         require_upper_shares(self, "top_p")
         require_shares(self, "min_p")
-        if self.extra_canvases > MAX_DRAFT:
-            raise ValueError(f"{self.extra_canvases_option}: must be at most {MAX_DRAFT}")
+        require_counts(self, "draft", "lookahead")
         # Combinations of options that exclude each other.
         self.check_steps()
         self.check_draft()

@@ -351,10 +351,10 @@ def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"add_threshold": 0.1}, "add_threshold=0.1: needs cache='causal', not 'none'"),
+        ({"add_threshold": 0.1}, "add_threshold=0.1: must be None without cache='causal'"),
         (
             {"active_blocks": 2, "preset": "fast"},
-            "active_blocks=2: needs cache='causal', not 'window'",
+            "active_blocks=2: must be None without cache='causal'",
         ),
         (
             {"cache": "causal", "commit": "steps"},

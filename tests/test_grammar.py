@@ -207,7 +207,10 @@ def test_an_end_that_was_found_once_is_not_lost(engine):
             "while chat answers",
         ),
         (lambda e: decode(e, ["x"], 8, grammar="cobol"), "grammar='cobol'"),
-        (lambda e: decode(e, ["x"], 8, grammar="python", early_stop=False), "needs early_stop"),
+        (
+            lambda e: decode(e, ["x"], 8, grammar="python", early_stop=False),
+            "early_stop=False: must be True with a grammar",
+        ),
         (
             lambda e: e.fill("x = <|hole:2|>, <|hole:2|>", GenerationOptions(grammar="python")),
             "takes one hole",

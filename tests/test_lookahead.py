@@ -146,7 +146,7 @@ def test_a_stop_token_in_a_branch_ends_the_row(tiny):
             {"lookahead": 2},
             "lookahead=2: needs a commit rule by probability: threshold, factor, dynamic, entropy",
         ),
-        ({"lookahead": 2, "draft": 2, "decoding": TAU}, "lookahead=2: must be 0 with draft=2"),
+        ({"lookahead": 2, "draft": 2, "decoding": TAU}, "draft=2: must be 0 with lookahead"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):

@@ -21,6 +21,9 @@ MASK_GLYPH = "░"
 COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "green"), (1.01, "bright_green"))
 
 
+LEGEND = "  ".join(f"{name} < {bound:.0%}" for bound, name in COLOURS[:-1])
+
+
 def watch(
     engine: DiffuCoderInference,
     template: Template,
@@ -46,9 +49,11 @@ def watch(
             # called after every step
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
-            note = f"step {int(state.step)}, {left} masks left  {legend()}"
+            note = f"step {int(state.step)}, {left} masks left  {LEGEND}"
             if not left:
-                note = f"{footer(state, time.monotonic() - start, compiled())}{count_ties(state)}"
+                seconds = time.monotonic() - start - compiled()
+                passes = f"{int(state.forwards)} forward passes in {seconds:.1f} s"
+                note = f"{passes}, after {compiled():.1f} s of compilation{count_ties(state)}"
             live.update(Group(fold(text, console.width), Text(note, style="dim")))
 
         return engine.decode([template], options, seed=seed, on_state=show).rows[0]
@@ -118,11 +123,3 @@ def count_ties(state: SamplerState) -> str:
 
 def colour(confidence: float) -> str:
     return next(name for bound, name in COLOURS if confidence < bound)
-
-
-def legend() -> str:
-    return "  ".join(f"{name} < {bound:.0%}" for bound, name in COLOURS[:-1])
-
-
-def footer(state: SamplerState, seconds: float, compiled: float) -> str:
-    return f"{int(state.forwards)} forward passes in {seconds - compiled:.1f} s, after {compiled:.1f} s of compilation"
