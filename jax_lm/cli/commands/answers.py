@@ -106,10 +106,15 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
         ValueError: the file cannot be read, is no file of answers, or its answers belong to other
             prompts or settings.
     """
+    if not out.exists():
+        return {}
+    # a pipe would be waited for
+    if not out.is_file():
+        raise ValueError(
+            f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
+        )
     try:
         content = out.read_bytes()
-    except FileNotFoundError:
-        return {}
     except OSError as error:
         raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
     # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
