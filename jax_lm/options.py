@@ -118,6 +118,8 @@ require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < 
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
 require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
 require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
+# The same, but infinity is a bound that nothing reaches.
+require_at_least_zero = partial(require, "must not be negative", lambda value: value >= 0)
 require_counts = partial(
     require, f"must lie in [0, {MAX_DRAFT}]", lambda value: 0 <= value <= MAX_DRAFT
 )
@@ -210,7 +212,7 @@ class Decoding:
         require_upper_shares(settings, "threshold")
         require_above_zero(settings, "factor")
         require_shares(settings, "decay", "add_threshold", "activate_threshold")
-        require_not_negative(settings, "entropy_bound", "block_length")
+        require_at_least_zero(settings, "entropy_bound", "block_length")
         require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks")
         for name, rules in READ_BY.items():
             if getattr(self, name) is not None and settings.commit not in rules:
@@ -340,7 +342,7 @@ class GenerationOptions:
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
         require_sizes(self, "max_new_tokens", "tokens_per_step", "num_steps", "top_k")
-        require_not_negative(self, "temperature", "alg_temp")
+        require_at_least_zero(self, "temperature", "alg_temp")
         require_upper_shares(self, "top_p")
         require_shares(self, "min_p")
         require_counts(self, "draft", "lookahead")
