@@ -6,7 +6,7 @@ score 0.
 
 import pytest
 
-from untrusted import Limits, run, tiers
+from untrusted import Limits, run, runner, tiers
 from untrusted.runner import why_not
 from untrusted.tiers import SAFE
 
@@ -482,7 +482,7 @@ def test_what_a_test_hands_out_is_served():
         "def f(call, item, kind, keep, log, source):\n"
         "    made = kind('b', 2)\n    made.size += item.size\n    keep(call(made))\n    log.add(name='x', size=1)\n"
         "    with source as opened: text = opened.read()\n"
-        "    return isinstance(made, kind), made == kind('b', 5), item < made, text, str(made)\n"
+        "    return made == kind('b', 5), item < made, text, str(made)\n"
     )
     test = (
         "import io\nfrom unittest.mock import Mock\n"
@@ -492,7 +492,7 @@ def test_what_a_test_hands_out_is_served():
         "    def __str__(self): return self.name\n"
         "kept, log = [], Mock()\n"
         "said = f(lambda item: item.size, Item('a', 3), Item, kept.append, log, io.StringIO('text'))\n"
-        "assert said == (True, True, True, 'text', 'b'), said\n"
+        "assert said == (True, True, 'text', 'b'), said\n"
         "assert kept == [5]\nlog.add.assert_called_once_with(name='x', size=1)\n"
     )
     result = run(code, [test], executor=tier(), allow_unsafe=True)
@@ -517,6 +517,7 @@ CARRIED_IN_PART = {
     "a subclass of a program's exception": "class Mine(Boom): pass\nassert issubclass(Mine, ValueError)",
     "an object that equals plain data": "assert Base() == 5",
     "a pickle": "import pickle\nassert pickle.loads(pickle.dumps([1])) == [1] and Base().go() == 1",
+    "a class of the test, as a class": "class Mine: pass\nassert is_a(Mine(), Mine)",
     "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
 }
 
@@ -525,7 +526,8 @@ CARRIED_IN_PART = {
 def test_what_the_border_cannot_carry_is_no_failure(name):
     code = (
         "class Boom(ValueError): pass\nclass Base:\n    def go(self): return 1\n"
-        "    def __eq__(self, other): return other == 5\nasync def later(f): return await f()"
+        "    def __eq__(self, other): return other == 5\nasync def later(f): return await f()\n"
+        "def is_a(x, kind): return isinstance(x, kind)"
     )
     test = CARRIED_IN_PART[name]
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
@@ -718,3 +720,67 @@ def test_a_malformed_answer_is_a_wrong_one(answer):
     code = f"import os\ndata = {answer}\nwhile data:\n    data = data[os.write(3, data):]\ndef f(x): return 0"
     tests = [CALL, "assert f(7) == {1: 2}", "assert f(7) == (1, 2)"]
     assert run(code, tests, executor=tier(), allow_unsafe=True).outcome == "failed"
+
+
+ADD = "def f(x):\n    print('run')\n    return x + 1"
+CAN_FAIL = {
+    "a literal": "assert f(2) == 3 and f(3) == 4\nx = f(1)\nassert x == 2\nassert 'a' * f(0) == 'a'",
+    "containers and None": "assert [f(1)] == [2]\nassert {1: f(1)} == {1: 2}\nassert [].append(f(1)) == None",
+    "no literal": "expected = [3, 4]\nassert [f(2), f(3)] == expected\nassert f(2) in expected\nassert f(1), 'said'",
+    "a function that checks": "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\ncheck(f)",
+    "beside what cannot fail": "assert f(1) == 2\nassert True",
+    "another way to check": "try:\n    f('a')\n    assert False\nexcept TypeError:\n    pass",
+}
+CANNOT_FAIL = {
+    "a constant": "f(2)\nassert True",
+    "a value and itself": "assert f(2) == f(2)",
+    "literals": "f(1)\nassert 1 == 1",
+    "a value that equals everything": "class Any:\n    def __eq__(self, other): return True\nassert Any() == f(2)\n"
+    "assert Any() == 3",
+}
+
+
+def test_a_script_that_cannot_fail_cannot_be_judged(monkeypatch):
+    """It passes with other assertions, too: whatever let it pass, the program has not been judged."""
+    runs = []
+    exchange = runner.Session.exchange
+    monkeypatch.setattr(
+        runner.Session,
+        "exchange",
+        lambda *given, **named: runs.append(0) or exchange(*given, **named),
+    )
+    for name, test in (CAN_FAIL | CANNOT_FAIL).items():
+        printed = ""
+        for canary in (False, True):
+            runs.clear()
+            limits = Limits(canary=canary)
+            result = run(ADD, [test], limits, executor=tier(), allow_unsafe=True)
+            judged = name in CAN_FAIL or not canary
+            assert result.passed is judged, (name, result.tests)
+            assert judged or (result.outcome, "literals changed" in result.detail) == (
+                "cannot_judge",
+                True,
+            )
+            assert len(runs) == 1 + canary
+            # The second run leaves no trace in the output.
+            assert not canary or printed == result.stdout
+            printed = result.stdout
+
+
+def test_what_is_no_script_is_run_once(monkeypatch):
+    runs = []
+    exchange = runner.Session.exchange
+    monkeypatch.setattr(
+        runner.Session,
+        "exchange",
+        lambda *given, **named: runs.append(0) or exchange(*given, **named),
+    )
+    tests = [
+        FRAMEWORKS["functions"],
+        FRAMEWORKS["TestCase"],
+        "assert f(1) == 2",
+        "x = f(1)\nassert x == 3",
+    ]
+    result = run("def f(x): return x * 2", tests, executor=tier(), allow_unsafe=True)
+    assert [test.outcome for test in result.tests] == ["passed"] * 3 + ["failed"]
+    assert len(runs) == 4

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from untrusted.inside.checks import test_names
 # CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
 # that build large ones at a time get a SystemError ("AST constructor recursion depth mismatch").
 PARSING = threading.Lock()
+# What is in tests that a framework runs, and in those that catch a failed assertion.
+FRAMED = re.compile(r"AssertionError|TestCase|^\s*(async )?def test|^\s*class Test", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ def read_call(test: str) -> Call | None:
                     else None
                 )
     return None
+
+
+def is_script(test: str) -> bool:
+    """Whether a test is a script of assertions, none of which it expects to fail."""
+    return "assert " in test and not FRAMED.search(test)
 
 
 def split_tests(source: str, name: str = "<tests>") -> list[str]:

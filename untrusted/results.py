@@ -36,12 +36,15 @@ class Limits:
         total_seconds: wall clock for all tests of a program.
         memory_bytes: address space of the program.
         output_bytes: bytes of each output stream that are kept; the rest is read and dropped.
+        canary: run a script of assertions that has passed once more with other assertions, within
+            the same seconds: if it passes again, it cannot be judged.
     """
 
     seconds: float | int = 5.0
     total_seconds: float | int = 60.0
     memory_bytes: int = 512 * 2**20
     output_bytes: int = 4096
+    canary: bool = True
 
     def __post_init__(self) -> None:
         for name in ("seconds", "total_seconds"):
@@ -58,6 +61,8 @@ class Limits:
             raise ValueError(
                 f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}"
             )
+        if type(self.canary) is not bool:
+            raise ValueError(f"canary={self.canary!r}: must be True or False")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from untrusted.answers import is_literal, matches, may_equal
-from untrusted.assertions import Call, call_of, read_call
+from untrusted.assertions import Call, call_of, is_script, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal
 from untrusted.results import (
@@ -352,8 +352,17 @@ def run_statements(
     # A number that the program cannot know: only a test that came to its end reports it.
     sentinel = secrets.token_hex(16)
     test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
+    deadline = time.monotonic() + seconds
     (program, tester), late = session.exchange([job, test], seconds)
     if tester.answer is not None and tester.answer.get("ended") == sentinel:
+        left = deadline - time.monotonic()
+        if (
+            session.limits.canary
+            and is_script(statements)
+            and passes_changed(session, job, test, left)
+        ):
+            said = "passes as well with its assertions negated and its literals changed"
+            return failed(said, "cannot_judge")
         return TestResult("passed")
     if tester.answer is not None and "cannot" in tester.answer:
         if session.same_process:
@@ -361,6 +370,19 @@ def run_statements(
         return failed(str(tester.answer["cannot"]), "cannot_judge")
     # The program's own error says more than the tester's, which has only lost its connection.
     return reason_of(program if says_why(program, tester) else tester, late, seconds)
+
+
+def passes_changed(
+    session: Session, job: dict[str, Any], test: dict[str, Any], seconds: float
+) -> bool:
+    """Whether a script that has passed does so with changed assertions, which must not happen."""
+    output = {name: bytes(head) for name, head in session.heads.items()}
+    test = test | {"sentinel": secrets.token_hex(16), "changed": True}
+    (_, tester), _ = session.exchange([job, test], max(seconds, 0.0))
+    # What is printed in this run is none of the result's output.
+    for name, head in session.heads.items():
+        head[:] = output[name]
+    return tester.answer is not None and tester.answer.get("ended") == test["sentinel"]
 
 
 def run_together(session: Session, job: dict[str, Any], seconds: float) -> TestResult:

@@ -84,7 +84,10 @@ class Attempt:
         """The program with its tests, for the sandbox."""
         seconds = self.problem.seconds
         limits = Limits(
-            seconds=seconds, total_seconds=max(seconds, 60.0), memory_bytes=MEMORY_BYTES
+            seconds=seconds,
+            total_seconds=max(seconds, 60.0),
+            memory_bytes=MEMORY_BYTES,
+            canary=self.problem.canary,
         )
         return Program(self.program, group_tests(self.problem.tests), limits)
 

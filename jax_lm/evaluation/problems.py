@@ -83,6 +83,7 @@ class Problem:
         preamble: code that must precede a chat model's program: imports and functions of the
             problem.
         seconds: wall-clock limit of the tests.
+        canary: as in `untrusted.Limits`.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Problem:
     question: str = ""
     preamble: str = ""
     seconds: float = 5.0
+    canary: bool = True
 
     def filling(self, completion: str) -> str:
         """Truncate a completion to the text that belongs into the gap."""

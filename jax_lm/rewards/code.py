@@ -34,12 +34,17 @@ CodeAndTests = tuple[str, Sequence[Any]]
 RunPrograms = Callable[[Sequence[CodeAndTests]], Sequence[Any]]
 
 
-def run_locally(programs: Sequence[CodeAndTests]) -> Sequence[Any]:
-    """Run programs in the sandbox of this machine."""
-    # Imported here: the sandbox needs Linux, and rewards that only read text do not.
-    from untrusted import Local, Program
+def run_locally(programs: Sequence[CodeAndTests], *, canary: bool = True) -> Sequence[Any]:
+    """Run programs in the sandbox of this machine.
 
-    return Local().run_many([Program(code, tuple(tests)) for code, tests in programs])
+    Args:
+        canary: as in `untrusted.Limits`: False saves the second run of each script that passes.
+    """
+    # Imported here: the sandbox needs Linux, and rewards that only read text do not.
+    from untrusted import Limits, Local, Program
+
+    limits = Limits(canary=canary)
+    return Local().run_many([Program(code, tuple(tests), limits) for code, tests in programs])
 
 
 def extract_code(text: str, language: str = PYTHON) -> str:

@@ -4,16 +4,17 @@ Imports the standard library only.
 """
 
 import ast
+import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
-# Names of functions that a prepared test calls: after a check, for data as the test wrote them, on
-# entry into a test function, and where Python would look at a handle's class or look up a method.
-CHECKED, GIVEN, ENTERED = "__checked__", "__given__", "__entered__"
-CALL_METHOD, TYPED = "__call_method__", "__typed__"
-ASKED = {"type": "__type_of__", "callable": "__callable__"}
+# Names of functions that a prepared test calls: after a check, for data as the test wrote them, for
+# a context that holds checks, and where Python would look at a handle's class or look up a method.
+CHECKED, GIVEN, STRICT = "__checked__", "__given__", "__strict__"
+CHANGED = "__changed__"
+CALL_METHOD, TYPED, TYPE = "__call_method__", "__typed__", "__type_of__"
 # Beginnings of the names of functions that check, called or as a context.
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
@@ -60,11 +61,9 @@ def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
             (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            # `import a.b` binds "a".
-            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler)) and node.name:
-            defined.add(node.name)
+        # Imports, functions, classes, handlers; `import a.b` binds "a".
+        elif name := getattr(node, "asname", None) or getattr(node, "name", None):
+            defined.add(name.partition(".")[0])
     return read, defined
 
 
@@ -81,27 +80,27 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
     return found
 
 
-def words_of(nodes: list[Any], pattern: re.Pattern) -> set[str]:
-    """Collect names, attributes and keywords of this pattern, and `eval` and `exec` by name."""
-    found = {
-        node.id for node in nodes if isinstance(node, ast.Name) and node.id in ("eval", "exec")
+def words_of(nodes: list[Any]) -> set[str]:
+    """Collect the words of a test's code, with a dot before attributes and keywords.
+
+    "load(x.y, z=1)" -> {"load", "x", ".y", ".z"}
+    """
+    marks = (("id", ""), ("attr", "."), ("arg", "."))
+    return {
+        f"{mark}{word}"
+        for node in nodes
+        for part, mark in marks
+        if (word := getattr(node, part, ""))
     }
-    words = {getattr(node, part, None) for node in nodes for part in ("id", "attr", "arg")}
-    return found | {word for word in words if word and pattern.fullmatch(word)}
 
 
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
     """Collect the modules that a test uses without an import: only attributes of theirs."""
-    based = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    bare = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in based}
-    used = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return {name for name in free & used - bare if name in sys.stdlib_module_names or name == "np"}
-
-
-def asks_for_identity(source: str, modules: set[str]) -> bool:
-    """Whether a test matches classes, or asks for a library object or array memory by identity."""
-    # `x is math.inf`: a handle is never the library's object.
-    return any(not name or name in modules for name in IDENTITY.findall(source))
+    used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
+                    and isinstance(root := node.value, ast.Name))  # fmt: skip
+    known = sys.stdlib_module_names
+    return {name for name in free & known if 0 < used[name] == based[name]}
 
 
 def test_names(tree: ast.Module) -> set[str]:
@@ -117,6 +116,13 @@ def test_names(tree: ast.Module) -> set[str]:
             if is_case or (node.name.startswith("Test") and has_tests):
                 found.add(node.name)
     return found
+
+
+def called_names(tree: ast.Module) -> set[str]:
+    """Collect the functions that a file itself calls: `if __name__ == "__main__": test_a()`."""
+    statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
+    nodes = [node for statement in statements for node in nodes_of(statement)]
+    return {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
 def name_of(function: ast.expr) -> str:
@@ -138,17 +144,14 @@ def complains(statement: Any) -> bool:
     )
 
 
-def assignments_of(nodes: list[Any]) -> Iterator[tuple[set[str], ast.expr]]:
-    """Yield the names that each statement binds, with the expression that they come from."""
-    for node in nodes:
-        targets = [getattr(node, name, None) for name in ("target", "optional_vars")]
-        targets = [target for target in (*targets, *getattr(node, "targets", ())) if target]
-        sources = [getattr(node, name, None) for name in ("value", "iter", "context_expr")]
-        bound = [
-            name.id for target in targets for name in nodes_of(target) if isinstance(name, ast.Name)
-        ]
-        if bound and any(sources):
-            yield set(bound), next(source for source in sources if source)
+def names_in(*trees: ast.AST) -> set[str]:
+    return {node.id for tree in trees for node in nodes_of(tree) if isinstance(node, ast.Name)}
+
+
+def parts_of(node: Any, *fields: str) -> list[Any]:
+    """List the parts of a node that these fields hold, one by one."""
+    found = [getattr(node, field, None) or [] for field in fields]
+    return [part for parts in found for part in (parts if isinstance(parts, list) else [parts])]
 
 
 def call_node(name: str, arguments: list[Any], old: ast.AST) -> Any:
@@ -171,8 +174,6 @@ class TestPreparation:
     Attributes:
         program: names of the program, which the test may call.
         derived: names that depend on its results.
-        sides: by the identity of a comparison, its `plain_sides`.
-        oracles: names on sides that do not depend on the program, if another one does.
     """
 
     def __init__(self, nodes: list[Any], program: set[str]) -> None:
@@ -180,23 +181,23 @@ class TestPreparation:
         # A parameter may be the program's function, as in `check(candidate)`.
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived: set[str] = set()
-        assignments = [(names, self.uses(value)) for names, value in assignments_of(nodes)]
+        bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
+        # Names that each statement binds, with the expressions that they come from.
+        bindings = [
+            (names_in(*targets), self.uses(*parts_of(node, "value", "iter", "context_expr")))
+            for node, targets in bound
+            if targets
+        ]
         # To a fixed point: y = f(x); z = y + 1 -> {y}, then {y, z}
-        while True:
+        known = -1
+        while known < len(self.derived):
             known = len(self.derived)
-            for names, (calls, reads) in assignments:
+            for names, (calls, reads) in bindings:
                 self.derived |= names if calls or reads & self.derived else set()
-            if len(self.derived) == known:
-                break
-        found = ((id(node), self.plain_sides(node)) for node in nodes)
-        self.sides = {key: sides for key, sides in found if sides}
-        self.oracles = {
-            name for sides in self.sides.values() for side in sides for name in self.uses(side)[1]
-        }
 
-    def uses(self, expression: ast.expr) -> tuple[bool, set[str]]:
-        """Return whether an expression calls the program directly, and the names in it."""
-        nodes = nodes_of(expression)
+    def uses(self, *expressions: ast.AST) -> tuple[bool, set[str]]:
+        """Return whether expressions call the program directly, and the names in them."""
+        nodes = [node for expression in expressions for node in nodes_of(expression)]
         calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
         return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
 
@@ -211,56 +212,30 @@ class TestPreparation:
             return False
         return name_of(call.func).startswith(CHECKING)
 
-    def is_comparing(self, call: ast.Call) -> bool:
-        name = name_of(call.func)
-        return name in COMPARING or ("Is" not in name and self.is_checking(call))
-
-    def plain_sides(self, node: Any) -> list[ast.expr]:
-        """List the sides of a comparison that do not depend on the program, if another one does."""
-        sides: list[ast.expr] = []
+    def restore_sides(self, node: Any) -> None:
+        """Compute the sides of a comparison that do not depend on the program as written."""
         # Not `is`: a copy would never be the very object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             sides = [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and self.is_comparing(node):
-            sides = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-        dependent = [self.depends(side) for side in sides]
-        if not any(dependent):
-            return []
-        # A literal, which reads nothing, cannot have been changed.
-        plain = [side for side, depends in zip(sides, dependent, strict=True) if not depends]
-        return [side for side in plain if self.uses(side)[1]]
+            # If another one does: `f(data); assert data == [1, 2]` asks for what has become of it.
+            if any(map(self.depends, sides)):
+                node.left, *node.comparators = map(self.as_written, sides)
+        elif isinstance(node, ast.Call):
+            name = name_of(node.func)
+            compares = name in COMPARING or ("Is" not in name and self.is_checking(node))
+            if compares and any(map(self.depends, node.args)):
+                node.args = list(map(self.as_written, node.args))
 
-    def as_written(self, expression: ast.expr) -> ast.expr:
-        inner = nodes_of(expression)
+    def as_written(self, side: ast.expr) -> ast.expr:
+        nodes = nodes_of(side)
         # A function cannot await, yield or bind names for the one around it.
-        if any(isinstance(n, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr) for n in inner):
-            return expression
+        kept = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+        # A literal, which reads nothing, cannot have been changed.
+        is_kept = isinstance(side, ast.Starred) or any(isinstance(node, kept) for node in nodes)
+        if is_kept or self.depends(side) or not any(isinstance(node, ast.Name) for node in nodes):
+            return side
         nothing = ast.arguments([], [], None, [], [], None, [])
-        function = ast.copy_location(ast.Lambda(nothing, expression), expression)
-        return call_node(GIVEN, [function], expression)
-
-    def restore_sides(self, node: Any) -> None:
-        plain = self.sides.get(id(node), ())
-        if plain and isinstance(node, ast.Compare):
-            node.left = self.as_written(node.left) if node.left in plain else node.left
-            node.comparators = [self.as_written(s) if s in plain else s for s in node.comparators]
-        elif plain:
-            node.args = [self.as_written(side) if side in plain else side for side in node.args]
-
-    def restore_oracle(self, node: ast.Assign) -> None:
-        """Compute `expected = sorted(data)` from the data as written, too."""
-        names = {
-            name.id
-            for target in node.targets
-            for name in nodes_of(target)
-            if isinstance(name, ast.Name)
-        }
-        if (
-            names & self.oracles
-            and isinstance(node.value, ast.Call)
-            and not self.depends(node.value)
-        ):
-            node.value = self.as_written(node.value)
+        return call_node(GIVEN, [ast.copy_location(ast.Lambda(nothing, side), side)], side)
 
     def is_check(self, statement: Any) -> bool:
         """Whether a statement has checked something once it has ended."""
@@ -275,46 +250,48 @@ class TestPreparation:
 
     def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """Insert a count behind every check."""
-        found: list[ast.stmt] = []
-        for statement in statements:
-            found += (
-                [statement, count_check(statement)] if self.is_check(statement) else [statement]
-            )
-        return found
+        counted = [[s, count_check(s)] if self.is_check(s) else [s] for s in statements]
+        return [statement for pair in counted for statement in pair]
 
     def apply(self) -> None:
-        # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         for node in self.nodes:
+            # try: f(-1); raise AssertionError / except ValueError: the handler is the check
             if isinstance(node, ast.Try) and complains(node):
                 for handler in node.handlers:
                     handler.body.insert(0, count_check(handler.body[0]))
         for node in self.nodes:
-            if isinstance(node, ast.Compare | ast.Call):
-                self.restore_sides(node)
-            elif isinstance(node, ast.Assign):
-                self.restore_oracle(node)
+            self.restore_sides(node)
             for part in ("body", "orelse", "finalbody"):
                 if isinstance(statements := getattr(node, part, None), list):
                     setattr(node, part, self.count(statements))
+        for node in self.nodes:
+            # A context of the program may not leave out the checks in it: with each goes the line
+            # of the last one.
+            if isinstance(node, ast.With | ast.AsyncWith):
+                parts = [
+                    statement
+                    for statement in node.body
+                    if any(map(self.is_check, nodes_of(statement)))
+                ]
+                for item in node.items if parts else ():
+                    line = ast.copy_location(ast.Constant(parts[-1].end_lineno), node)
+                    item.context_expr = call_node(STRICT, [item.context_expr, line], node)
 
 
 def ask_for_classes(node: Any) -> None:
     """Have the program asked where Python would look at a handle's class, or look up a method.
 
-    type(x) -> __type_of__(x); x.__class__ -> __typed__(x).__class__;
+    type(x) -> __type_of__(x); x.__class__ -> __typed__(x).kind;
     x.f(1) -> __call_method__(x, "f", 1): one message, not two
     """
-    if (
-        isinstance(node, ast.Attribute)
-        and node.attr == "__class__"
-        and isinstance(node.ctx, ast.Load)
-    ):
-        node.value = call_node(TYPED, [node.value], node)
+    is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    if is_read and node.attr == "__class__":
+        node.value, node.attr = call_node(TYPED, [node.value], node), "kind"
     if not isinstance(node, ast.Call):
         return
     function = node.func
-    if isinstance(function, ast.Name) and len(node.args) == 1 and not node.keywords:
-        function.id = ASKED.get(function.id, function.id)
+    if isinstance(function, ast.Name) and function.id == "type" and len(node.args) == 1:
+        function.id = TYPE
     is_method = isinstance(function, ast.Attribute)
     if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
         name = ast.copy_location(ast.Constant(function.attr), function)
@@ -322,34 +299,55 @@ def ask_for_classes(node: Any) -> None:
         node.args = [function.value, name, *node.args]
 
 
-def blocks_of(preparation: TestPreparation) -> list[tuple[int, int]]:
-    """List the `with` blocks that check something: the first line, and that of the last check."""
-    found = []
-    for node in preparation.nodes:
-        if isinstance(node, ast.With | ast.AsyncWith):
-            inner = [part for statement in node.body for part in nodes_of(statement)]
-            lines = [n.lineno for n in inner if isinstance(n, ast.stmt) and preparation.is_check(n)]
-            found += [(node.lineno, max(lines))] if lines else []
-    return found
-
-
-def prepare(
-    tree: ast.Module, nodes: list[Any], program: set[str], tests: set[str]
-) -> list[tuple[int, int]]:
-    """Prepare a test to run; functions in `tests` report that they are entered.
-
-    Returns the `with` blocks that check something (`blocks_of`).
-    """
-    preparation = TestPreparation(nodes, program)
-    blocks = blocks_of(preparation)
-    preparation.apply()
+def prepare(nodes: list[Any], program: set[str]) -> None:
+    """Prepare a test to run, by its nodes; `program` are the names that mean the program's."""
+    TestPreparation(nodes, program).apply()
     for node in nodes:
         ask_for_classes(node)
-    for node in tree.body:
-        if isinstance(node, FUNCTIONS) and node.name in tests:
-            name = ast.copy_location(ast.Constant(node.name), node)
-            call = ast.copy_location(ast.Expr(call_node(ENTERED, [name], node)), node)
-            # After the docstring, which must stay first.
-            start = 1 if ast.get_docstring(node, clean=False) is not None else 0
-            node.body.insert(start, call)
-    return blocks
+
+
+# The canary: a test that must fail where the unchanged one has passed
+
+
+def change_assertions(nodes: list[Any]) -> None:
+    """Change every assertion of a test, so that none holds any more that depends on the program.
+
+    assert f(2) == 4 -> assert __changed__(f(2) == False, 1)
+    assert f(2) in (3, 4) -> assert __changed__(not f(2) in (3, 4), 1)
+    assert True -> assert __changed__(True, 0), which nothing can change
+    """
+    for node in nodes:
+        if isinstance(node, ast.Assert):
+            test = node.test
+            is_changed = can_fail(test)
+            if is_changed:
+                negated = ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
+                test = with_other_literal(test) or negated
+            flag = ast.copy_location(ast.Constant(int(is_changed)), test)
+            node.test = call_node(CHANGED, [test, flag], test)
+
+
+def can_fail(test: ast.expr) -> bool:
+    """Whether an assertion can fail: not a constant, nor a value compared with itself."""
+    match test:
+        # f(2) == f(2)
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            if ast.dump(left) == ast.dump(right):
+                return False
+    return any(isinstance(node, ast.Name) for node in nodes_of(test))
+
+
+def with_other_literal(test: ast.expr) -> ast.expr | None:
+    """Return `f(x) == literal`, either way round, with another literal; None for other forms."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            for one, other in ((left, right), (right, left)):
+                with contextlib.suppress(ValueError, TypeError, RecursionError):
+                    value = ast.literal_eval(other)
+                    # 4 -> False, which only 0 equals; "a" -> "a~"; [1] -> [1, "~"]
+                    more: Any = {str: "~", bytes: b"~", list: ["~"], tuple: ("~",)}.get(type(value))
+                    changed = ast.parse(repr(value + more if more else not value), mode="eval").body
+                    for node in nodes_of(changed):
+                        ast.copy_location(node, other)
+                    return ast.copy_location(ast.Compare(one, [ast.Eq()], [changed]), test)
+    return None

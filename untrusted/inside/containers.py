@@ -55,7 +55,7 @@ def items_of(container: Any) -> list:
     {"a": 1, "b": 2} -> ["a", 1, "b", 2]
     """
     if wire.is_array(container):
-        return wire.array_parts(container)
+        return [wire.array_text(container)]
     container = vars(container) if type(container) in SPACES else container
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
@@ -66,26 +66,36 @@ def fill(container: Any, items: list) -> None:
     """Replace the content of a container in place."""
     container = vars(container) if type(container) in SPACES else container
     if wire.is_array(container):
-        container[...] = wire.build_array(*items)
+        container[...] = wire.read_array(*items)
     elif isinstance(container, dict):
         container.clear()
         # ["a", 1, "b", 2] -> ("a", 1), ("b", 2)
         for key, value in zip(items[::2], items[1::2], strict=True):
             container[key] = value
-    elif type(container) in (set, collections.deque):
+    elif type(container) is set:
         container.clear()
-        (container.update if type(container) is set else container.extend)(items)
-    elif type(container) is array.array:
-        container[:] = array.array(container.typecode, items)
+        container.update(items)
     else:
-        container[:] = items
+        # A deque has no slices.
+        del_all = (
+            container.clear
+            if hasattr(container, "clear")
+            else lambda: container.__delitem__(slice(None))
+        )
+        del_all()
+        container.extend(items)
 
 
 def hold_same(items: list, others: list) -> bool:
     """Whether two lists hold the same objects; for plain values, equal ones."""
-    return len(items) == len(others) and all(
-        one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
-        for one, other in zip(items, others, strict=True)
+    # Runs with every message for many containers: `map` compares a list of the very same objects
+    # without a loop in Python.
+    return len(items) == len(others) and (
+        all(map(is_, items, others))
+        or all(
+            one is other or (type(one) is type(other) and type(one) in SIMPLE and one == other)
+            for one, other in zip(items, others, strict=True)
+        )
     )
 
 
@@ -111,9 +121,9 @@ class SharedContainers:
         self.keys: dict[int, str] = {}
 
     def add(self, key: str, container: Any) -> Shared:
-        entry = self.entries[key] = self.watched[key] = Shared(key, container)
+        entry = self.entries[key] = Shared(key, container)
         self.keys[id(container)] = key
-        return entry
+        return self.watch(entry)
 
     def find(self, container: Any) -> Shared:
         """Return the entry of a container, registering it if it is new, and make it the latest."""
@@ -128,11 +138,6 @@ class SharedContainers:
         self.watched[entry.key] = entry
         return entry
 
-    def forget(self, key: str) -> None:
-        """Forget a container that the other end has not heard of."""
-        self.watched.pop(key, None)
-        del self.keys[id(self.entries.pop(key).container)]
-
     def take_changes(self) -> Iterator[Shared]:
         """Yield the latest containers that have changed here since both ends agreed.
 
@@ -141,19 +146,15 @@ class SharedContainers:
         """
         left = WATCHED_ITEMS
         for entry in [*islice(reversed(self.watched.values()), WATCHED)]:
-            container, agreed = entry.container, entry.agreed
-            left -= len(agreed)
+            container = entry.container
+            left -= len(entry.agreed)
             if left < 0:
                 break
-            # Runs with every message for many containers: `map` compares a list of the very same
-            # objects without a loop in Python.
-            same = type(container) is list and len(container) == len(agreed)
-            if not (same and all(map(is_, container, agreed))):
-                if not hold_same(items_of(container), agreed):
-                    yield entry
-                # An array that views another's memory changes with it, without a reference.
-                if wire.is_array(container) and getattr(container, "base", None) is not None:
-                    continue
-            # Only we refer to it: nothing here can change it.
-            if sys.getrefcount(container) <= OUR_REFERENCES:
+            if not hold_same(items_of(container), entry.agreed):
+                yield entry
+            # Only we refer to it: nothing here can change it, unless it views another's memory.
+            if (
+                sys.getrefcount(container) <= OUR_REFERENCES
+                and getattr(container, "base", None) is None
+            ):
                 del self.watched[entry.key]

@@ -4,6 +4,7 @@ All of this runs in the program's process, which nobody trusts; `tester` decides
 serves. Imports the standard library only.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,70 +23,38 @@ def make_special(name: str) -> Any:
     return method
 
 
-class ForeignClass(type):
-    """Metaclass of the stand-ins for classes of the test."""
-
-    __iter__, __len__ = make_special("__iter__"), make_special("__len__")
-
-    def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
-        if not PEERS[0].is_theirs(cls):
-            # A class of the program that derives from one of the test.
-            return super().__call__(*arguments, **keywords)
-        return PEERS[0].do("call", cls, *arguments, **keywords)
-
-    def __getattr__(cls, name: str) -> Any:
-        # The test would refuse it anyway (`Tester.check_attribute`).
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return PEERS[0].do("get", cls, name)
-
-    def __bool__(cls) -> bool:
-        # Otherwise `bool` would ask `__len__`, in the test.
-        return True
-
-
-class Foreign(metaclass=ForeignClass):
+class Foreign:
     """Stand-in for an object of the test."""
 
-    __str__, __repr__, __format__ = (
-        make_special("__str__"),
-        make_special("__repr__"),
-        make_special("__format__"),
-    )
+    __str__, __repr__, __format__ = map(make_special, ("__str__", "__repr__", "__format__"))
 
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # An exception has attributes of its own here: arguments, traceback, cause and context.
-        if isinstance(self, BaseException) and (name.startswith("__") or name == "args"):
-            object.__setattr__(self, name, value)
-        else:
-            PEERS[0].do("set", self, name, value)
+        PEERS[0].do("set", self, name, value)
 
 
-def build_class(name: str, bases: list[Any], specials: list[str]) -> type:
-    """Make the stand-in for a class of the test.
+@functools.cache
+def foreign_class(name: str, *specials: str) -> type:
+    """Make the class of stand-ins for objects of a class of the test.
 
     Args:
         specials: names of its special methods: only these are defined, so that, for example, an
             object without `__len__` has none here.
     """
-    own = [base for base in bases if base is not object]
-    if not any(isinstance(base, ForeignClass) for base in own):
-        own = [Foreign, *own]
     members: dict[str, Any] = {method: make_special(method) for method in specials}
-    return ForeignClass(name, tuple(own), members | {"__module__": "__main__"})
+    return type(name, (Foreign,), members | {"__module__": "__main__"})
 
 
 def build(form: dict[str, Any], decode: Callable[[Any], Any]) -> Any:
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     if form["k"] == "function":
         return function(form)
-    if form["k"] == "class":
-        return build_class(form["n"], [decode(base) for base in form["b"]], form["s"])
-    cls = decode(form["class"]) if "class" in form else build_class(form["n"], [], form["s"])
-    return object.__new__(cls)
+    if form["k"] == "error class":
+        bases = tuple(map(decode, form["b"]))
+        return type(form["n"], bases, {"__module__": "__main__", "__doc__": form["d"]})
+    return object.__new__(foreign_class(form["n"], *form["s"]))
 
 
 def function(form: dict[str, Any]) -> Any:

@@ -1,12 +1,11 @@
 """Handles: a test's stand-ins for the program's objects; the program does what is done to them.
 
 A handle never decides what it is compared with. It equals plain data only if its class derives from
-a plain type: then it *is* that plain value, whatever the methods of its class say. An object's own
-`__eq__` counts only among objects of the program.
+a plain type: then that plain value is compared, whatever the methods of its class say. An object's
+own `__eq__` counts only among objects of the program.
 
-Python demands real classes in two places: in an `except` clause, and where C code wants a text or a
-number. So there is one class per exception class of the program, and one per plain type. Imports
-the standard library only.
+Python demands a real class in an `except` clause, so there is one per exception class of the
+program. Imports the standard library only.
 """
 
 import re
@@ -24,25 +23,29 @@ from untrusted.inside.operations import (
     CONVERSIONS,
     IMMUTABLE,
     MUTABLE,
+    OPERATORS,
     OTHERS,
     TEXTS,
 )
 
+# Plain types from which the class of an object may derive: values of the first never change, and
+# have come with the object; those of the others are fetched when they are needed.
+FIXED = {kind.__name__ for kind in IMMUTABLE}
 CONTENTS = {kind.__name__ for kind in MUTABLE}
+# Special methods that a value of these has, not the object.
+BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[str, type] = {
     "class": type, "map": map, "filter": filter, "property": property, "match": re.Match,
     "builtin": types.BuiltinFunctionType,
     "function": types.FunctionType, "method": types.MethodType, "generator": types.GeneratorType,
-    "coroutine": types.CoroutineType, "module": types.ModuleType, **{kind.__name__: kind for kind in MUTABLE},
+    "coroutine": types.CoroutineType, "module": types.ModuleType, **{kind.__name__: kind for kind in (*IMMUTABLE, *MUTABLE)},
 }  # fmt: skip
 # Beginnings of names that handles do not have: numpy and classes would probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are never the program's, even if a test names them.
 HERE = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
-# How an event loop advances a coroutine.
-STEPS = ("send", "throw", "close")
 # Seconds for which an awaited object of the program runs before the test's other tasks get a turn.
 SLICE = 0.005
 # Marks "no content": None is a content.
@@ -83,12 +86,12 @@ def is_theirs(value: Any) -> bool:
 
 def is_plain_data(value: Any) -> bool:
     """Whether a value is plain data of the test."""
-    return type(value) in PLAIN or wire.is_array(value) or wire.is_number(value)
+    return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
 
 
 def is_plain_result(made: Any) -> bool:
     """Whether what the program has made of an object is no object of its own."""
-    return not is_theirs(made) or isinstance(made, Valued)
+    return not is_theirs(made) or (isinstance(made, Handle) and facts_of(made)["kind"] in FIXED)
 
 
 def facts_of(handle: Any) -> dict[str, Any]:
@@ -96,24 +99,28 @@ def facts_of(handle: Any) -> dict[str, Any]:
 
     The keys:
         kind: a key of KINDS, or "object".
+        content: its plain value if the kind is one of FIXED.
         named: the test calls it by a name in CapWords, so it is a class.
         made: the test has made it by calling such a name.
+        strict: it is the context of a block whose last check is in this line.
         tainted: it may know what it will be compared with: `f(x) - 1.5` has seen 1.5.
     """
     return object.__getattribute__(handle, "__dict__")
 
 
-def content_of(handle: Any) -> Any:
-    """Return an object's plain value if its class derives from a plain type, else NOTHING.
+def content_of(handle: Any, name: str = "__eq__") -> Any:
+    """Return the plain value that has this special method of an object; NOTHING if it has none.
 
-    The program sends it without knowing what it will be compared with.
+    That is, if its class derives from a plain type. The program sends the value without knowing
+    what it will be compared with.
     """
-    if not isinstance(handle, Valued) and facts_of(handle)["kind"] not in CONTENTS:
+    facts = facts_of(handle)
+    kind, own = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
+    if kind not in FIXED and (kind not in CONTENTS or own or name not in BY_CONTENT):
         return NOTHING
-    if facts_of(handle).get("tainted"):
+    if facts.get("tainted"):
         raise no_verdict(handle, "a comparison with what an operator has made")
-    # An immutable value is already here (the handle itself), a mutable one is fetched now.
-    return handle if isinstance(handle, Valued) else ask("content", handle)
+    return facts["content"] if kind in FIXED else ask("content", handle)
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
@@ -134,16 +141,34 @@ def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
     return made
 
 
-def unless_tainted(source: Any, made: Any) -> Any:
-    """Refuse a number that comes, in any way, from an object that has seen an operand."""
+def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
+    """Refuse a number that comes, in any way, from an object that has seen an operand.
+
+    Args:
+        strict: refuse it of an object of the test's making, too.
+    """
     facts = facts_of(source)
-    if not facts.get("tainted") or facts.get("made"):
+    if not facts.get("tainted") or (facts.get("made") and not strict):
         return made
     if isinstance(made, int | float | complex | Decimal) or (
         is_plain_data(made) and hasattr(made, "dtype")
     ):
         raise no_verdict(source, "a number from what an operator has made")
     return mark(made, source, tainted=True)
+
+
+def be_strict(value: Any, line: int) -> Any:
+    """Note that a block which checks something runs within this context; `line` is the last check."""
+    if isinstance(value, Handle):
+        facts_of(value)["strict"] = line
+    return value
+
+
+def may_suppress(handle: Any, error: Any, said: Any) -> bool:
+    """Whether `__exit__` suppresses an exception, as in Python: no check, and nothing before one."""
+    if not said or error is None or isinstance(error, AssertionError):
+        return False
+    return error.__traceback__.tb_lineno > facts_of(handle).get("strict", 0)
 
 
 class Handle:
@@ -162,8 +187,6 @@ class Handle:
             raise AttributeError(name)
         if name in HERE:
             return object.__getattribute__(self, name)
-        if name in STEPS and facts["kind"] == "coroutine":
-            return getattr(driver(self), name)
         # Everything else is the program's.
         made = ask("get", self, name)
         return mark(made, self, tainted=True) if facts.get("tainted") else made
@@ -198,28 +221,29 @@ class Handle:
         return False
 
     def __len__(self) -> int:
+        if (content := content_of(self, "__len__")) is not NOTHING:
+            return len(content)
         made = unless_tainted(self, ask("special", "__len__", self))
         return check_number(self, "length", made)
 
     def __iter__(self) -> Any:
+        if (content := content_of(self, "__iter__")) is not NOTHING:
+            return iter(content)
         made = unless_tainted(self, ask("special", "__iter__", self))
         return made if made is self else yield_items(self, made)
 
     def __next__(self) -> Any:
-        is_coroutine = facts_of(self)["kind"] == "coroutine"
-        made = next(driver(self)) if is_coroutine else ask("special", "__next__", self)
-        return unless_tainted(self, made)
+        return unless_tainted(self, ask("special", "__next__", self))
 
     def __await__(self) -> Any:
-        return driver(self)
+        return drive([self]).__await__()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        suppressed = ask("special", "__exit__", self, kind, error, None)
-        return bool(suppressed) and TestSide.peer.may_suppress(error)
+        return may_suppress(self, error, ask("special", "__exit__", self, kind, error, None))
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        suppressed = await ask("special", "__aexit__", self, kind, error, None)
-        return bool(suppressed) and TestSide.peer.may_suppress(error)
+        said = await ask("special", "__aexit__", self, kind, error, None)
+        return may_suppress(self, error, said)
 
     def __instancecheck__(self, value: Any) -> bool:
         # Plain data is never an instance of the program's class, whatever its metaclass says.
@@ -259,24 +283,9 @@ def yield_items(handle: Any, iterator: Any) -> Iterator[Any]:
     check_number(handle, "items", number)
 
 
-class Valued(Handle):
-    """Stands for an object whose class derives from an immutable plain type; C code accepts it."""
-
-    __len__ = __iter__ = __contains__ = __next__ = None  # type: ignore[assignment]  # the plain type's
-
-
-def driver(handle: Any) -> Iterator[Any]:
-    """Return the iterator by which the test's event loop drives an awaited object."""
-    facts = facts_of(handle)
-    # One per handle: an awaited object is awaited once.
-    if "driver" not in facts:
-        facts["driver"] = drive(handle).__await__()
-    return facts["driver"]
-
-
-async def drive(handle: Any) -> Any:
+async def drive(awaited: list[Any]) -> Any:
     """Await an object within the program in slices, between which the test's tasks get a turn."""
-    task = ask("start task", handle)
+    task = ask("start task", *awaited)
     try:
         # None: not ended within the slice. Else a tuple of one: the result may be None.
         while not (ended := ask("run task", task, SLICE, False)):
@@ -290,24 +299,16 @@ async def drive(handle: Any) -> Any:
 # Special methods
 
 
-def make_forwarder(name: str) -> Callable[..., Any]:
-    """Make a special method that the program carries out."""
+def special(name: str) -> Callable[..., Any]:
+    """Make a special method: by the object's plain value if it has one, else by the program."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        return unless_tainted(self, ask("special", name, self, *arguments))
-
-    return method
-
-
-def conversion(name: str) -> Callable[..., Any]:
-    """Make a conversion to a number or a truth value; refused for a tainted object."""
-
-    def method(self: Any, /, *arguments: Any) -> Any:
+        # A text is only shown.
+        content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
+        if content is not NOTHING and name in OPERATORS:
+            return OPERATORS[name](content, *arguments)
         made = ask("special", name, self, *arguments)
-        # A tainted object may only make another object, which stays tainted.
-        if facts_of(self).get("tainted") and is_plain_result(made):
-            raise no_verdict(self, name)
-        return mark(made, self, tainted=facts_of(self).get("tainted", False))
+        return unless_tainted(self, made, strict=name.strip("_") in CONVERSIONS)
 
     return method
 
@@ -319,10 +320,8 @@ def comparison(name: str) -> Callable[..., Any]:
         # two objects of the program
         if is_theirs(other):
             return ask("special", name, self, other)
-        # an object with plain content: the plain type compares
         if (content := content_of(self)) is not NOTHING:
-            compare = native(content, name)
-            return compare(other) if compare else NotImplemented
+            return OPERATORS[name](content, other)
         # NotImplemented: Python falls back to identity, so the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
@@ -337,27 +336,24 @@ def comparison(name: str) -> Callable[..., Any]:
     return method
 
 
-def native(value: Any, name: str) -> Callable[..., Any] | None:
-    """Return the method of a value's plain type, bound to the value; None if it has none."""
-    kind = next(kind for kind in type(value).__mro__ if kind in IMMUTABLE or kind in MUTABLE)
-    method = getattr(kind, name, None)
-    return types.MethodType(method, value) if callable(method) else None
-
-
 def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     """Make an operator: with plain data, its result is an object or what the plain types make."""
+    operator = f"__{name}__"
 
     def method(self: Any, other: Any, *modulo: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
-        made = ask("special", f"__{name}__", *operands, *modulo)
+        made = ask("special", operator, *operands, *modulo)
         # Among the program's own objects, or with objects of the test, anything goes.
         if is_theirs(other) or not is_plain_data(other):
             return mark(made, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
-            compute = native(content, f"__r{name}__" if reflected else f"__{name}__")
-            expected = compute(other, *modulo) if compute else NotImplemented
-            if expected is NotImplemented or not (made == expected):
+            operands = (other, content) if reflected else (content, other)
+            try:
+                expected = OPERATORS[operator](*operands, *modulo)
+            except TypeError:
+                expected = NOTHING
+            if expected is NOTHING or not (made == expected):
                 raise no_verdict(self, name)
             return mark(made, self)
         # A plain result from an object without plain content would be its own word; and an object
@@ -369,13 +365,11 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     return method
 
 
-MADE: tuple[tuple[Any, Any], ...] = (
-    (comparison, COMPARISONS), (conversion, CONVERSIONS), (make_forwarder, [*TEXTS, *OTHERS, "enter", "aenter"]),
-)  # fmt: skip
-for _make, _names in MADE:
-    for _name in _names:
-        if _name not in ("next", "contains", "len", "iter"):
-            setattr(Handle, f"__{_name}__", _make(f"__{_name}__"))
+for _name in (*CONVERSIONS, *TEXTS, *OTHERS, "enter", "aenter"):
+    if f"__{_name}__" not in ("__next__", "__contains__", "__len__", "__iter__"):
+        setattr(Handle, f"__{_name}__", special(f"__{_name}__"))
+for _name in COMPARISONS:
+    setattr(Handle, f"__{_name}__", comparison(f"__{_name}__"))
 for _name in (*BINARY, "divmod"):
     setattr(Handle, f"__{_name}__", arithmetic(_name))
     setattr(Handle, f"__r{_name}__", arithmetic(_name, reflected=True))
@@ -383,38 +377,21 @@ for _name in (*BINARY, "divmod"):
         setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
 
 
-def make_valued_class(kind: type) -> type:
-    """Make the class of handles for objects that derive from a plain type.
-
-    Attributes, copies, comparisons, operators and texts go through the handle; everything else is
-    the plain type's own.
-    """
-    names = ("getattribute", "setattr", "delattr", "copy", "deepcopy", *COMPARISONS, *TEXTS)
-    kept = {f"__{name}__" for name in names}
-    # Operators that the plain type has: a `str` has no `__sub__`, so neither has its handle.
-    operators = {f"__{prefix}{name}__" for name in (*BINARY, "divmod") for prefix in ("", "r")}
-    kept |= operators & set(dir(kind))
-    # Restore what `Handle` would hide: `len`, iteration, item access.
-    plain = {name: getattr(kind, name) for name in {*dir(kind)} & {*vars(Handle)} - kept}
-    members = {name: vars(Handle)[name] for name in kept} | plain
-    return type(f"Valued{kind.__name__}", (Valued, kind), members | {"__hash__": kind.__hash__})
-
-
-VALUED = {kind.__name__: (kind, make_valued_class(kind)) for kind in IMMUTABLE}
-
-
 def build_handle(form: dict[str, Any]) -> Any:
     """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
-    made: Any = object.__new__(Handle)
-    if form.get("b") in VALUED:
-        plain, cls = VALUED[form["b"]]
-        value = TestSide.peer.decode(form.get("c"))
+    made, kind = object.__new__(Handle), str(form.get("k"))
+    if kind == "coroutine":
+        # A coroutine of this end, which event loops take; it awaits itself in the program.
+        awaited: list[Any] = []
+        awaited.append(drive(awaited))
+        return awaited[0]
+    facts = facts_of(made)
+    facts["kind"] = kind
+    if kind in FIXED:
+        facts["content"] = TestSide.peer.decode(form.get("c"))
         # Exactly this type: a subclass could not come from here.
-        if type(value) is not plain:
+        if type(facts["content"]) is not KINDS[kind]:
             raise TypeError("the content of an object is of another type")
-        made = plain.__new__(cls, value)
-    kind = form.get("k")
-    facts_of(made)["kind"] = kind if isinstance(kind, str) else "object"
     return made
 
 
@@ -440,12 +417,6 @@ class ErrorClass(type):
     def __getattr__(cls, name: str) -> Any:
         return ask("get", cls, name)
 
-    def __setattr__(cls, name: str, value: Any) -> None:
-        ask("set", cls, name, value)
-
-    def __delattr__(cls, name: str) -> None:
-        ask("delete", cls, name)
-
 
 class Error(BaseException):
     """An exception of the program's own class; its text and attributes are fetched from there."""
@@ -456,17 +427,8 @@ class Error(BaseException):
             return object.__getattribute__(self, name)
         return ask("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__"):
-            object.__setattr__(self, name, value)
-        else:
-            ask("set", self, name, value)
-
     def __str__(self) -> str:
         return ask("special", "__str__", self)
-
-    def __repr__(self) -> str:
-        return ask("special", "__repr__", self)
 
     def __eq__(self, other: Any) -> Any:
         return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented

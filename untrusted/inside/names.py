@@ -17,13 +17,12 @@ from untrusted.inside import checks
 from untrusted.inside.handles import (
     NOTHING,
     Handle,
-    Valued,
+    TestSide,
     ask,
     content_of,
     facts_of,
     is_plain_data,
     mark,
-    native,
     no_verdict,
     unless_tainted,
 )
@@ -33,9 +32,9 @@ from untrusted.inside.packages import is_genuine
 # as runpy, shelve and pickle do.
 IMPORTED = {
     "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "ipaddress", "itertools",
-    "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re", "statistics", "string", "sys",
-    "textwrap", "time", "types", "typing", "uuid", "zoneinfo",
+    "datetime", "decimal", "email", "enum", "fractions", "functools", "hashlib", "heapq", "html", "http", "io",
+    "ipaddress", "itertools", "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re",
+    "statistics", "string", "sys", "textwrap", "time", "types", "typing", "urllib", "uuid", "xml", "zoneinfo",
 }  # fmt: skip
 # Of these a test receives no members: exit, for one, would end the test as its own.
 CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
@@ -57,34 +56,33 @@ def genuine_imports(code: str) -> dict[str, Any]:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    # Name in the program -> module, and attribute or "" for the module itself
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, Any] = {}
     for statement in body:
+        # A later definition of a name hides the import.
+        for name in checks.names_of(checks.nodes_of(statement))[1]:
+            found.pop(name, None)
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                found[name] = (alias.name if alias.asname else name, "")
+                found |= genuine(alias.name, "", alias.asname)
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             for alias in statement.names:
-                found[alias.asname or alias.name] = (statement.module, alias.name)
-        else:
-            # A later definition of the name hides the import.
-            for name in checks.names_of(checks.nodes_of(statement))[1]:
-                found.pop(name, None)
-    values = {name: genuine(*place) for name, place in found.items()}
-    return {name: value for name, value in values.items() if value is not None}
+                found |= genuine(statement.module, alias.name, alias.asname)
+    return found
 
 
-def genuine(module: str, name: str = "") -> Any:
-    """Import a name of the library; None unless it is in IMPORTED and exists."""
+def genuine(module: str, name: str, bound: str | None) -> dict[str, Any]:
+    """Import a module, or a name of one, as it is bound; empty if it is not in IMPORTED."""
     top = module.partition(".")[0]
     if top not in IMPORTED or (name and top in CLOSED):
-        return None
+        return {}
     try:
         found = importlib.import_module(module)
     except ImportError:
-        return None
-    return getattr(found, name, None) if name else found
+        return {}
+    if name:
+        return {bound or name: getattr(found, name)} if hasattr(found, name) else {}
+    # `import http.server` binds "http".
+    return {bound: found} if bound else {top: importlib.import_module(top)}
 
 
 class TestModule(types.ModuleType):
@@ -96,7 +94,7 @@ class TestModule(types.ModuleType):
     def __init__(self, name: str, fetch: Fetch, theirs: set[str]) -> None:
         super().__init__(name)
         # Directly: `__setattr__` below needs them.
-        self.__dict__.update(_fetch=fetch, _theirs=theirs, _originals={})
+        self.__dict__.update(_fetch=fetch, _theirs=theirs)
 
     @property
     def __all__(self) -> list[str]:
@@ -110,14 +108,13 @@ class TestModule(types.ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__["_theirs"]:
-            self.__dict__["_originals"].setdefault(name, self.__dict__["_fetch"](name))
-            ask("set name", name, value)
+            ask("patch", TestSide.peer.main, name, value)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         # Undoing a patch deletes the name: the program's original comes back.
-        if name in self.__dict__["_originals"]:
-            ask("set name", name, self.__dict__["_originals"].pop(name))
+        if name in self.__dict__["_theirs"]:
+            ask("unpatch", TestSide.peer.main, name)
         self.__dict__.pop(name, None)
 
 
@@ -151,13 +148,7 @@ class ProgramFinder:
 
 
 def namespace(
-    fetch: Fetch,
-    nodes: list[Any],
-    read: set[str],
-    defined: set[str],
-    theirs: set[str],
-    imported: dict[str, Any],
-    submodules: list[str],
+    fetch: Fetch, nodes: list[Any], theirs: set[str], imported: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the names of the program, and of modules, that the test sees.
 
@@ -167,25 +158,15 @@ def namespace(
 
     Args:
         fetch: returns one name of the program.
-        read: names that the test reads.
-        defined: names that it defines.
+        nodes: the test's syntax tree.
         theirs: names of the program.
         imported: what the program imports from the library.
-        submodules: modules that it imports by their dotted names.
     """
+    read, defined = checks.names_of(nodes)
     free = read - defined
-    # Evaluates annotations, in which any name of the program may stand.
-    if any(getattr(node, "attr", getattr(node, "id", "")) == "get_type_hints" for node in nodes):
-        free |= theirs - defined
     # Modules that the test uses without an import
     meant = checks.modules_meant(nodes, free - imported.keys())
-    found = {name: importlib.import_module(name) for name in meant - {"np"}}
-    if "np" in meant and importlib.util.find_spec("numpy"):
-        found["np"] = importlib.import_module("numpy")
-    # `http.server` means the module that the program imports by this name.
-    for name in submodules:
-        if name.partition(".")[0] in found and "__" not in name:
-            importlib.import_module(name)
+    found = {name: importlib.import_module(name) for name in meant}
     # Names with a meaning of their own: builtins, helpers, modules
     known = {name for name in theirs if hasattr(builtins, name) or name in HELPERS} | found.keys()
     # Names that can only be the program's; if there is none, those with another meaning, too
@@ -204,32 +185,22 @@ def only_target(nodes: list[Any], names: set[str]) -> set[str]:
 
     abs(sum(1.5, 2.5) - 4) < 1e-6, with `abs` and `sum` in the program -> {"sum"}: the inner one.
     """
-    if len(names) < 2:
-        return names
-    inner = set()
-    for node in nodes:
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names:
-            below = {
-                getattr(part, "id", "")
-                for part in checks.nodes_of(node)[1:]
-                if part is not node.func
-            }
-            inner |= set() if below & names else {checks.name_of(node.func)}
-    return {name for name in names if not hasattr(builtins, name)} if len(inner) > 1 else inner
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    inner = {
+        checks.name_of(call.func)
+        for call in calls
+        if not names & checks.names_in(*call.args, *call.keywords)
+    }
+    inner &= names
+    return names if len(names) < 2 else inner if len(inner) < 2 else set()
 
 
 # Functions that a prepared test calls in the place of Python's own (`checks.ask_for_classes`)
 
 
-class Typed:
-    """Has the class of a value, in the program if the value is there."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type_of(self.value) if isinstance(self.value, Handle) else self.value.__class__
+def typed(value: Any) -> types.SimpleNamespace:
+    """Return what has the class of a value as `kind`."""
+    return types.SimpleNamespace(kind=type_of(value))
 
 
 def type_of(value: Any) -> Any:
@@ -239,7 +210,7 @@ def type_of(value: Any) -> Any:
 
 def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Call a method; with a single message if the object is the program's."""
-    if not isinstance(subject, Handle) or facts_of(subject)["kind"] == "coroutine":
+    if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
     # The content of a dictionary is that of the plain type, unless the test has made the object.
     is_view = name in VIEWS and not arguments and not facts_of(subject).get("made")
@@ -249,15 +220,11 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     if name in SET_METHODS and not facts_of(subject).get("made"):
         mark(made, subject, tainted=True)
     # A method of a plain type that has seen the operand: result.startswith("Hello")
-    if isinstance(subject, Valued) and arguments and not isinstance(made, Handle):
-        method = native(subject, name)
-        if all(map(is_plain_data, arguments)) and method and method(*arguments, **keywords) != made:
+    if arguments and not isinstance(made, Handle) and all(map(is_plain_data, arguments)):
+        method = getattr(facts_of(subject).get("content", NOTHING), name, None)
+        if method and method(*arguments, **keywords) != made:
             raise no_verdict(subject, name)
     # Stack.Node(...): the test has made this object by the name of its class.
     if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
         facts_of(made)["made"] = True
     return made
-
-
-def is_callable(value: Any) -> bool:
-    return ask("callable", value) if isinstance(value, Handle) else callable(value)

@@ -3,6 +3,7 @@
 One fixed list, carried out in the program's process. Imports the standard library only.
 """
 
+import builtins
 import collections
 import copy
 import importlib
@@ -15,7 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.deferred import asyncio, threading
+from untrusted.inside.deferred import asyncio
 
 # Plain types from which a class of the program may derive. The values of the first never change, so
 # they come with the object; the content of the others is fetched when it is needed.
@@ -31,26 +32,27 @@ BINARY = (
     *("and", "or", "xor", "lshift", "rshift"),
 )
 # Conversions to a number or a truth value, and signs.
-CONVERSIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "int": int, "float": float, "complex": complex, "index": operator.index, "round": round,
-    "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "bool": bool,
-    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert,
-}  # fmt: skip
+CONVERSIONS = (
+    *("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool"),
+    *("neg", "pos", "invert"),
+)
 # A text is only shown or formatted.
-TEXTS: dict[str, Callable[..., Any]] = {"str": str, "repr": repr, "format": format}
-OTHERS: dict[str, Callable[..., Any]] = {
-    "len": len, "iter": iter, "next": next, "reversed": reversed, "length_hint": operator.length_hint,
-    "getitem": operator.getitem, "setitem": operator.setitem, "delitem": operator.delitem,
-    "contains": operator.contains, "hash": hash, "fspath": os.fspath, "dir": dir, "bytes": bytes,
-    "aiter": aiter, "anext": anext,
-}  # fmt: skip
+TEXTS = ("str", "repr", "format")
+OTHERS = (
+    *("len", "iter", "next", "reversed", "length_hint", "getitem", "setitem", "delitem"),
+    *("contains", "hash", "fspath", "dir", "bytes", "aiter", "anext"),
+)
+NAMES = (*COMPARISONS, *BINARY, *CONVERSIONS, *TEXTS, *OTHERS, "divmod", *(f"i{n}" for n in BINARY))
 # By the name of the special method: "__add__", and "__iadd__" for +=.
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{f"__{name}__": getattr(operator, f"__{name}__") for name in (*BINARY, *COMPARISONS)},
-    **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in BINARY},
-    **{f"__{name}__": function for name, function in (CONVERSIONS | TEXTS | OTHERS).items()},
-    "__divmod__": divmod,
-    "__pow__": pow,
+    f"__{name}__": next(
+        vars(module)[key]
+        for module in (builtins, operator, math, os)
+        # "and" is a word of the language: the operator's name is `__and__`.
+        for key in (name, f"__{name}__")
+        if key in vars(module)
+    )
+    for name in NAMES
 }
 
 
@@ -112,7 +114,7 @@ ORIGINALS: dict[tuple[int, str], Any] = {}
 def patch(target: Any, name: str, value: Any) -> None:
     """Replace an attribute of a module or a logger, as the test has just done at its end."""
     # Only the first: a second patch must not make the first one the original.
-    ORIGINALS.setdefault((id(target), name), getattr(target, name))
+    ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
     setattr(target, name, value)
 
 
@@ -145,23 +147,14 @@ def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     """
     if cancelled:
         task.cancel()
-    waiting = asyncio.wait([task], timeout=seconds)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        LOOP[0].run_until_complete(waiting)
-    else:
-        # In another thread, as this one is already running a loop.
-        thread = threading.Thread(target=LOOP[0].run_until_complete, args=(waiting,))
-        thread.start()
-        thread.join()
+    LOOP[0].run_until_complete(asyncio.wait([task], timeout=seconds))
     return (task.result(),) if task.done() and not cancelled else None
 
 
 # All operations by name; `ProgramPeer` adds those that concern the program's own names.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
-    "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type, "callable": callable,
+    "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
     "content": content, "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
     "library": call_library, "patch": patch, "unpatch": unpatch, "start task": start_task, "run task": run_task,
 }  # fmt: skip

@@ -1,8 +1,9 @@
-"""The packages that a session may import in addition to the standard library.
+"""Names that mean the same in a program and its test: modules, and what they define.
 
-Imports the standard library only.
+Beside the standard library a session may allow packages. Imports the standard library only.
 """
 
+import operator
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -36,58 +37,35 @@ class Packages:
 
 def is_genuine(module: Any) -> bool:
     """Whether a module's name means the same at both ends: a standard module or allowed package."""
-    if not isinstance(module, str):
-        return False
-    top = module.partition(".")[0]
-    if top == "__main__":
-        return False
+    top = module.partition(".")[0] if isinstance(module, str) else "__main__"
     allowed = any(
         isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path
     )
-    return allowed or top in sys.stdlib_module_names
+    return top != "__main__" and (allowed or top in sys.stdlib_module_names)
 
 
 # Classes that only the module `types` has a name for, such as the type of functions.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 
 
-def genuine_name(kind: type) -> list[str] | None:
-    """Return module and qualified name if the other end finds the same class by them; else None."""
-    module = getattr(kind, "__module__", None)
-    if not is_genuine(module) or module == "__main__":
-        return None
-    if kind in NAMELESS:
-        return ["types", NAMELESS[kind]]
-    # Follow the name from the module: it must lead to this very class.
-    found: Any = sys.modules.get(str(module))
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return [str(module), kind.__qualname__] if found is kind else None
+def genuine_name(value: Any) -> str | None:
+    """Return the name by which both ends find the same module, class or function in C.
 
-
-# Modules of C functions that only compute, and their members that do more: run code, reach other
-# objects, or change their arguments.
-PURE_MODULES = ("math", "cmath", "_operator", "builtins")
-IMPURE = {
-    "__build_class__", "__import__", "breakpoint", "compile", "delattr", "delitem", "dir", "eval", "exec", "getattr",
-    "globals", "id", "input", "locals", "next", "open", "print", "setattr", "setitem", "vars",
-    "aiter", "anext", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow",
-    "irshift", "isub", "itruediv", "ixor",
-}  # fmt: skip
-
-
-def pure_name(function: Any) -> list[str] | None:
-    """Return module and name of a C function that only computes; None for any other.
-
-    Both ends may then use their own copy of it.
+    math -> "math:", OrderedDict -> "collections:OrderedDict", len -> "builtins:len"; None for any
+    other value.
     """
-    module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
-    return [str(module), str(name)] if pure_function(module, name) is function else None
-
-
-def pure_function(module: Any, name: Any) -> Any:
-    """Return the function that `pure_name` has named; None if it is not a pure one."""
-    if module not in PURE_MODULES or name in IMPURE:
+    if isinstance(value, types.ModuleType):
+        return f"{value.__name__}:" if is_genuine(value.__name__) else None
+    if not isinstance(value, type | types.BuiltinFunctionType):
         return None
-    found = getattr(sys.modules.get(module), str(name), None)
-    return found if isinstance(found, types.BuiltinFunctionType) else None
+    module, name = value.__module__, value.__qualname__
+    if isinstance(value, type) and value in NAMELESS:
+        module, name = "types", NAMELESS[value]
+    if not is_genuine(module):
+        return None
+    try:
+        found = operator.attrgetter(name)(sys.modules.get(module))
+    except AttributeError:
+        return None
+    # By identity: any class can call itself "int" of builtins.
+    return f"{module}:{name}" if found is value else None

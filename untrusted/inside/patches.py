@@ -9,11 +9,12 @@ import abc
 import importlib
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from untrusted.inside.deferred import logging, mock
-from untrusted.inside.handles import Handle, ask
+from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
 # Functions that inspect the objects they are given, by module.
@@ -44,9 +45,21 @@ def follow_test(source: str) -> None:
             if name in source and module.partition(".")[0] in sys.modules:
                 carry(module, name, everywhere=True)
     if "log" in source:
-        ask("follow logging")
+        ask("follow logging", take_log)
+    if "warn" in source:
+        ask("follow warnings", take_warning)
     if "mock" in source or "monkeypatch" in source:
         follow_mock(mock._patch)
+
+
+def take_log(name: str, level: int, message: str) -> None:
+    """Pass what the program has logged to the test's logger of that name."""
+    logging.getLogger(name).log(level, "%s", message)
+
+
+def take_warning(warning: Warning) -> None:
+    # At the line of the test that called the program.
+    warnings.warn(warning, stacklevel=8)
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,30 +87,15 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     setattr(found, name, carry)
 
 
-def is_patchable(target: Any) -> bool:
-    """Whether an object exists at both ends under the same name: a library module or a logger."""
-    if isinstance(target, types.ModuleType):
-        # Not `sys`: argv and the streams have ways of their own (`Tester.extras`).
-        return is_genuine(target.__name__) and target is not sys
-    return isinstance(target, logging.Logger)
-
-
 def follow_mock(kind: Any) -> None:
-    """Repeat in the program what `mock.patch` replaces in a module."""
-    entering, leaving = kind.__enter__, kind.__exit__
+    """Have the program follow what `mock.patch` replaces in a module of the library or a logger."""
+    entering = kind.__enter__
 
-    def enter_both(self: Any) -> Any:
-        result = entering(self)
-        if is_patchable(self.target):
-            ask("patch", self.target, self.attribute, getattr(self.target, self.attribute))
+    def enter(self: Any) -> Any:
+        result, target = entering(self), self.target
+        is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__)
+        if is_module or isinstance(target, logging.Logger):
+            TestSide.peer.follow(target, self.attribute, self.temp_original)
         return result
 
-    def leave_both(self: Any, *error: Any) -> Any:
-        # Read before leaving: mock deletes the attribute on exit.
-        target = self.target
-        result = leaving(self, *error)
-        if is_patchable(target):
-            ask("unpatch", target, self.attribute)
-        return result
-
-    kind.__enter__, kind.__exit__ = enter_both, leave_both
+    kind.__enter__ = enter

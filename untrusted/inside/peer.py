@@ -27,13 +27,11 @@ from untrusted.inside.containers import (
     hold_same,
     items_of,
 )
-from untrusted.inside.errors import build_error, describe_error
+from untrusted.inside.errors import build_error, describe_class, describe_error
 
 # Nested Python calls while a message is written or read: values may be nested as deeply as a
 # program can make them.
 DEEPEST = 20_000
-# Prefixes of environment variables that Python and frameworks read: they never cross.
-OPTIONS = ("PYTEST", "PYTHON", "UNITTEST")
 # Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
 
@@ -47,13 +45,6 @@ class Deep:
 
     def __exit__(self, *_: object) -> None:
         SET_LIMIT(self.limit)
-
-
-def environment() -> dict[Any, Any]:
-    """Copy the environment in Python's internal form: decoding it would take longer than the rest
-    of a message.
-    """
-    return dict(getattr(os.environ, "_data", os.environ))
 
 
 class BorderError(BaseException):
@@ -70,12 +61,10 @@ class Peer(ABC):
         side: prefix of the keys of containers that this end sends first ("p" or "t").
         own: objects of this end that the other end knows; the index is the number.
         theirs: stand-ins here for objects of the other end, by number.
-        whole: the class of the object that is being described.
         broken: the first problem with the channel or a message; no verdict is valid after it.
     """
 
     side = "p"
-    follows_environment = True
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -87,12 +76,8 @@ class Peer(ABC):
         self.theirs: dict[int, Any] = {}
         self.their_numbers: dict[int, int] = {}
         self.shared = SharedContainers(self.side)
-        # Of the message being written: containers in it so far, and what it introduces.
+        # Containers in the message being written so far.
         self.message_keys: set[str] = set()
-        self.new_keys: list[str] = []
-        self.new_numbers: list[int] = []
-        self.whole: Any = None
-        self.environ = environment()
         self.broken: BaseException | None = None
 
     # What each end decides
@@ -106,11 +91,11 @@ class Peer(ABC):
         """Build the stand-in for an object of the other end."""
 
     @abstractmethod
-    def encode_name(self, value: Any) -> dict[str, Any] | None:
-        """Encode a value that both ends know by a name; None for any other value."""
+    def name_of(self, value: Any) -> str | None:
+        """Return the name by which both ends know a value; None for any other value."""
 
     @abstractmethod
-    def decode_name(self, tag: Any, content: Any) -> Any:
+    def named_value(self, name: Any) -> Any:
         """Return the value that both ends know by a name; raises BorderError if it may not cross."""
 
     @abstractmethod
@@ -128,21 +113,10 @@ class Peer(ABC):
 
     # What both ends share besides objects
 
-    def extras(self) -> dict[str, Any]:
-        """Return what this end adds to every message: its environment, if it has changed."""
-        if (environ := environment()) == self.environ:
-            return {}
-        self.environ = environ
-        return {"environ": dict(os.environ)}
-
-    def take_extras(self, message: dict[str, Any]) -> None:
-        """Handle what the other end adds to every message."""
-        if self.follows_environment and isinstance(environ := message.get("environ"), dict):
-            ours = {n: v for n, v in os.environ.items() if n.startswith(OPTIONS)}
-            theirs = {n: v for n, v in environ.items() if not n.startswith(OPTIONS)}
-            os.environ.clear()
-            os.environ.update(theirs | ours)
-            self.environ = environment()
+    def share_environment(self) -> None:
+        """Share the environment with the other end, in Python's internal form."""
+        environ: dict = getattr(os.environ, "_data")  # noqa: B009 (pyright knows no such attribute)
+        self.shared.add("environ", environ)
 
     # Values
 
@@ -172,25 +146,24 @@ class Peer(ABC):
         # Frames stay here: they lead to everything.
         if isinstance(value, types.TracebackType):
             return None
-        if (named := self.encode_name(value)) is not None:
-            return named
+        if name := self.name_of(value):
+            return {"t": "named", "v": name}
         # The next free number, unless the object has one already.
         number = self.own_numbers.setdefault(id(value), len(self.own))
         if number < len(self.own):
             return {"t": "mine", "v": number}
         # In the list before it is described, as the description may lead back to the object.
         self.own.append(value)
-        self.new_numbers.append(id(value))
-        if not isinstance(value, type):
-            self.whole = type(value)
-        is_error = isinstance(value, BaseException)
-        form = describe_error(value, self.encode) if is_error else self.describe(value)
+        if isinstance(value, BaseException):
+            form = describe_error(value, self.encode)
+        elif isinstance(value, type) and issubclass(value, BaseException):
+            form = describe_class(value, self.encode)
+        else:
+            form = self.describe(value)
         return {"t": "mine", "v": number, **form}
 
     def encode_container(self, container: Any) -> dict[str, Any]:
-        is_new = id(container) not in self.shared.keys
         entry = self.shared.find(container)
-        self.new_keys += [entry.key] * is_new
         # A container's content is sent once per message; this also ends cycles:
         #   a = []; a.append(a)
         #   -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
@@ -205,7 +178,7 @@ class Peer(ABC):
     def encode_items(self, entry: Shared) -> list:
         # From now on, this is what both ends agree on.
         entry.agreed = items = items_of(entry.container)
-        return list(items) if wire.is_plain(items) else [self.encode(item) for item in items]
+        return wire.convert_all(items, self.encode)
 
     def decode(self, form: Any) -> Any:
         if not isinstance(form, dict | list):
@@ -216,7 +189,7 @@ class Peer(ABC):
     def restore(self, form: Any) -> Any:
         """Decode anything but plain data (see `convert`); "mine" of the sender is theirs here."""
         if isinstance(form, list):
-            return [self.decode(item) for item in form]
+            return wire.convert_all(form, self.decode)
         tag, content = form["t"], form.get("v")
         if tag == "yours":
             return self.own[content]
@@ -226,8 +199,10 @@ class Peer(ABC):
             if form["k"] == "error":
                 return build_error(form, self.decode, partial(self.adopt, content))
             return self.adopt(content, self.build(form))
+        if tag == "named":
+            return self.named_value(content)
         if tag not in ("container", "same"):
-            return self.decode_name(tag, content)
+            raise BorderError(f"a value of unknown type {tag!r:.40}")
         entry = self.shared.entries.get(form["id"])
         # Registered while still empty, as its items may lead back to it.
         entry = self.shared.watch(entry) if entry else self.shared.add(form["id"], self.begin(form))
@@ -238,12 +213,12 @@ class Peer(ABC):
     def begin(self, form: dict[str, Any]) -> Any:
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
-            return wire.build_array(*form["v"])
+            return wire.read_array(*form["v"])
         return empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
     def refill(self, entry: Shared, forms: list) -> None:
         """Replace the content of a container by what the other end has sent."""
-        items = forms if wire.is_plain(forms) else [self.decode(form) for form in forms]
+        items = wire.convert_all(forms, self.decode)
         # An equal content is left alone, so that the items keep their identity.
         if not hold_same(items_of(entry.container), items):
             self.before_change(entry)
@@ -253,25 +228,20 @@ class Peer(ABC):
     # Messages
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        self.message_keys, self.new_keys, self.new_numbers = set(), [], []
-        try:
-            # Encode first, then send: a value that cannot be encoded leaves the channel usable.
-            with Deep():
-                # First, as they are read first: what introduces an object must come before it.
-                changes = []
-                for entry in self.shared.take_changes():
-                    self.message_keys.add(entry.key)
-                    changes.append([entry.key, self.encode_items(entry)])
-                self.channel.send({"changes": changes} | make() | self.extras())
-        except ChannelEndError as problem:
-            self.broken = problem
-            raise
-        except BaseException:  # whatever it was, the other end will never hear of these objects
-            for key in self.new_numbers:
-                del self.own_numbers[key]
-            for key in self.new_keys:
-                self.shared.forget(key)
-            raise
+        self.message_keys = set()
+        # Encode first, then send: a value that cannot be encoded leaves the channel usable.
+        with Deep():
+            # First, as they are read first: what introduces an object must come before it.
+            changes = []
+            for entry in self.shared.take_changes():
+                self.message_keys.add(entry.key)
+                changes.append([entry.key, self.encode_items(entry)])
+            message = {"changes": changes} | make()
+            try:
+                self.channel.send(message)
+            except ChannelEndError as problem:
+                self.broken = problem
+                raise
 
     def receive(self) -> dict[str, Any]:
         try:
@@ -281,7 +251,6 @@ class Peer(ABC):
             for key, forms in message.get("changes", ()):
                 if key in self.shared.entries:
                     self.refill(self.shared.watch(self.shared.entries[key]), forms)
-            self.take_extras(message)
         except (ChannelEndError, BorderError) as problem:
             self.broken = problem
             raise

@@ -6,70 +6,26 @@ gains nothing by it except the right to answer. Imports the standard library onl
 
 import builtins
 import contextlib
-import functools
-import io
 import linecache
-import os
 import sys
 import traceback
 import types
 import warnings
+from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from untrusted.inside import foreign
 from untrusted.inside.channel import Channel
-from untrusted.inside.errors import type_name
+from untrusted.inside.errors import find_type
 from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
+from untrusted.inside.packages import genuine_name
 from untrusted.inside.peer import Peer
 from untrusted.inside.wire import decode_literal, encode_literal
 
 FILE = "program.py"
-# Bytes of output that are kept for the test with every message; the rest is only written.
-PRINTED_LENGTH = 2**16
-
-
-class Kept(io.RawIOBase):
-    """Output that writes through, and keeps the beginning for a test that inspects the output."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.kept = descriptor, bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def write(self, data: Any, /) -> int:
-        self.kept += data[: PRINTED_LENGTH - len(self.kept)]
-        return os.write(self.descriptor, data)
-
-    def take(self) -> bytes:
-        # Taken output is kept anew: the limit is per message.
-        kept, self.kept = self.kept, bytearray()
-        return bytes(kept)
-
-
-class Asked(io.RawIOBase):
-    """Standard input, read line by line from the test's process, as the test may replace it."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        line = self.peer.do("input", len(buffer))
-        buffer[: len(line)] = line
-        return len(line)
-
-
-def text_stream(raw: Any, *, reading: bool = False) -> io.TextIOWrapper:
-    buffer: Any = io.BufferedReader(raw) if reading else io.BufferedWriter(raw)
-    return io.TextIOWrapper(buffer, "utf-8", "surrogateescape")
 
 
 class ProgramPeer(Peer):
@@ -77,36 +33,24 @@ class ProgramPeer(Peer):
 
     side = "p"
 
-    def __init__(
-        self, channel: Channel, namespace: dict[str, Any], outputs: dict[str, Any]
-    ) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
-        # `outputs`: by name, the stream and what it keeps.
-        self.namespace, self.outputs = namespace, outputs
         # Library objects that the test has handed over by name, so that they go back by name.
-        self.named: dict[int, list[str]] = {}
+        self.named: dict[int, str] = {}
         foreign.PEERS[:] = [self]
-        sys.stdin = text_stream(Asked(self), reading=True)
-        builtins.input = lambda prompt="", /: self.do("ask", str(prompt))
-        # The test's filters decide, so none may drop a warning here.
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: self.do("warn", message)
+        self.share_environment()
 
     # Objects
 
     def describe(self, value: Any) -> dict[str, Any]:
         """Describe an object; of its class the test learns only the plain type it derives from."""
         kind = type(value)
-        if isinstance(value, type) and issubclass(value, BaseException):
-            bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
-            form = {"k": "error class", "n": value.__name__, "d": value.__doc__}
-            return form | {"b": [self.encode(base) for base in bases]}
         if isinstance(value, type):
             return {"k": "class"}
         base = plain_base(kind)
         if base in IMMUTABLE:
             # Immutable: the content crosses now. Mutable: only the kind, as the content may change.
-            return {"k": "object", "b": base.__name__, "c": self.encode(content(value))}
+            return {"k": base.__name__, "c": self.encode(content(value))}
         if base is not None:
             return {"k": base.__name__}
         # Functions, generators and the like; all else is an "object".
@@ -115,63 +59,50 @@ class ProgramPeer(Peer):
     def build(self, form: dict[str, Any]) -> Any:
         return foreign.build(form, self.decode)
 
-    def encode_name(self, value: Any) -> dict[str, Any] | None:
-        if id(value) in self.named:
-            return {"t": "named", "v": self.named[id(value)]}
-        name = type_name(value) if isinstance(value, type) else None
-        return {"t": "type", "v": name} if name else None
+    def name_of(self, value: Any) -> str | None:
+        name = genuine_name(value) or ""
+        return self.named.get(id(value)) or (name if find_type(name) is value else None)
 
-    def decode_name(self, tag: Any, content: Any) -> Any:
-        found: Any = import_module(content[0])
-        # `Outer.Inner` is found part by part.
-        if content[1]:
-            found = functools.reduce(getattr, content[1].split("."), found)
-        self.named[id(found)] = content
+    def named_value(self, name: str) -> Any:
+        module, _, member = name.partition(":")
+        found = import_module(module)
+        found = attrgetter(member)(found) if member else found
+        self.named[id(found)] = name
         return found
 
     # Messages
 
-    def extras(self) -> dict[str, Any]:
-        said = super().extras()
-        for name, (stream, raw) in self.outputs.items():
-            stream.flush()
-            if raw.kept:
-                said[name] = self.encode(raw.take())
-        return said
-
-    def take_extras(self, message: dict[str, Any]) -> None:
-        super().take_extras(message)
-        sys.argv[:] = message.get("argv", sys.argv)
+    def send(self, make: Callable[[], dict[str, Any]]) -> None:
+        # This process may be killed as soon as the test has its answer.
+        flush_output()
+        super().send(make)
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        # Operations that work on any object, else a method below: "set name" -> `set_name`.
+        # Operations that work on any object, else a method below: "follow logging" -> `follow_logging`.
         if operation in OPERATIONS:
             return OPERATIONS[operation](*arguments, **keywords)
         return getattr(self, operation.replace(" ", "_"))(*arguments)
 
     # Operations that need this end
 
-    def name(self, name: str) -> Any:
-        return self.namespace[name]
+    def main(self) -> types.ModuleType:
+        """Return the program as a module."""
+        return sys.modules["__main__"]
 
-    def set_name(self, name: str, value: Any) -> None:
-        self.namespace[name] = value
-
-    def main_function(self) -> Any:
-        """Return the function for a test that calls none by name: the program's last public one."""
-        return [value for name, value in self.namespace.items() if is_main(name, value)][-1]
-
-    def follow_logging(self) -> None:
+    def follow_logging(self, take: Callable[[str, int, str], None]) -> None:
         """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
         import logging  # few programs log
 
-        class Forward(logging.Handler):
-            def emit(handler, record: logging.LogRecord) -> None:  # noqa: N805  # pyright: ignore[reportSelfClsParameterName]
-                self.do("log", record.name, record.levelno, record.getMessage())
-
+        handler = logging.Handler(1)
+        handler.emit = lambda record: take(record.name, record.levelno, record.getMessage())  # type: ignore[method-assign]
         root = logging.getLogger()
         root.setLevel(1)
-        root.handlers[:] = [Forward(1)]
+        root.handlers[:] = [handler]
+
+    def follow_warnings(self, take: Callable[[Any], None]) -> None:
+        """Hand the program's warnings to the test's filters, which decide: none may be dropped here."""
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: take(message)
 
     def serve(self) -> None:
         """Answer requests until the test has ended."""
@@ -180,13 +111,12 @@ class ProgramPeer(Peer):
             self.answer(self.receive())
 
 
-def is_main(name: str, value: Any) -> bool:
-    """Whether a name is one of the program's own public functions, neither imported nor private."""
-    return (
-        isinstance(value, types.FunctionType)
-        and value.__module__ == "__main__"
-        and not name.startswith("_")
-    )
+def flush_output() -> None:
+    """Write what this process has printed; what stands in for a stream of the test holds nothing."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        # The program may have put anything in their place.
+        with contextlib.suppress(Exception):
+            stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def load_program(code: str, prelude: str = "") -> dict[str, Any]:
@@ -273,19 +203,10 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     if peer is None:
         answer = answer_once(job)
-        # Flush before the answer: after it, this process is killed.
-        with contextlib.suppress(
-            Exception
-        ):  # the program may have put anything in the place of stdout
-            sys.stdout.flush()
+        flush_output()
         results.send(answer)
         return
     # From here on, a test runs in another process and uses this program over `peer`.
-    outputs = {}
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        raw = Kept(descriptor)
-        outputs[name] = text_stream(raw), raw
-        setattr(sys, name, outputs[name][0])
     channel = Channel(peer)
     try:
         namespace = load_program(job["code"], job.get("prelude", ""))
@@ -294,8 +215,4 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
         return
     # The tester waits for these names before it runs the test.
     channel.send({"names": [name for name in namespace if isinstance(name, str)]})
-    # What the program printed while it was loaded is no output of the test.
-    for stream, raw in outputs.values():
-        stream.flush()
-        raw.take()
-    ProgramPeer(channel, namespace, outputs).serve()
+    ProgramPeer(channel).serve()

@@ -11,13 +11,11 @@ import builtins
 import dataclasses
 import functools
 import inspect
-import io
 import linecache
 import re
 import sys
 import traceback
 import types
-import warnings
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
@@ -25,12 +23,11 @@ from typing import Any
 from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel
 from untrusted.inside.containers import CONTAINERS, Shared, fill, items_of
-from untrusted.inside.deferred import logging
 from untrusted.inside.errors import find_type
 from untrusted.inside.handles import (
     Handle,
     TestSide,
-    ask,
+    be_strict,
     build_handle,
     cannot_judge,
     error_class,
@@ -41,15 +38,14 @@ from untrusted.inside.names import (
     GenuineFinder,
     ProgramFinder,
     TestModule,
-    Typed,
     genuine_imports,
-    is_callable,
     method_call,
     namespace,
     type_of,
+    typed,
 )
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
-from untrusted.inside.packages import genuine_name, is_genuine, pure_name
+from untrusted.inside.packages import genuine_name, is_genuine
 from untrusted.inside.peer import BorderError, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
@@ -58,7 +54,7 @@ FILE = "test.py"
 # Modules whose classes speak for the test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that may only be called: their attributes and texts lead further.
-CLOSED = (types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
+CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
 TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read any attribute of their arguments: "{0.__class__}".format(x).
 FORMATS = {"format", "format_map"}
@@ -66,6 +62,8 @@ FORMATS = {"format", "format_map"}
 SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
     f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
 }
+# What a test may replace by an assignment.
+FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
 # Names that frameworks look for in a module; the program's own must have no effect.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 # Exceptions that end a loop or a generator, and the steps that may raise them.
@@ -77,8 +75,8 @@ GENERATOR_STEPS = {"send", "throw", "close"}
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
 # Names of what would run code of the program here: by what it has written, pickled or returned.
 REFUSED = re.compile(
-    r"\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|run_path"
-    r"|load_source|spec_from_file_location|SourceFileLoader|exec_module"
+    r"\.?(\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|run_path"
+    r"|load_source|spec_from_file_location|SourceFileLoader|exec_module)|eval|exec"
 )
 # Built-in types: an object of a class derived from one has content that does not cross.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
@@ -88,6 +86,7 @@ class Tester(Peer):
     """The test's end of the channel: it gives nothing away and believes no object.
 
     Attributes:
+        followed: by object and attribute, what was there at first, and what the program has there.
         imported: what the program imports from the library, genuine here, by its text.
         named: library objects that the test has handed out, which the program may hand back.
         doubts: actions of the test that the border carries only in part. Only the test decides
@@ -96,10 +95,10 @@ class Tester(Peer):
             changed them.
         changed: keys of the containers that the latest operation has changed.
         checked: number of checks that were executed.
-        entered: names of the test functions that were entered.
+        caught, held, fixed: numbers of changed assertions that failed, as they must, and of those that
+            held; number of assertions that nothing can change (`checks.change_assertions`).
         complaint: the latest failed assertion that the test raised during a call from the program,
             as long as the program has not passed it on.
-        blocks: the `with` blocks of the test that check something (`checks.blocks_of`).
     """
 
     side = "t"
@@ -107,21 +106,21 @@ class Tester(Peer):
     def __init__(self, channel: Channel, source: str, code: str) -> None:
         super().__init__(channel)
         TestSide.peer, TestSide.reason = self, ""
-        # The streams as they are now: a test that replaces them inspects the output.
-        self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        self.argv = [PROGRAM_FILE]
+        sys.argv = [PROGRAM_FILE]
+        self.followed: dict[tuple[Any, str], list[Any]] = {}
+        for module, name in FOLLOWED:
+            self.follow(module, name, getattr(module, name))
         # A generator's `send` may end it where the test says so.
         self.expects_ends = "StopIteration" in source
-        self.follows_environment = "environ" in source or "getenv" in source
+        if "env" in source:
+            self.share_environment()
         self.code, self.imported = code, genuine_imports(code)
         self.doubts: list[str] = []
-        self.named: dict[tuple[str, ...], Any] = {}
+        self.named: dict[str, Any] = {}
         self.original: dict[str, tuple[Any, list]] = {}
         self.changed: set[str] = set()
-        self.checked = 0
-        self.entered: set[str] = set()
+        self.checked = self.caught = self.held = self.fixed = 0
         self.complaint: AssertionError | None = None
-        self.blocks: list[tuple[int, int]] = []
 
     # What crosses
 
@@ -145,52 +144,36 @@ class Tester(Peer):
                 "d": value.__doc__,
             }
         if isinstance(value, type):
-            # A class on its own; one that arrives with its object is no doubt.
-            if self.whole is not value:
-                self.doubts.append(f"hands its class {value.__name__} to the program")
-            return self.describe_class(value)
+            self.doubts.append(f"hands its class {value.__name__} to the program")
         if (
             kind is types.CoroutineType
             or kind.__module__.startswith("asyncio")
             or "Async" in kind.__name__
         ):
             self.doubts.append("hands an awaitable to the program")
-        if is_own(kind):
-            # The program may expect such an object to be plain data, or to have its fields.
-            if dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__):
-                self.doubts.append(f"hands an object of its class {kind.__name__} to the program")
-            return {"k": "object", "class": self.encode(kind)}
-        # A library object: the program gets its class name and its special methods.
-        specials = [name for name in SPECIALS if getattr(kind, name, None) is not None]
-        return {"k": "object", "n": kind.__name__, "s": specials}
-
-    def describe_class(self, kind: type) -> dict[str, Any]:
-        """Describe a class of the test: its bases and the special methods that it defines."""
-        bases = [base for base in kind.__bases__ if is_own(base) or issubclass(base, BaseException)]
-        specials: set[str] = set()
-        # Bases that do not cross are folded into the class: their methods count as its own.
-        for part in kind.__mro__[:-1]:
-            if not any(issubclass(base, part) for base in bases):
-                specials |= {name for name in vars(part) if name in SPECIALS and vars(part)[name]}
+        # The program may expect such an object to be plain data, or to have its fields.
+        is_data = dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__)
+        if is_own(kind) and is_data:
+            self.doubts.append(f"hands an object of its class {kind.__name__} to the program")
+        # The program gets its class name and its special methods.
+        parts = [vars(part) for part in kind.__mro__[:-1]]
         return {
-            "k": "class",
+            "k": "object",
             "n": kind.__name__,
-            "b": list(map(self.encode, bases)),
-            "s": [*specials],
+            "s": sorted({name for part in parts for name in SPECIALS if part.get(name)}),
         }
 
-    def encode_name(self, value: Any) -> dict[str, Any] | None:
-        name: Any = None
-        if isinstance(value, types.ModuleType) and is_genuine(value.__name__):
-            name = [value.__name__, ""]
-        elif isinstance(value, type):
-            name = genuine_name(value)
-        elif isinstance(value, types.BuiltinFunctionType):
-            name = pure_name(value)
+    def name_of(self, value: Any) -> str | None:
         # Remembered, so that the program can hand back only what it was given.
-        if name:
-            self.named[tuple(name)] = value
-        return {"t": "named", "v": name} if name else None
+        if name := genuine_name(value):
+            self.named[name] = value
+        return name
+
+    def named_value(self, name: Any) -> Any:
+        found = self.named.get(name) or find_type(name)
+        if found is None:
+            raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
+        return found
 
     def build(self, form: dict[str, Any]) -> Any:
         if form["k"] == "error class":
@@ -198,24 +181,14 @@ class Tester(Peer):
             return error_class(str(form["n"]), form["d"], bases)
         return build_handle(form)
 
-    def decode_name(self, tag: Any, content: Any) -> Any:
-        if tag == "named" and tuple(content) in self.named:
-            return self.named[tuple(content)]
-        kind = find_type(content) if tag == "type" and isinstance(content, str) else None
-        if kind is None:
-            raise BorderError(f"a value of unknown type {tag!r:.40}")
-        return kind
-
     # Requests of the program that are allowed
 
     def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
-        """Serve the program: standard input, log, warnings, and objects that the test handed out.
+        """Serve the program: what it does to objects that the test has handed out.
 
-        Of these it may call objects, read and set attributes of instances, and use the special
-        methods that operators and statements call.
+        It may call them, read and set attributes of instances, and use the special methods that
+        operators and statements call.
         """
-        if operation in SERVICES:
-            return SERVICES[operation](*arguments)
         if operation not in ("call", "get", "set", "special"):
             raise BorderError(f"operation {operation!r:.40}")
         # "special" carries the method's name first, then its subject; the others begin with the
@@ -245,23 +218,17 @@ class Tester(Peer):
         """Raise for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
             raise BorderError("the name of an attribute is no text")
-        is_class = isinstance(subject, type)
-        kinds = (subject if is_class else type(subject)).__mro__
+        kinds = type(subject).__mro__
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
         refused = any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners)
         refused |= name.startswith("_") or isinstance(subject, CLOSED)
         refused |= name in FORMATS and str in kinds
         # Of a generator, only the steps: `gi_frame` leads to the test.
-        refused |= isinstance(subject, types.GeneratorType) and name not in GENERATOR_STEPS
-        refused |= is_class and not any(map(is_own, owners))
+        refused |= kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS
         # Set only data attributes of instances of the test's own classes.
         if operation == "set":
-            refused |= (
-                is_class
-                or not is_own(type(subject))
-                or callable(getattr(type(subject), name, None))
-            )
+            refused |= not is_own(kinds[0]) or callable(getattr(kinds[0], name, None))
         if refused:
             raise AttributeError(
                 f"a program cannot {operation} {name!r:.40} of this object of the test"
@@ -283,16 +250,6 @@ class Tester(Peer):
             return RuntimeError(f"the program raised {type(error).__name__}")
         return error
 
-    def may_suppress(self, error: BaseException) -> bool:
-        """Whether `__exit__` of the program may suppress an exception, as in Python.
-
-        Not the test's own verdict, nor what ends a block before its last check.
-        """
-        frames = [*traceback.walk_tb(error.__traceback__)]
-        line = frames[0][1] if frames and frames[0][0].f_code.co_filename == FILE else 0
-        skips = any(first <= line <= last for first, last in self.blocks)
-        return not skips and not isinstance(error, AssertionError)
-
     # What both ends share
 
     def before_change(self, entry: Shared) -> None:
@@ -301,12 +258,22 @@ class Tester(Peer):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
             self.changed.add(entry.key)
 
+    def follow(self, target: Any, name: str, original: Any) -> None:
+        """Have the program's attribute of the same object follow the test's from now on."""
+        self.followed.setdefault((target, name), [original, original])
+
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
         A function that returns nothing is meant to change its arguments; their new content is then
         what the test means, so the original is dropped.
         """
+        for (target, name), known in [*self.followed.items()]:
+            original, latest = known
+            if (now := getattr(target, name, original)) is not latest:
+                known[1] = now
+                value = () if now is original else (now,)
+                super().do("patch" if value else "unpatch", target, name, *value)
         self.changed = set()
         result = super().do(operation, *arguments, **keywords)
         if result is None:
@@ -327,27 +294,6 @@ class Tester(Peer):
             for container, items in now:
                 fill(container, items)
 
-    def extras(self) -> dict[str, Any]:
-        if sys.argv == self.argv:
-            return super().extras()
-        self.argv = [str(word) for word in sys.argv]
-        return super().extras() | {"argv": self.argv}
-
-    def take_extras(self, message: dict[str, Any]) -> None:
-        super().take_extras(message)
-        # The program has already written its output. Only a test that inspects output, and has
-        # replaced the stream for that, gets it again.
-        for name, stream in self.streams.items():
-            now = getattr(sys, name)
-            if now is stream or name not in message:
-                continue
-            data = self.decode(message[name])
-            if isinstance(now, io.TextIOWrapper):
-                now.flush()
-                now.buffer.write(data)
-            else:
-                now.write(data.decode("utf-8", "replace"))
-
     # Names of the program
 
     def names(self) -> set[str]:
@@ -355,13 +301,18 @@ class Tester(Peer):
         names = self.channel.receive()["names"]
         return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
+    @functools.cached_property
+    def main(self) -> Any:
+        """The program as a module."""
+        return self.do("main")
+
     def fetch(self, name: str) -> Any:
         """Return a handle or value for one name of the program."""
         if name in self.imported:
             return self.imported[name]
         try:
-            value = self.do("name", name)
-        except KeyError:
+            value = self.do("get", self.main, name)
+        except AttributeError:
             raise NameError(f"name {name!r} is not defined") from None
         if isinstance(value, Handle):
             # A name in CapWords is a class: a test that calls it makes objects of its own.
@@ -371,31 +322,16 @@ class Tester(Peer):
     def note_check(self) -> None:
         self.checked += 1
 
+    def note_changed(self, holds: Any, is_changed: int) -> bool:
+        """Note whether a changed assertion holds. The test goes on as if it were unchanged."""
+        self.held += is_changed and bool(holds)
+        self.caught += is_changed and not holds
+        self.fixed += not is_changed
+        return True
 
-def read_input(size: int) -> bytes:
-    """Read a line of standard input as the test has set it."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        return sys.stdin.buffer.readline(size)
-    # A character has four bytes at most.
-    return sys.stdin.readline(size // 4).encode("utf-8", "surrogateescape")
-
-
-def take_log(name: str, level: int, message: str) -> None:
-    """Pass what the program has logged to the test's logger of that name."""
-    logging.getLogger(name).log(level, "%s", message)
-
-
-def take_warning(warning: Warning) -> None:
-    # At the line of the test that called the program.
-    warnings.warn(warning, stacklevel=8)
-
-
-SERVICES: dict[str, Callable[..., Any]] = {
-    "ask": lambda prompt: builtins.input(prompt),  # which the test may have replaced
-    "input": read_input,
-    "log": take_log,
-    "warn": take_warning,
-}
+    def passes_changed(self) -> bool:
+        """Whether a test whose assertions were changed has passed all the same."""
+        return self.held > 0 or (not self.caught and self.fixed == self.checked)
 
 
 def copy_containers(value: Any) -> Any:
@@ -411,10 +347,29 @@ def is_own(kind: Any) -> bool:
     return isinstance(kind, type) and kind.__module__ == "__main__" and not is_theirs(kind)
 
 
-def run_source(tester: Tester, source: str) -> None:
-    """Run one test as Python would, then what it defines for a framework; raises if it fails."""
+def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
+    """Refuse a test that the border cannot carry, and note what it carries in part."""
+    modules = {module.partition(".")[0] for module, _ in checks.imports_of(nodes)}
+    words = checks.words_of(nodes) | modules
+    if runs := {word for word in words if REFUSED.fullmatch(word)}:
+        said = f"the test may run code of the program in its own process: {min(runs)}"
+        raise cannot_judge(said)
+    looking = sorted(modules & DOUBTFUL)
+    tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
+    # `x is math.inf`: a handle is never the library's object.
+    if any(not name or name in modules for name in checks.IDENTITY.findall(source)):
+        tester.doubts.append(
+            "asks for identity with an object of the library, matches classes, or looks into arrays"
+        )
+
+
+def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
+    """Run one test as Python would, then what it defines for a framework; raises if it fails.
+
+    Args:
+        changed: run it with changed assertions, which `tester` counts.
+    """
     # The source, for tracebacks and for the failing line
-    sys.argv = [PROGRAM_FILE]
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     # No file of the program's folder is ever imported, whatever the test does to sys.path.
@@ -430,45 +385,36 @@ def run_source(tester: Tester, source: str) -> None:
     scope = module.__dict__
     # Functions that the prepared test calls (`checks.prepare`)
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {checks.CALL_METHOD: method_call, checks.TYPED: Typed}
-    scope |= {checks.ASKED["type"]: type_of, checks.ASKED["callable"]: is_callable}
-    # What the test reads, defines and imports
+    scope |= {checks.CALL_METHOD: method_call, checks.TYPED: typed, checks.TYPE: type_of}
+    scope[checks.STRICT] = be_strict
+    scope[checks.CHANGED] = tester.note_changed
+    if changed:
+        checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)
-    read, defined = checks.names_of(nodes)
-    imports = checks.imports_of(nodes)
-    modules = {module.partition(".")[0] for module, _ in imports}
-    if runs := checks.words_of(nodes, REFUSED) | {m for m in modules if REFUSED.fullmatch(m)}:
-        said = f"the test may run code of the program in its own process: {min(runs)}"
-        raise cannot_judge(said)
-    looking = sorted(modules & DOUBTFUL)
-    tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
-    if checks.asks_for_identity(source, modules):
-        tester.doubts.append(
-            "asks for identity with an object of the library, matches classes, or looks into arrays"
-        )
+    look_for_limits(tester, source, nodes)
     # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
     frameworks.make_fit(source)
-    scope |= {checks.ENTERED: tester.entered.add}
-    dotted = re.findall(r"^\s*import (\w+\.[\w.]+)", tester.code, re.MULTILINE)
-    scope |= namespace(tester.fetch, nodes, read, defined, theirs, tester.imported, dotted)
+    scope |= namespace(tester.fetch, nodes, theirs, tester.imported)
     # Run the file itself
-    tests = checks.test_names(tree)
+    tests, called = checks.test_names(tree), checks.called_names(tree)
+    read, defined = checks.names_of(nodes)
     program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
-    program |= {name for module, name in imports if not is_genuine(module)}
-    tester.blocks = checks.prepare(tree, nodes, program, tests)
+    program |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
+    checks.prepare(nodes, program)
     try:
         exec(compile(tree, FILE, "exec"), scope)
     except SystemExit as end:
         # `sys.exit(0)` at the end of a test is no failure if the test said it itself.
         if end.code not in (None, 0) or not is_own_end(end):
             raise
-    # Run what is defined for a framework and has not run yet
-    if tests - tester.entered:
+    # Run what is defined for a framework and is not called by the file itself
+    if tests - called:
         frameworks.Runner(scope, defined).run(tests)
-    # HumanEval's form: a function `check(candidate)` that nobody has called.
+    # HumanEval's form: `check(candidate)` that nobody calls means the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
-        check(ask("main function"))
+        functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
+        check(tester.fetch([s.name for s in functions if not s.name.startswith("_")][-1]))
     # Verdict: a broken channel or an assertion that the program swallowed is a failure
     if problem := tester.broken or tester.complaint:
         raise problem
@@ -503,15 +449,18 @@ def failing_line(error: BaseException, source: str) -> str:
 def run(job: dict[str, Any], results: Channel, peer: int) -> None:
     """Run one test and report the outcome, here where no code of the program runs."""
     tester = Tester(Channel(peer), job["test"], job["code"])
+    changed = job.get("changed", False)
     try:
-        run_source(tester, job["test"].removeprefix("\ufeff"))
+        run_source(tester, job["test"].removeprefix("\ufeff"), changed=changed)
+        if changed and not tester.passes_changed():
+            raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
         # A reason for "cannot judge" goes first, then the failure itself.
         reason = TestSide.reason or (
-            tester.doubts[0] if tester.doubts and not tester.broken else ""
+            f"the test {tester.doubts[0]}" if tester.doubts and not tester.broken else ""
         )
         if reason:
-            results.send({"cannot": f"the test {reason}" if not TestSide.reason else reason})
+            results.send({"cannot": reason})
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:
         results.send({"cannot": TestSide.reason} if TestSide.reason else {"ended": job["sentinel"]})

@@ -9,12 +9,12 @@ import collections
 import datetime
 import gc
 import importlib
-import json
+import io
 import operator
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -39,50 +39,36 @@ def by(*attributes: str) -> Callable[[Any], list]:
     return lambda value: [getattr(value, name) for name in attributes]
 
 
+def arguments_of(value: Any) -> list:
+    """List what a value's type is called with to make an equal one, as pickle would call it."""
+    return list(value.__reduce_ex__(2)[1])
+
+
 def dictionary_of(view: Any) -> list:
-    """Return the dictionary that a view shows, itself: it may change later.
-
-    Of a class of the program, a copy: it is no dictionary for the other end.
-    """
-    (shown,) = gc.get_referents(view)
-    is_plain = type(shown).__module__ in ("builtins", "collections")
-    return [shown if is_plain else dict(dict.items(shown))]
+    """Return the dictionary that a view shows, itself: it may change later."""
+    # Of a class of the program, a copy: it is no dictionary for the other end.
+    return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 
-TEXT: Callable[[Any], list] = lambda value: [str(value)]  # noqa: E731
 FORMS: dict[type, Form] = {
     tuple: (list, lambda *items: items),
     frozenset: (list, lambda *items: frozenset(items)),
     bytes: (lambda value: [value.hex()], bytes.fromhex),
     complex: (by("real", "imag"), complex),
-    Decimal: (TEXT, Decimal),
-    Fraction: (by("numerator", "denominator"), Fraction),
-    range: (by("start", "stop", "step"), range),
-    slice: (by("start", "stop", "step"), slice),
-    type(Ellipsis): (by(), lambda: Ellipsis),
-    type(NotImplemented): (by(), lambda: NotImplemented),
-    datetime.timedelta: (by("days", "seconds", "microseconds"), datetime.timedelta),
-    datetime.timezone: (lambda zone: list(zone.__getinitargs__()), datetime.timezone),
-    datetime.date: (by("year", "month", "day"), datetime.date),
-    datetime.datetime: (
-        lambda value: [value.replace(tzinfo=None).isoformat(), value.tzinfo, value.fold],
-        lambda text, zone, fold: datetime.datetime.fromisoformat(text).replace(
-            tzinfo=zone, fold=fold
-        ),
-    ),
-    datetime.time: (
-        lambda value: [value.replace(tzinfo=None).isoformat(), value.tzinfo, value.fold],
-        lambda text, zone, fold: datetime.time.fromisoformat(text).replace(tzinfo=zone, fold=fold),
-    ),
     # UNICODE is implied by a pattern of text.
     re.Pattern: (by("pattern", "flags"), lambda text, flags: re.compile(text, flags & ~re.UNICODE)),
+    type(Ellipsis): (by(), lambda: Ellipsis),
+    type(NotImplemented): (by(), lambda: NotImplemented),
     type({}.keys()): (dictionary_of, dict.keys),
     type({}.items()): (dictionary_of, dict.items),
     type({}.values()): (dictionary_of, dict.values),
-    types.MappingProxyType: (dictionary_of, types.MappingProxyType),
+    types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserString: (by("data"), collections.UserString),
-}  # fmt: skip
+}
+for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for name in
+              ("timedelta", "timezone", "date", "datetime", "time"))):  # fmt: skip
+    FORMS[_kind] = arguments_of, _kind
 TAGS = {kind.__name__: kind for kind in FORMS}
 
 # Types of modules that few programs import: module, its function that reads the text, the text.
@@ -110,53 +96,46 @@ def is_plain(items: Any) -> bool:
     return kinds == {int} and min(items) > -LARGEST_NUMBER and max(items) < LARGEST_NUMBER
 
 
+def convert_all(items: Sequence[Any], convert: Convert) -> list:
+    """Convert each item; plain ones, which are themselves, all at once."""
+    return list(items) if is_plain(items) else [convert(item) for item in items]
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is a numpy array of plain data, not of Python objects."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a scalar of numpy."""
+def numpy_kind(value: Any) -> str:
+    """Return "number" for a scalar of numpy, "dtype" for a type of numbers, else an empty text."""
     numpy = sys.modules.get("numpy")
-    return (
-        numpy is not None and isinstance(value, numpy.generic) and type(value) is value.dtype.type
-    )
+    if numpy is None or not isinstance(value, numpy.generic | numpy.dtype):
+        return ""
+    if isinstance(value, numpy.dtype):
+        return "dtype"
+    return "number" if type(value) is value.dtype.type else ""
 
 
-def is_dtype(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.dtype)
-
-
-def dtype_text(kind: Any) -> str:
-    # A record dtype is a list of its fields.
-    return json.dumps(kind.str if kind.names is None else kind.descr)
-
-
-def build_dtype(text: str) -> Any:
+def array_text(array: Any) -> str:
+    """Write a numpy array of plain data as numpy's files have it, in hexadecimal."""
     import numpy as np  # only where one of the two has sent one: its import is slow
 
-    form = json.loads(text)
-    return np.dtype([tuple(field) for field in form] if isinstance(form, list) else form)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+    return file.getvalue().hex()
 
 
-def array_parts(array: Any) -> list[str]:
-    """Take a numpy array apart: its dtype, its shape, its bytes.
-
-    np.array([[1], [2]], np.int8) -> ['"|i1"', "[2, 1]", "0102"]
-    """
-    return [dtype_text(array.dtype), json.dumps(array.shape), array.tobytes().hex()]
-
-
-def build_array(form: str, shape: str, data: str) -> Any:
+def read_array(text: str) -> Any:
     import numpy as np  # as above
 
-    kind = build_dtype(form)
-    # Bytes read as objects would be pointers of the sender's choice.
-    if kind.hasobject:
-        raise UnknownValueError(f"an array of {kind}")
-    return np.frombuffer(bytes.fromhex(data), kind).reshape(json.loads(shape)).copy()
+    # Bytes read as objects would be pointers of the sender's choice: refused like pickles.
+    return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
+
+
+def array_of(value: Any) -> Any:
+    """Return an array that tells a scalar or a dtype of numpy."""
+    return value if numpy_kind(value) == "number" else sys.modules["numpy"].empty(0, value)
 
 
 def encode(value: Any, convert: Convert) -> Any:
@@ -169,14 +148,11 @@ def encode(value: Any, convert: Convert) -> Any:
         return value if -LARGEST_NUMBER < value < LARGEST_NUMBER else {"t": "int", "v": hex(value)}
     if kind in FORMS:
         parts = FORMS[kind][0](value)
-        plain = is_plain(parts)
-        return {"t": kind.__name__, "v": parts if plain else [encode(p, convert) for p in parts]}
+        return {"t": kind.__name__, "v": convert_all(parts, lambda part: encode(part, convert))}
     if is_rare(kind):
         return {"t": kind.__name__, "v": RARE[kind.__name__][2](value)}
-    if is_number(value):
-        return {"t": "number", "v": array_parts(value)}
-    if is_dtype(value):
-        return {"t": "dtype", "v": dtype_text(value)}
+    if tag := numpy_kind(value):
+        return {"t": tag, "v": array_text(array_of(value))}
     return convert(value)
 
 
@@ -188,14 +164,16 @@ def decode(wire: Any, convert: Convert) -> Any:
     if not isinstance(tag, str):
         raise UnknownValueError(f"a value of type {tag!r:.40}")
     if tag in TAGS and isinstance(content, list):
-        parts = content if is_plain(content) else [decode(part, convert) for part in content]
-        return FORMS[TAGS[tag]][1](*parts)
-    if tag == "number" and isinstance(content, list):
+        return FORMS[TAGS[tag]][1](*convert_all(content, lambda part: decode(part, convert)))
+    if not isinstance(content, str):
+        return convert(wire)
+    if tag == "int":
+        return int(content, 16)
+    if tag in ("number", "dtype"):
+        array = read_array(content)
         # A number is an array without axes: [()] takes it out.
-        return build_array(*content)[()]
-    if tag in ("int", "dtype") and isinstance(content, str):
-        return int(content, 16) if tag == "int" else build_dtype(content)
-    if tag in RARE and isinstance(content, str):
+        return array[()] if tag == "number" else array.dtype
+    if tag in RARE:
         module, reader, _ = RARE[tag]
         return getattr(importlib.import_module(module), reader)(content)
     return convert(wire)
@@ -211,16 +189,12 @@ def encode_literal(value: Any) -> Any:
 
 def literal_form(value: Any) -> Any:
     kind = type(value)
-    if kind is list:
-        return value if is_plain(value) else [encode_literal(item) for item in value]
-    if kind is dict:
-        parts = [part for pair in value.items() for part in pair]
-    elif kind in (set, bytearray):
-        parts = list(value)
-    else:
+    if kind not in (list, dict, set, bytearray):
         # Its class name is enough for a message, and equals nothing.
         return {"t": "object", "v": kind.__name__}
-    return {"t": kind.__name__, "v": parts if is_plain(parts) else list(map(encode_literal, parts))}
+    items = [part for pair in value.items() for part in pair] if kind is dict else list(value)
+    parts = convert_all(items, encode_literal)
+    return parts if kind is list else {"t": kind.__name__, "v": parts}
 
 
 def decode_literal(wire: Any) -> Any:
@@ -230,10 +204,10 @@ def decode_literal(wire: Any) -> Any:
 
 def literal_value(wire: Any) -> Any:
     if isinstance(wire, list):
-        return [decode_literal(item) for item in wire]
-    if wire["t"] not in ("dict", "set", "bytearray"):
-        raise UnknownValueError(f"a value of unknown type {wire['t']!r}")
-    parts = [decode_literal(part) for part in wire["v"]]
-    if wire["t"] == "dict":
+        return convert_all(wire, decode_literal)
+    tag, parts = wire["t"], convert_all(wire["v"], decode_literal)
+    if tag == "dict":
         return dict(zip(parts[::2], parts[1::2], strict=True))
-    return set(parts) if wire["t"] == "set" else bytearray(parts)
+    if tag not in ("set", "bytearray"):
+        raise UnknownValueError(f"a value of unknown type {tag!r}")
+    return set(parts) if tag == "set" else bytearray(parts)

@@ -137,6 +137,8 @@ class Evaluate:
         allow_unsafe_exec: run programs without isolation if the host has none.
         same_process: judge tests that need one process with the program in its process; the report
             counts these verdicts.
+        canary: run each script of assertions that has passed once more with other assertions; if it
+            passes again, it cannot be judged.
     """
 
     FIRST = (
@@ -173,6 +175,7 @@ class Evaluate:
     executor: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
     allow_unsafe_exec: bool = False
     same_process: bool = False
+    canary: bool = True
 
     IMPLIED: ClassVar = {
         "max_new_tokens": "512; 144 for builtin, infilling and the built-in model",

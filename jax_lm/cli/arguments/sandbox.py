@@ -56,6 +56,8 @@ class SandboxRun:
         packages: installed packages that the program and tests may import.
         same_process: judge tests that need one process with the program in its process, still
             contained; such a verdict is the program's own word, and is marked.
+        canary: run each script of assertions that has passed once more with other assertions; if it
+            passes again, it cannot be judged.
         timeout: seconds of wall-clock time per test.
         memory_mib: limit of the address space in MiB.
         executor: isolation; auto is bubblewrap, or else Landlock, and refuses to run if neither
@@ -70,6 +72,7 @@ class SandboxRun:
     comparison: Literal["tolerant", "exact"] = "tolerant"
     packages: tuple[str, ...] = ("numpy",)
     same_process: bool = False
+    canary: bool = True
     timeout: float = 5.0
     memory_mib: int = 512
     executor: ExecutorName = "auto"

@@ -31,6 +31,7 @@ def run_eval(arguments: Evaluate) -> int:
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
     if arguments.timeout is not None:
         problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
+    problems = [replace(problem, canary=arguments.canary) for problem in problems]
     # A missing sandbox should be reported before the model has written programs.
     executor = problem_executor(
         arguments.executor,

@@ -115,7 +115,11 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
 
 
 def run_sandbox_run(arguments: SandboxRun) -> int:
-    limits = Limits(seconds=arguments.timeout, memory_bytes=arguments.memory_mib * 2**20)
+    limits = Limits(
+        seconds=arguments.timeout,
+        memory_bytes=arguments.memory_mib * 2**20,
+        canary=arguments.canary,
+    )
     tests = collect_tests(arguments)
     code = terminal.read_text_file(arguments.file)
     result = sandbox.run(
