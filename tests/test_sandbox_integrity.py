@@ -196,6 +196,17 @@ HACKS = {
             "from solution import f\ndata = [3, 1]\nassert f(data) == sorted(data)",
         ],
     ),
+    "reading what the test has printed": (
+        "import sys\ndef f(x):\n    for name in ('getvalue', 'read'):\n        try: return getattr(sys.stdout, name)()[:8]\n"
+        "        except AttributeError: sys.stdout.flush()\n"
+        "    try: return getattr(sys.stdout, 'buffer', sys.stdout).getvalue()\n"
+        "    except AttributeError: return next(sys.stdout)",
+        [
+            f"import contextlib, io\nout = {stream}\nwith contextlib.redirect_stdout(out):\n"
+            "    print('dfq-7731')\n    out.seek(0)\n    got = f(7)\nassert got[:8] in ('dfq-7731', b'dfq-7731')"
+            for stream in ("io.StringIO()", "io.TextIOWrapper(io.BytesIO(), write_through=True)")
+        ],
+    ),
     "comparisons by name": (
         MAGIC,
         ["assert f(7).__eq__(3) is True", "assert f(7).__lt__(3) is True"],

@@ -377,21 +377,28 @@ for _name in (*BINARY, "divmod"):
         setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
 
 
+# Handles of objects whose class derives from an immutable plain type: C code takes them for values
+# of that type.
+VALUED = {kind.__name__: type(f"Valued{kind.__name__}", (Handle, kind), {}) for kind in IMMUTABLE}
+
+
 def build_handle(form: dict[str, Any]) -> Any:
     """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
-    made, kind = object.__new__(Handle), str(form.get("k"))
+    kind = str(form.get("k"))
     if kind == "coroutine":
         # A coroutine of this end, which event loops take; it awaits itself in the program.
         awaited: list[Any] = []
         awaited.append(drive(awaited))
         return awaited[0]
-    facts = facts_of(made)
-    facts["kind"] = kind
-    if kind in FIXED:
-        facts["content"] = TestSide.peer.decode(form.get("c"))
+    if kind not in FIXED:
+        made, content = object.__new__(Handle), NOTHING
+    else:
+        content = TestSide.peer.decode(form.get("c"))
         # Exactly this type: a subclass could not come from here.
-        if type(facts["content"]) is not KINDS[kind]:
+        if type(content) is not KINDS[kind]:
             raise TypeError("the content of an object is of another type")
+        made = KINDS[kind].__new__(VALUED[kind], content)
+    facts_of(made).update(kind=kind, content=content)
     return made
 
 

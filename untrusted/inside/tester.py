@@ -66,6 +66,18 @@ SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
 FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
 # Names that frameworks look for in a module; the program's own must have no effect.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
+# Attributes of a stream that a program may only write to.
+WRITING = {
+    "write",
+    "writelines",
+    "flush",
+    "buffer",
+    "encoding",
+    "errors",
+    "closed",
+    "isatty",
+    "fileno",
+}
 # Exceptions that end a loop or a generator, and the steps that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
@@ -87,6 +99,7 @@ class Tester(Peer):
 
     Attributes:
         followed: by object and attribute, what was there at first, and what the program has there.
+        outputs: what the test has put in the place of standard output and errors, and its buffers.
         imported: what the program imports from the library, genuine here, by its text.
         named: library objects that the test has handed out, which the program may hand back.
         doubts: actions of the test that the border carries only in part. Only the test decides
@@ -108,6 +121,7 @@ class Tester(Peer):
         TestSide.peer, TestSide.reason = self, ""
         sys.argv = [PROGRAM_FILE]
         self.followed: dict[tuple[Any, str], list[Any]] = {}
+        self.outputs: list[Any] = []
         for module, name in FOLLOWED:
             self.follow(module, name, getattr(module, name))
         # A generator's `send` may end it where the test says so.
@@ -197,6 +211,7 @@ class Tester(Peer):
         # Only objects that crossed from here by number.
         if id(subject) not in self.own_numbers:
             raise BorderError(f"{operation}: no object of the test")
+        is_output = any(subject is output for output in self.outputs)
         # A format string of the program would read any attribute of the test's objects.
         if subject is str.format or subject is str.format_map:
             raise BorderError("formatting by a text of the program's")
@@ -204,17 +219,18 @@ class Tester(Peer):
             if operation == "call":
                 return subject(*rest, **keywords)
             if operation == "special":
-                if name not in SPECIALS or (name in TEXTS and isinstance(subject, CLOSED)):
+                closed = isinstance(subject, CLOSED)
+                if name not in SPECIALS or (name in TEXTS and closed) or is_output:
                     raise BorderError("a special method that no operator calls")
                 return method_of(subject, name)(*rest, **keywords)
-            self.check_attribute(operation, subject, rest[0])
+            self.check_attribute(operation, subject, rest[0], is_output=is_output)
             return getattr(subject, *rest) if operation == "get" else setattr(subject, *rest)
         # The program may catch it: remembered until it comes back through the border.
         except AssertionError as error:
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject: Any, name: Any) -> None:
+    def check_attribute(self, operation: str, subject: Any, name: Any, *, is_output: bool) -> None:
         """Raise for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
             raise BorderError("the name of an attribute is no text")
@@ -226,6 +242,8 @@ class Tester(Peer):
         refused |= name in FORMATS and str in kinds
         # Of a generator, only the steps: `gi_frame` leads to the test.
         refused |= kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS
+        # What is printed goes to the test, what the test has printed does not go to the program.
+        refused |= is_output and name not in WRITING
         # Set only data attributes of instances of the test's own classes.
         if operation == "set":
             refused |= not is_own(kinds[0]) or callable(getattr(kinds[0], name, None))
@@ -272,6 +290,8 @@ class Tester(Peer):
             original, latest = known
             if (now := getattr(target, name, original)) is not latest:
                 known[1] = now
+                if name in ("stdout", "stderr"):
+                    self.outputs += [now, getattr(now, "buffer", None)]
                 value = () if now is original else (now,)
                 super().do("patch" if value else "unpatch", target, name, *value)
         self.changed = set()
