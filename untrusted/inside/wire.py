@@ -39,7 +39,7 @@ def by(*attributes: str) -> Callable[[Any], list]:
     return lambda value: [getattr(value, name) for name in attributes]
 
 
-def arguments_of(value: Any) -> list:
+def pickled_arguments(value: Any) -> list:
     """List what a value's type is called with to make an equal one, as pickle would call it."""
     return list(value.__reduce_ex__(2)[1])
 
@@ -68,7 +68,7 @@ FORMS: dict[type, Form] = {
 }
 for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for name in
               ("timedelta", "timezone", "date", "datetime", "time"))):  # fmt: skip
-    FORMS[_kind] = arguments_of, _kind
+    FORMS[_kind] = pickled_arguments, _kind
 TAGS = {kind.__name__: kind for kind in FORMS}
 
 # Types of modules that few programs import: module, its function that reads the text, the text.
