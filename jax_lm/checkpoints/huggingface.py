@@ -5,6 +5,7 @@ names anything that is missing, unknown, damaged or of the wrong shape. Code tha
 checkpoint is never read, let alone executed. Knows names and shapes, but not the model.
 """
 
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from jax_lm.checkpoints.stored import (
     group_by_size,
     save_tensors,
 )
-from jax_lm.host.files import atomic_write, output_folder
+from jax_lm.host.files import atomic_write, output_folder, write_whole
 
 # The model that comes with the package, and its name.
 BUILTIN_MODEL = Path(__file__).parents[1] / "assets" / "builtin"
@@ -250,7 +251,7 @@ def raw_bytes(tensor: MappedTensor) -> np.ndarray:
 
 def headers(path: Path) -> Iterator[MappedTensor]:
     """Yield the tensors of one file, in the order of their offsets."""
-    entries, end = read_header(path)
+    entries, _, end = read_header(path)
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
         if entry["dtype"] not in DTYPES:
             raise CheckpointError(
@@ -260,16 +261,16 @@ def headers(path: Path) -> Iterator[MappedTensor]:
         yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
 
 
-def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Read the header of a safetensors file: entries by tensor name, and the offset of the data.
+def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
+    """Read the header of a safetensors file: entries by tensor name, metadata, offset of the data.
 
     Raises:
         CheckpointError: the file is damaged or incomplete.
     """
     try:
         # Opening checks that sizes and offsets agree with the length of the file.
-        with safe_open(path, framework="numpy"):
-            pass
+        with safe_open(path, framework="numpy") as opened:
+            metadata = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
     # A file is the length of the header in 8 bytes, the header as JSON, and the data.
@@ -277,16 +278,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
-    return entries, 8 + length
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
+    return entries, metadata, 8 + length
 
 
 def save(
@@ -300,8 +292,7 @@ def save(
         save_tensors(path, arrays, {"format": "pt"})
     # An index left by a sharded checkpoint would take precedence over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
-    with atomic_write(folder / "config.json") as path:
-        path.write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
 
 
 def save_shards(
@@ -327,7 +318,7 @@ def save_shards(
     )
     remaining = iter(arrays)
     for file, names in zip(files, shards, strict=True):
-        tensors = dict(next(remaining) for _ in names)
+        tensors = dict(itertools.islice(remaining, len(names)))
         assert list(tensors) == names
         save_tensors(folder / file, tensors, {"format": "pt"})
     if count > 1:

@@ -153,14 +153,14 @@ def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
         stored = orbax.list_tensors(folder / ORBAX_FOLDER)
         return CheckpointTensors(folder, rename(stored, names), orbax.read_arrays)
     weights = (huggingface.WEIGHTS, huggingface.INDEX)
+    has_weights = any((folder / name).is_file() for name in weights)
     # Only `jax_lm.conversion` reads pickles.
-    if (folder / PICKLE).is_file() and not any((folder / name).is_file() for name in weights):
+    if (folder / PICKLE).is_file() and not has_weights:
         raise CheckpointError(
             f"{folder / PICKLE} is a pickle of an old port: convert it with `diffucoder convert`, "
             "which executes none of it"
         )
-    link = folder / GGUF_LINK
-    if link.exists() and not any((folder / name).is_file() for name in weights):
+    if (folder / GGUF_LINK).exists() and not has_weights:
         return CheckpointTensors(folder, huggingface.require_gguf().list_tensors(folder))
     return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 

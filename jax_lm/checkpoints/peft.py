@@ -18,7 +18,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError, save_tensors
-from jax_lm.host.files import atomic_write, output_folder
+from jax_lm.host.files import atomic_write, output_folder, write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
@@ -100,12 +100,8 @@ class LoraConfig:
         for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
             if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
                 raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
-        unknown = (
-            []
-            if isinstance(self.targets, str)
-            else [name for name in self.targets if not is_linear(name)]
-        )
-        if unknown or not self.targets:
+        names = () if isinstance(self.targets, str) else self.targets
+        if not self.targets or not all(map(is_linear, names)):
             raise ValueError(f"lora_targets={self.targets}: must be some of {', '.join(LINEAR)}")
         patterns = [name for name in (self.targets, self.exclude_modules) if isinstance(name, str)]
         for pattern in (*patterns, *self.rank_pattern, *self.alpha_pattern):
@@ -206,7 +202,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
     # Before the tensors: of DoRA, say, the field names what the tensor's name only hints at.
     config = read_config(fields, folder / CONFIG)
     tensors, root = rename_tensors(folder / WEIGHTS)
-    fingerprint = huggingface.read_metadata(folder / WEIGHTS).get(FINGERPRINT)
+    _, metadata, _ = huggingface.read_header(folder / WEIGHTS)
     name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
     if not isinstance(name, str | None) or not isinstance(revision, str | None):
         raise CheckpointError(
@@ -216,7 +212,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         folder,
         replace(config, root=root),
         tensors,
-        NamedBase(name or None, revision or None, fingerprint),
+        NamedBase(name or None, revision or None, metadata.get(FINGERPRINT)),
     )
 
 
@@ -356,8 +352,7 @@ def save(
         save_tensors(
             path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata
         )
-    with atomic_write(folder / CONFIG) as path:
-        path.write_text(json.dumps(peft_fields(config, base), indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / CONFIG, json.dumps(peft_fields(config, base), indent=2) + "\n")
 
 
 def peft_name(name: str, root: str) -> str:
@@ -369,7 +364,7 @@ def peft_name(name: str, root: str) -> str:
 
 
 def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
-    """Return the fields of an adapter_config.json."""
+    """Return the fields of an adapter_config.json, in which tuples become lists."""
     return {
         "peft_type": "LORA",
         # With task_type CAUSAL_LM, peft wraps the model in a class that calls methods which Dream's
@@ -381,18 +376,9 @@ def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
         "r": config.rank,
         "lora_alpha": 2 * config.rank if config.alpha is None else config.alpha,
         "use_rslora": config.use_rslora,
-        "target_modules": config.targets
-        if isinstance(config.targets, str)
-        else list(config.targets),
-        "exclude_modules": (
-            config.exclude_modules
-            if isinstance(config.exclude_modules, str)
-            else list(config.exclude_modules)
-        )
-        or None,
-        "layers_to_transform": None
-        if config.layers_to_transform is None
-        else list(config.layers_to_transform),
+        "target_modules": config.targets,
+        "exclude_modules": config.exclude_modules or None,
+        "layers_to_transform": config.layers_to_transform,
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
         "lora_dropout": 0.0,

@@ -104,7 +104,7 @@ def convert(
     settings = {"quantize": conversion.int8, "allow_nonfinite": conversion.allow_nonfinite}
     spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
     read_progress, check_progress = split_progress(on_progress)
-    with create_folder_atomically(destination) as folder:
+    with hidden_folder(destination) as folder:
         # Everything but the weights.
         copy_other_files(source, folder)
         # The old port's config.json may lack fields that the checkpoint needs.
@@ -126,6 +126,7 @@ def convert(
         # Checksums of the files, and a comparison of what they hold.
         checksums.write_sums(folder)
         check_copy(folder, sums, probe, check_progress)
+        folder.rename(destination)
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
@@ -156,15 +157,12 @@ def convert_to_gguf(
             sums[name] = tensor_checksum(entry.decode().astype(np.float32))
             yield name, entry
 
-    # Written and read back beside the destination, which appears last.
-    folder = destination.absolute().parent / f".{destination.name}.converting"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-    with remove_on_exit(folder):
-        (folder / "copy").mkdir(parents=True)
-        file = folder / destination.name
+    with hidden_folder(destination) as folder:
+        file, copy = folder / destination.name, folder / "copy"
         library.save(file, config, encoded(), tokenizer)
-        library.present(file, folder / "copy")
-        check_copy(folder / "copy", sums, None, check_progress)
+        copy.mkdir()
+        library.present(file, copy)
+        check_copy(copy, sums, None, check_progress)
         file.rename(destination)
     return Converted("gguf", len(sums), destination.stat().st_size)
 
@@ -198,18 +196,18 @@ def source_tensors(
         )
     # The zeros get the dtype of the other tensors.
     dtype = next(iter(stored.values())).dtype
-    blank = {name: np.zeros(shape, dtype) for name, shape in missing.items()}
     zeros = {
-        name: legacy.PickledTensor(path, name, v.shape, v.dtype, v) for name, v in blank.items()
+        name: legacy.PickledTensor(path, name, shape, dtype, np.zeros(shape, dtype))
+        for name, shape in missing.items()
     }
     return CheckpointTensors(source, stored | zeros), "pickle"
 
 
 @contextmanager
-def create_folder_atomically(destination: Path) -> Iterator[Path]:
-    """Create a hidden sibling folder that becomes `destination` at the end of the block.
+def hidden_folder(destination: Path) -> Iterator[Path]:
+    """Create a hidden folder beside `destination`, and remove it at the end of the block.
 
-    If the block raises an exception, the folder is removed.
+    What is complete in it is renamed to `destination`, which so appears as a whole or not at all.
     """
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +215,6 @@ def create_folder_atomically(destination: Path) -> Iterator[Path]:
     with remove_on_exit(folder):
         folder.mkdir()
         yield folder
-        folder.rename(destination)
 
 
 def copy_other_files(source: Path, folder: Path) -> None:

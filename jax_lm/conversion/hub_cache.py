@@ -1,8 +1,8 @@
 """Models in the hub's cache: listing and deleting them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
@@ -11,25 +11,6 @@ from huggingface_hub.utils import CachedRepoInfo, DeleteCacheStrategy
 from jax_lm.checkpoints.huggingface import HUB_ID
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
-
-
-@dataclass(frozen=True)
-class CachedModel:
-    """A revision of a repository in the cache.
-
-    Attributes:
-        model: hub id, with the revision unless it is the main branch.
-        what: type, size and state, or why this package cannot use it.
-        bytes: size on disk; revisions of a repository share files.
-        commit: hash of the revision.
-        folder: its folder.
-    """
-
-    model: str
-    what: str
-    bytes: int
-    commit: str
-    folder: str
 
 
 def model_repositories() -> list[CachedRepoInfo]:
@@ -43,16 +24,26 @@ def model_repositories() -> list[CachedRepoInfo]:
     )
 
 
-def models_of(repository: CachedRepoInfo) -> Iterator[CachedModel]:
-    """Yield the revisions of a repository, the main branch first."""
+def models_of(repository: CachedRepoInfo) -> Iterator[dict[str, Any]]:
+    """Yield a row for each revision of a repository, the main branch first.
+
+    `model` is its hub id, with the revision unless that is the main branch; `what` its type, size
+    and state, or why this package cannot use it; `bytes` its size on disk (revisions share files);
+    `commit` the hash of the revision.
+    """
     for revision in sorted(
         repository.revisions, key=lambda each: ("main" not in each.refs, each.commit_hash)
     ):
         # refs {"v1", "main"} -> "main"; without refs, the beginning of the hash
         name = min(revision.refs, key=lambda ref: ref != "main", default=revision.commit_hash[:12])
         model = repository.repo_id if name == "main" else f"{repository.repo_id}@{name}"
-        what, folder = describe_folder(revision.snapshot_path), str(revision.snapshot_path)
-        yield CachedModel(model, what, revision.size_on_disk, revision.commit_hash, folder)
+        yield {
+            "model": model,
+            "what": describe_folder(revision.snapshot_path),
+            "bytes": revision.size_on_disk,
+            "commit": revision.commit_hash,
+            "folder": str(revision.snapshot_path),
+        }
 
 
 def describe_folder(folder: Path) -> str:

@@ -6,22 +6,21 @@ Downloads are in `huggingface.resolve`.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from jax_lm.checkpoints import checksums, huggingface, loading, peft
 from jax_lm.checkpoints.description import code_files
-from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES, WEIGHT_FILES
+from jax_lm.checkpoints.huggingface import DESCRIPTION_FILES, LICENCE_FILES
 from jax_lm.checkpoints.stored import CheckpointError, first_line
 from jax_lm.conversion.verify import verify
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
 
 CARD = "README.md"
-SENT = [*DESCRIPTION_FILES, *WEIGHT_FILES, *LICENCE_FILES, CARD]
 
 
 @dataclass(frozen=True)
@@ -57,53 +56,63 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     # An adapter has no config.json; a merged model may have both files.
-    if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
-        return adapter_upload(folder, repo, license_name)
+    is_adapter = (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file()
+    sent = sorted(adapter_files(folder) if is_adapter else model_files(folder))
+    write_card, card = adapter_card if is_adapter else model_card, None
+    if folder / CARD not in sent:
+        card = write_card(folder, repo, f"license: {license_name}\n" if license_name else "")
+    left_out = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in sent]
+    return Upload(tuple(sent), card, tuple(left_out))
+
+
+def adapter_files(folder: Path) -> set[Path]:
+    """Return the files of an adapter in PEFT's layout that are uploaded.
+
+    Raises:
+        CheckpointError: the adapter cannot be read.
+    """
+    peft.read_adapter(folder)
+    return matching_files(folder, (*peft.FILES, *LICENCE_FILES, CARD))
+
+
+def model_files(folder: Path) -> set[Path]:
+    """Return the files of a model that are uploaded.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or a check of `verify` fails.
+    """
     if (folder / loading.ORBAX_FOLDER).exists():
         raise CheckpointError(
             f"{folder} is in the Orbax layout, which the hub's libraries do not read: "
             f"`diffucoder convert {folder} OTHER` makes a folder in the Hugging Face layout"
         )
+    # Only the weights that the index names: others were left by another layout or run.
+    weights = set(huggingface.tensor_files(folder).values())
     # Nothing is uploaded that would not load.
-    files = huggingface.tensor_files(folder)
     for check in verify(folder):
         if not check.passed:
             raise CheckpointError(f"{folder} is not uploaded: {check.name}: {check.found}")
-    present = sorted(path for path in folder.iterdir() if path.is_file())
-    code = code_files(folder)
-    sent = [
-        path
-        for path in present
-        if path in code or any(fnmatch(path.name, pattern) for pattern in SENT)
-    ]
-    # Nobody would load safetensors that the index does not name, left by another layout or run.
-    sent = [path for path in sent if path.suffix != ".safetensors" or path in files.values()]
-    card = None if folder / CARD in sent else model_card(folder, repo, license_name)
-    return Upload(tuple(sent), card, tuple(path for path in present if path not in sent))
+    described = matching_files(folder, (*DESCRIPTION_FILES, *LICENCE_FILES, CARD))
+    return described | weights | set(code_files(folder))
 
 
-def adapter_upload(folder: Path, repo: str, license_name: str | None) -> Upload:
-    """List the files to upload of an adapter in PEFT's layout.
+def matching_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    """Return the files of a folder whose names match one of the patterns."""
+    return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
 
-    Raises:
-        CheckpointError: the adapter cannot be read.
-    """
+
+def adapter_card(folder: Path, repo: str, licence: str) -> str:
+    """Return a model card of an adapter, and a usage example."""
     adapter = peft.read_adapter(folder)
-    present = sorted(path for path in folder.iterdir() if path.is_file())
-    sent = [
-        path
-        for path in present
-        if any(fnmatch(path.name, pattern) for pattern in (*peft.FILES, *LICENCE_FILES, CARD))
-    ]
     name = adapter.base.name or ""
     is_hub_id = huggingface.HUB_ID.fullmatch(name)
+    base = f"base_model: {name}\n" if is_hub_id else ""
     # A and B of each layer.
     layers = len(adapter.tensors) // 2
-    header = "library_name: peft\ntags: [lora, masked-diffusion, diffucoder, code]\n"
-    header += f"base_model: {name}\n" if is_hub_id else ""
-    header += f"license: {license_name}\n" if license_name else ""
-    card = f"""---
-{header}---
+    return f"""---
+library_name: peft
+tags: [lora, masked-diffusion, diffucoder, code]
+{base}{licence}---
 
 # {repo.split("/")[1]}
 
@@ -111,14 +120,9 @@ A LoRA adapter of rank {adapter.config.rank}, in {layers} layers of {name or "a 
 
     diffucoder generate --model {name if is_hub_id else "BASE"} --adapter {repo} "def fibonacci(n):"
 """
-    return Upload(
-        tuple(sent),
-        None if folder / CARD in sent else card,
-        tuple(p for p in present if p not in sent),
-    )
 
 
-def model_card(folder: Path, repo: str, license_name: str | None) -> str:
+def model_card(folder: Path, repo: str, licence: str) -> str:
     """Return a model card with the facts that the files state, and a usage example."""
     config = DreamForCausalLM.read_config(folder)
     dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
@@ -129,7 +133,6 @@ def model_card(folder: Path, repo: str, license_name: str | None) -> str:
         for path in files
     )
     # the card: a header that the hub reads, and text for people
-    licence = f"license: {license_name}\n" if license_name else ""
     return f"""---
 library_name: jax-diffucoder
 pipeline_tag: text-generation

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_lm.checkpoints.checksums import sha256
 from jax_lm.data.prompts import group_tests
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.inference import DiffuCoderInference, Progress
 from jax_lm.options import GenerationOptions
-from jax_lm.reports.run_folder import Record, RunLog, file_digest, weights_digest
+from jax_lm.reports.run_folder import Record, RunLog, weights_digest
 from jax_lm.templates import Template
 from untrusted import Limits, Local, Program
 from untrusted.results import Executor, Result
@@ -287,16 +288,13 @@ def journal_settings(
         data: file of the problems, if any.
         model: name of the model; by default that of its checkpoint.
         **others: further settings, recorded unchanged.
-
-    Raises:
-        ValueError: the data cannot be read.
     """
     source = evaluator.engine.found
     if source.adapter:
-        others["adapter"] = f"sha256:{file_digest(source.adapter.files[1])}"
+        others["adapter"] = f"sha256:{sha256(source.adapter.files[1])}"
     return {
         **others,
-        "data": None if data is None else f"{data.name} sha256:{file_digest(data)}",
+        "data": None if data is None else f"{data.name} sha256:{sha256(data)}",
         "problems": len(problems),
         "model": model or ("built-in model" if evaluator.engine.is_builtin else source.name.name),
         "weights": f"sampled sha256:{weights_digest(source.folder)}",

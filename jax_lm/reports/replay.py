@@ -4,7 +4,7 @@ Knows no model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 
 from jax_lm.reports.charts import render
@@ -77,30 +77,19 @@ class Replay:
         temperature: float,
     ) -> "Replay":
         """Return the replay of a generation."""
-        # Token by token, as each was committed at its own step.
-        pieces = tuple(decode([token]) for token in row.token_ids)
-        confidence = tuple(round(value, 4) for value in row.confidence)
         return cls(
             prompt=prompt,
-            pieces=pieces,
+            # Token by token, as each was committed at its own step.
+            pieces=tuple(decode([token]) for token in row.token_ids),
             commit_step=row.commit_step,
-            confidence=confidence,
+            confidence=tuple(round(value, 4) for value in row.confidence),
             temperature=temperature,
         )
 
     def page(self) -> str:
         """Return the page of the decoding analysis with this trace alone."""
         # The values that the page of the analysis expects of a trace.
-        trace = {
-            "name": "generation",
-            "sample": 0,
-            "temperature": self.temperature,
-            "prompt": self.prompt,
-            "pieces": self.pieces,
-            "commit_step": self.commit_step,
-            "confidence": self.confidence,
-            "end": len(self.pieces),
-        }
+        trace = asdict(self) | {"name": "generation", "sample": 0, "end": len(self.pieces)}
         return render("analysis.html", metadata={}, pictures={}, traces=[trace])
 
     def animation(self) -> str:

@@ -169,14 +169,6 @@ def list_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", value
 
 
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file; raises ValueError if it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(f"data={str(path)!r}: cannot be read ({error})") from error
-
-
 def weights_digest(folder: Path) -> str:
     """Return a digest of a folder's weight files, so that another training has another digest.
 

@@ -1,7 +1,6 @@
 """`diffucoder models`: lists and deletes models in the hub's cache."""
 
 import json
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -25,14 +24,14 @@ def run_models(arguments: Models) -> int:
         return 0
     models = [model for repository in repositories for model in models_of(repository)]
     if arguments.json:
-        print(json.dumps([asdict(model) for model in models], indent=1))
+        print(json.dumps(models, indent=1))
         return 0
     if not models:
         print("no model in the hub's cache: --model OWNER/NAME downloads one")
         return 0
     table = Table("model", "what it is", "on disk", box=None, padding=(0, 2, 0, 0))
     for model in models:
-        table.add_row(model.model, model.what, gigabytes(model.bytes))
+        table.add_row(model["model"], model["what"], gigabytes(model["bytes"]))
     Console(highlight=False).print(table)
     print(f"{gigabytes(sum(repository.size_on_disk for repository in repositories))} in all")
     return 0
