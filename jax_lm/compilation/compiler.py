@@ -9,12 +9,11 @@ Entry: `diffucoder plan`, which compares these figures with the arithmetic of
 `jax_lm.planning.memory`.
 """
 
-import importlib.util
 import logging
 import os
 import re
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import jax
 import numpy as np
@@ -54,12 +53,10 @@ class CompilerPackage:
     """The package with the compiler for a kind of machine.
 
     Attributes:
-        module: module by which an installation is detected.
-        distribution: distribution that contains the module.
+        distribution: its name.
         extra: extra of this package that installs it.
     """
 
-    module: str
     distribution: str
     extra: str
 
@@ -72,24 +69,20 @@ class CompilerPackage:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the module can be imported."""
-        return is_importable(self.module)
+        try:
+            version(self.distribution)
+        except PackageNotFoundError:
+            return False
+        return True
 
     def __str__(self) -> str:
         return f"{self.distribution} {version(self.distribution)}"
 
 
 # A part of JAX, which is always installed.
-CPU_COMPILER = CompilerPackage("jaxlib", "jaxlib", "")
-TPU_COMPILER = CompilerPackage("libtpu", "libtpu", "plan")
-GPU_COMPILER = CompilerPackage("jax_plugins.xla_cuda12", "jax-cuda12-plugin", "plan-gpu")
-
-
-def is_importable(module: str) -> bool:
-    """Return whether a module, possibly inside a package, is installed."""
-    # `find_spec` raises if the parent package is missing.
-    package, _, _ = module.rpartition(".")
-    return (not package or is_importable(package)) and importlib.util.find_spec(module) is not None
+CPU_COMPILER = CompilerPackage("jaxlib", "")
+TPU_COMPILER = CompilerPackage("libtpu", "plan")
+GPU_COMPILER = CompilerPackage("jax-cuda12-plugin", "plan-gpu")
 
 
 @dataclass(frozen=True)

@@ -143,9 +143,13 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     model.model.mesh = mesh
     graph, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
+
     # full training: every parameter; LoRA: the adapters alone
-    trained = partition(params, lambda name: planned.lora_rank is None or lora.is_lora(name))
-    others = partition(params, lambda name: not (planned.lora_rank is None or lora.is_lora(name)))
+    def is_trained(name: str) -> bool:
+        return planned.lora_rank is None or lora.is_lora(name)
+
+    trained = partition(params, is_trained)
+    others = partition(params, lambda name: not is_trained(name))
     frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
     loss, batch = UPDATES[planned.kind](graph, config, planned, mesh)

@@ -406,15 +406,15 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
     new_tokens = max(1, min(planned.new_tokens, length // 2))
     is_served = planned.kind == SERVE
     names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
-    variants = {
+    # in training, int8 needs adapters
+    if planned.is_training and planned.lora_rank is None:
+        first = {"--lora-rank 16": replace(planned, lora_rank=16)}
+    else:
+        first = {"--dtype int8": replace(planned, precision="int8")}
+    variants = first | {
         f"{names[0]} {rows}": replace(planned, batch=rows),
         f"{names[1]} {length}": replace(planned, canvas=length, new_tokens=new_tokens),
     }
-    if planned.is_training and planned.lora_rank is None:
-        # int8 needs adapters
-        variants = {"--lora-rank 16": replace(planned, lora_rank=16)} | variants
-    else:
-        variants = {"--dtype int8": replace(planned, precision="int8")} | variants
     return [
         (name, estimated_memory(config, changed, mesh))
         for name, changed in variants.items()
@@ -463,16 +463,22 @@ def require_room(
     need = estimated_memory(config, planned, mesh)
     if free is None or need.total <= free:
         return
-    rest = [
-        f"{name} (about {gib(memory.total)})"
-        for name, memory in cheaper(config, planned, mesh)
-        if memory.total < need.total
-    ]
     raise OutOfMemoryError(
         f"{planned}: takes about {gib(need.weights)} of masters and moments and "
         f"{gib(need.working)} of working memory per device, {gib(free)} are free. "
-        f"Try {', or '.join(rest[:3])}; `diffucoder plan` shows more"
+        f"{remedies(config, planned, mesh)}"
     )
+
+
+def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others: str) -> str:
+    """Return advice: at most three options that save memory, the last of them from `others`."""
+    need = estimated_memory(config, planned, mesh).total
+    options = [
+        f"{name} (about {gib(memory.total)})"
+        for name, memory in cheaper(config, planned, mesh)
+        if memory.total < need
+    ]
+    return f"Try {', or '.join([*options, *others][:3])}; `diffucoder plan` shows more"
 
 
 @contextmanager
@@ -488,12 +494,9 @@ def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Ite
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         need = estimated_memory(config, planned, mesh)
-        options = [
-            f"{name} (about {gib(memory.total)})" for name, memory in cheaper(config, planned, mesh)
-        ]
-        options.append(f"more devices on the tensor axis (now {mesh.tensor})")
+        devices = f"more devices on the tensor axis (now {mesh.tensor})"
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "
             f"{gib(need.weights)} of weights and {gib(need.cache + need.working)} of other memory per device. "
-            f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"
+            f"{remedies(config, planned, mesh, devices)}"
         ) from error

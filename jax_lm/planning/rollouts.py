@@ -102,13 +102,11 @@ class Sampling:
     """Least time of sampling the completions of a rollout.
 
     Attributes:
-        step: average seconds per denoising step.
         seconds: seconds per rollout.
         received: bytes that a device receives from others per rollout.
         limit: compute, memory or links, whichever bounds the time.
     """
 
-    step: float
     seconds: float
     received: int
     limit: str
@@ -124,7 +122,7 @@ def sampling(
     bytes_received = received(config, generation, shape)
     step = max(least.seconds, bytes_received / link)
     limit = least.limit if step == least.seconds else "links"
-    return Sampling(step, planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
+    return Sampling(planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
 
 
 def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:

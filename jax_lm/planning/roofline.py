@@ -142,15 +142,14 @@ class Topology:
             )
         # v5e is 2-D, "2x2"; v5p is 3-D, "2x2x1"; GPUs are a count, "8"
         axes = CHIPS[family].topologies[0].count("x") + 1
+        known = ", ".join(f"{family}:{shape}" for shape in CHIPS[family].topologies)
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
-            examples = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies[:3])
-            raise ValueError(f"topology={text!r}: must be like {examples}")
+            raise ValueError(f"topology={text!r}: must be like {known}")
         sizes = tuple(map(int, shape.split("x")))
         # Slices of two dimensions have powers of two on their sides, those of three multiples of 4.
         if family in TPUS and not all(
             size & (size - 1) == 0 or (axes == 3 and size % 4 == 0) for size in sizes
         ):
-            known = ", ".join(f"{family}:{known}" for known in CHIPS[family].topologies)
             raise ValueError(
                 f"topology={text!r}: there is no such slice; there are {known} and larger"
             )
