@@ -19,9 +19,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from experiments.turns import time_in_turns
 from jax_lm.benchmark.backend import JaxBackend, model_card_options, random_model, random_prompts
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.candidates import SamplingParams, confidence, draw, filtered
 from jax_lm.diffusion.sampler import Sampler

@@ -21,8 +21,8 @@ import torch
 import transformers
 from flax import nnx
 
+from experiments.turns import time_in_turns
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.benchmark.torch_reference import load_qwen2
 from jax_lm.data.batches import Batch
 from jax_lm.diffusion.masking import mask_tokens, noise_levels

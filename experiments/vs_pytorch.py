@@ -36,6 +36,7 @@ import torch
 import transformers
 
 from experiments.fast_dllm import TorchLoops
+from experiments.turns import time_in_turns
 from jax_lm.benchmark.backend import (
     Answers,
     JaxBackend,
@@ -47,7 +48,6 @@ from jax_lm.benchmark.backend import (
 from jax_lm.benchmark.machine import about
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import generation_row
-from jax_lm.benchmark.timer import time_in_turns
 from jax_lm.config import SHAPES
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import require_sizes

@@ -11,7 +11,7 @@ import pytest
 from cases.reference import GOLDEN
 
 from jax_lm.benchmark import comparison
-from jax_lm.benchmark.backend import JaxBackend, output_names
+from jax_lm.benchmark.backend import LAYER_OUTPUTS, JaxBackend, output_names
 from jax_lm.benchmark.comparison import (
     comparison_report,
     comparison_verdicts,
@@ -45,11 +45,11 @@ def test_a_difference_is_found_where_it_is(outputs):
     others["model.layers.1.self_attn.k_proj"] *= 1.01
     found = find_differences(outputs, others)
     assert [(each["name"], each["layer"], each["kind"]) for each in found if each["relative"]] == [
-        ("model.layers.1.self_attn.k_proj", 1, "k")
+        ("model.layers.1.self_attn.k_proj", 1, "k_proj")
     ]
     assert max(each["relative"] for each in found) == pytest.approx(0.01 / 1.01, rel=1e-3)
-    kinds = ["input norm", "q", "k", "v", "o", "second norm", "MLP"]
-    assert [each["kind"] for each in found] == ["embedding", *kinds, *kinds, "final norm", "logits"]
+    kinds = [name.split(".")[-1] for name in LAYER_OUTPUTS]
+    assert [each["kind"] for each in found] == ["embed_tokens", *kinds, *kinds, "norm", "logits"]
     assert numbers_verdict(found, 0.02).met
     missed = numbers_verdict(found, 0.001)
     assert (missed.met, "16 of 17" in missed.measured, "k_proj" in missed.measured) == (
@@ -104,7 +104,11 @@ def test_the_report_judges_speed_and_tokens(outputs):
     text = document.markdown()
     assert "0.75 to 2.00 times" in text
     assert "torch 2.9" in text
-    assert "| 4 | 30.0 | 40.0 | 0.75 |" in text
+    rows = [line.split(" | ") for line in text.splitlines() if " | 4 | " in line]
+    assert [(row[0], "30.0" in row, "40.0" in row, "0.75 |" in row) for row in rows] == [
+        ("| JAX", True, False, True),
+        ("| PyTorch", False, True, False),
+    ]
     assert "| layer 1 | 0.0e+00 |" in text
     assert document.page().count("<svg") == 3
     rounded = result | {"jax": measured({1: 10.0, 4: 30.0}, "bfloat16")}

@@ -159,7 +159,7 @@ def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
     assert len(bars) == len(cells)
     report = (out / "bench.md").read_text()
     assert report.count("| turbo |") == 1
-    assert "copy bandwidth" in report
+    assert "limits measured" in report
     assert "Success criteria" not in report
     assert "Generation" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from experiments.turns import time_in_turns
 from jax_lm.benchmark import timer
 from jax_lm.host.compile_clock import compile_clock
 
@@ -31,7 +32,7 @@ def test_calls_take_turns_after_their_warm_ups():
     def call(name):
         return lambda: calls.append(name) or name
 
-    a, b = timer.time_in_turns([call("a"), call("b")], 2, warm_ups=[call("short a"), call("b")])
+    a, b = time_in_turns([call("a"), call("b")], 2, warm_ups=[call("short a"), call("b")])
     assert calls == ["short a", "b", "a", "b", "a", "b"]
     assert (a.result, b.result) == ("a", "b")
     later = a.row["all_seconds"]

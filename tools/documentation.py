@@ -80,6 +80,7 @@ SHORTENED = {
         "1",
     ),
     ("diffucoder", "bench"): ("--batch-sizes", "1", "--new-tokens", "32", "--repeats", "1"),
+    ("python", "experiments/full_size.py"): ("--repeats", "1", "--minutes", "0.1"),
     ("python", "examples/grpo_training.py"): ("--steps", "1"),
     ("python", "examples/grpo_inference.py"): ("--problems", "2"),
 }

@@ -28,39 +28,10 @@ EXTRA = "pip install 'jax-diffucoder[parity]'"
 # Rows and tokens for which outputs are compared.
 COMPARED_SHAPE = (2, 24)
 
-# Names of outputs in a report, by the last part of the module's name.
-KINDS = {
-    "embed_tokens": "embedding",
-    "input_layernorm": "input norm",
-    **{f"{name}_proj": name for name in "qkvo"},
-    "post_attention_layernorm": "second norm",
-    "mlp": "MLP",
-    "norm": "final norm",
-    "logits": "logits",
-}
-
 # Decimal digits of float32: the charts of agreement end here.
 DIGITS = 8.0
-LATENCY = {
-    "prompt tokens": "{jax[prompt_tokens]}",
-    "JAX, s": "{jax[seconds]:.3f}",
-    "PyTorch, s": "{pytorch[seconds]:.3f}",
-    "times as fast": "{times:.2f}",
-    "JAX forward pass, s": "{jax[forward_seconds]:.4f}",
-    "PyTorch forward pass, s": "{pytorch[forward_seconds]:.4f}",
-    "JAX, first call with compilation, s": "{jax[first_seconds]:.2f}",
-}
-THROUGHPUT = {
-    "batch": "{jax[batch]}",
-    "JAX, tokens/s": "{jax[tokens_per_second]:,.1f}",
-    "PyTorch, tokens/s": "{pytorch[tokens_per_second]:,.1f}",
-    "times as fast": "{times:.2f}",
-}
-OUTPUT_DIFFERENCE = {
-    "output": "{kind}",
-    "relative": "{relative:.1e}",
-    "largest absolute": "{largest:.1e}",
-}
+# Values of a generation that are equal in all rows, or not compared.
+NOT_SHOWN = ("preset", "new_tokens", "compilations", "recompilations", "tokens_per_forward")
 
 
 def missing_packages() -> list[str]:
@@ -72,8 +43,9 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
     """Compare every output.
 
     Returns:
-        A row for each module in the order of `ours`: `largest` is the largest difference of one
-        number, `relative` the norm of the difference over the norm of PyTorch's output.
+        A row for each module in the order of `ours`: `kind` is the last part of its name,
+        `largest` the largest difference of one number, `relative` the norm of the difference over
+        the norm of PyTorch's output.
 
     Raises:
         ValueError: the two have different outputs, or outputs of different shapes.
@@ -91,7 +63,7 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
         layer = re.search(r"layers\.(\d+)\.", name)
         row = {
             "name": name,
-            "kind": KINDS[name.split(".")[-1]],
+            "kind": name.split(".")[-1],
             "layer": int(layer[1]) if layer else None,
             "largest": float(np.abs(a - b).max()),
             # An output of zeros has no norm to relate to.
@@ -172,18 +144,19 @@ def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
     return Verdict("numbers as in PyTorch", wanted, measured, within == len(differences))
 
 
-def cell_pairs(result: Row) -> list[Row]:
-    """Pair the cells of JAX and PyTorch; `times` is PyTorch's time over JAX's."""
-    return [
-        {"jax": ours, "pytorch": theirs, "times": theirs["seconds"] / ours["seconds"]}
-        for ours, theirs in zip(result["jax"]["cells"], result["pytorch"]["cells"], strict=True)
-    ]
+def generation_rows(result: Row) -> list[Row]:
+    """Return a row for each generation and backend; `times` is PyTorch's time over JAX's."""
+    rows: list[Row] = []
+    for ours, theirs in zip(result["jax"]["cells"], result["pytorch"]["cells"], strict=True):
+        times = theirs["seconds"] / ours["seconds"]
+        rows += [{"backend": "JAX", **ours, "times": times}, {"backend": "PyTorch", **theirs}]
+    return rows
 
 
 def comparison_verdicts(result: Row) -> list[Verdict]:
     """Judge whether JAX computes the same as PyTorch, and is at least as fast."""
     ours, theirs, share = result["jax"], result["pytorch"], result["greedy_agreement"]
-    times = [pair["times"] for pair in cell_pairs(result)]
+    times = [row["times"] for row in generation_rows(result) if "times" in row]
     load = ours["load_seconds"] / theirs["load_seconds"]
     # In bfloat16, nearly equal candidates change places with either backend: no verdict.
     is_same = share == 1.0 if ours["dtype"] == "float32" else None
@@ -238,35 +211,29 @@ def speed_sections(result: Row) -> list[Section]:
     Latency by prompt length at batch 1, and tokens per second by batch at the first length.
     """
     shortest, sizes = result["workload"]["prompt_tokens"][0], result["workload"]["batch_sizes"]
-    pairs = cell_pairs(result)
-    lengths = [pair for pair in pairs if pair["jax"]["batch"] == 1]
-    batches = [
-        pair
-        for pair in pairs
-        if pair["jax"]["prompt_tokens"] == shortest and pair["jax"]["batch"] in sizes
-    ]
-    batches.sort(key=lambda pair: pair["jax"]["batch"])
-
-    def draw(title: str, chosen: Sequence[Row], x: str, y: str) -> str:
-        names = {"jax": "JAX", "pytorch": "PyTorch"}
-        rows = [pair[key] | {"backend": name} for key, name in names.items() for pair in chosen]
-        return row_chart(title, rows, x, y, by="backend")
-
+    rows = generation_rows(result)
+    lengths = [row for row in rows if row["batch"] == 1]
+    batches = [row for row in rows if row["prompt_tokens"] == shortest and row["batch"] in sizes]
+    batches.sort(key=lambda row: row["batch"])
+    rates = row_chart("Tokens per second", batches, "batch", "tokens_per_second", by="backend")
     return [
         table_section(
             "Latency by prompt length",
             lengths,
-            LATENCY,
-            text="One prompt, from the call to the last token. A forward pass computes the logits of every position.",
-            picture=draw("Seconds per answer", lengths, "prompt_tokens", "seconds"),
+            leave_out=NOT_SHOWN,
+            text="One prompt, from the call to the last token; the first call compiles. A forward pass computes the "
+            "logits of every position. `times` is PyTorch's time over JAX's.",
+            picture=row_chart(
+                "Seconds per answer", lengths, "prompt_tokens", "seconds", by="backend"
+            ),
             name="latency",
         ),
         table_section(
             "Tokens per second by batch",
             batches,
-            THROUGHPUT,
+            leave_out=NOT_SHOWN,
             text=f"Prompts of {shortest} tokens.",
-            picture=draw("Tokens per second", batches, "batch", "tokens_per_second"),
+            picture=rates,
             name="throughput",
         ),
     ]
@@ -289,6 +256,6 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
     picture = row_chart(title, drawn, "layer", "digits", by="kind", top=DIGITS)
     rows = list(by_layer.values())
     return [
-        table_section("Numbers outside of the layers", outside, OUTPUT_DIFFERENCE, text=text),
+        table_section("Numbers outside of the layers", outside, leave_out=("name",), text=text),
         table_section("Numbers by layer", rows, text=text, picture=picture, name="digits"),
     ]

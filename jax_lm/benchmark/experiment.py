@@ -6,7 +6,7 @@ resumes a run that was killed, and continues after a failed step.
 
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,24 +23,16 @@ from jax_lm.benchmark.settings import Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import time_call, without_stored_compilations
 from jax_lm.benchmark.worker import WorkerRequest, outputs_to_compare, run_worker
-from jax_lm.config import DreamConfig
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.options import GenerationOptions
-from jax_lm.planning.memory import (
-    OutOfMemoryError,
-    PlannedStep,
-    device_bytes,
-    explained,
-    forward_cost,
-)
+from jax_lm.planning.memory import OutOfMemoryError, device_bytes, explained, forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
 from jax_lm.results import DecodedBatch
-from jax_lm.sharding import MeshShape
 from jax_lm.templates import Template
 from untrusted import Local
 from untrusted.runner import choose_tier
@@ -79,13 +71,10 @@ def read_limits(done: Rows) -> MachineLimits | None:
 
 
 @contextmanager
-def note_out_of_memory(
-    row: Row, config: DreamConfig, planned: PlannedStep, mesh: MeshShape
-) -> Iterator[None]:
-    """Write to `out_of_memory` of the row why the planned step does not fit, if it does not."""
+def note_out_of_memory(row: Row) -> Iterator[None]:
+    """Write to `out_of_memory` of the row why something does not fit, if it does not."""
     try:
-        with explained(config, planned, mesh):
-            yield
+        yield
     except OutOfMemoryError as error:
         row["out_of_memory"] = str(error)
 
@@ -197,13 +186,6 @@ class ExperimentSteps:
             "peak_bytes": PeakMemory().read(),
         }
 
-    def note_out_of_memory(self, row: Row, batch: int, width: int) -> AbstractContextManager[None]:
-        """Write to the row why a batch of that width does not fit, if it does not."""
-        engine = self.engine
-        return note_out_of_memory(
-            row, engine.config, engine.job(batch=batch, canvas=width), engine.mesh_shape
-        )
-
     def forward(self, done: Rows) -> Row:
         """Time forward passes with the logits of every position, by batch size.
 
@@ -214,7 +196,8 @@ class ExperimentSteps:
         for batch in self.settings.batch_sizes:
             row: Row = {"batch": batch}
             rows.append(row)
-            with self.note_out_of_memory(row, batch, width):
+            planned = engine.job(batch=batch, canvas=width)
+            with note_out_of_memory(row), explained(engine.config, planned, engine.mesh_shape):
                 [figures] = engine.benchmark_inference(
                     (batch,), width, 3 * self.settings.repeats
                 ).values()
@@ -262,7 +245,7 @@ class ExperimentSteps:
             raise LeftOut(f"batch {size // 2} did not run")
         prompts = [PROMPTS[index % len(PROMPTS)] for index in range(size)]
         row: Row = {"size": size}
-        with self.note_out_of_memory(row, size, STRESS_TOKENS):
+        with note_out_of_memory(row):
             row["seconds"] = time_call(lambda: self.decode(prompts, STRESS_TOKENS), 1).seconds
             row["tokens_per_second"] = size * STRESS_TOKENS / row["seconds"]
             row["peak_bytes"] = PeakMemory().read()

@@ -5,10 +5,11 @@ Reads the rows that the steps returned, and runs no model.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from operator import ge, le
+from typing import Any, NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
-from jax_lm.benchmark.machine import MACHINE_LINES, machine_lines
+from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
@@ -22,6 +23,7 @@ COMPILATIONS = ("compilations", "compile_seconds")
 # Makes a section from the rows of its steps.
 SectionOf = Callable[[list[Row]], Section]
 
+NOT_REACHED = Outcome("not reached")
 DEFECT = "A defect: report it with steps.jsonl."
 
 
@@ -44,7 +46,7 @@ class Criterion(NamedTuple):
 
     def verdict(self, outcomes: Mapping[str, Outcome]) -> Verdict:
         """Judge the outcome of the step."""
-        outcome = outcomes.get(self.step, Outcome("not reached"))
+        outcome = outcomes.get(self.step, NOT_REACHED)
         if outcome.state == DONE:
             return Verdict(self.name, self.wanted, *self.judge(outcome.row), self.advice)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
@@ -52,14 +54,11 @@ class Criterion(NamedTuple):
         return Verdict(self.name, self.wanted, why, None)
 
 
-def judge_at_most(value: str, bound: float | int, text: str) -> Callable[[Row], tuple[str, bool]]:
-    """Return a judge that asks for a value of at most `bound`; `text` formats the row."""
-    return lambda row: (text.format_map(row), row[value] <= bound)
-
-
-def judge_at_least(value: str, bound: float | int, text: str) -> Callable[[Row], tuple[str, bool]]:
-    """Return a judge that asks for a value of at least `bound`; `text` formats the row."""
-    return lambda row: (text.format_map(row), row[value] >= bound)
+def judge_value(
+    value: str, is_met: Callable[[Any, Any], bool], bound: float | int, text: str
+) -> Callable[[Row], tuple[str, bool]]:
+    """Return a judge that compares a value with a bound; `text` formats the row."""
+    return lambda row: (text.format_map(row), is_met(row[value], bound))
 
 
 def judge_share(
@@ -127,17 +126,17 @@ CRITERIA: tuple[Criterion, ...] = (
     ON_ACCELERATOR,
     Criterion("checkpoint present and verified", "every check", "checkpoint", judge_checks,
               "`diffucoder verify` names what is wrong; fetch the checkpoint again."),
-    Criterion("loads", "within 300 s", "loading", judge_at_most("seconds", 300, "{seconds:.1f} s"),
+    Criterion("loads", "within 300 s", "loading", judge_value("seconds", le, 300, "{seconds:.1f} s"),
               "Loading reads the files once: put them on a local disk."),
     Criterion("first call", "within 120 s, compilation included", "single",
-              judge_at_most("first_seconds", 120, "{first_seconds:.1f} s"),
+              judge_value("first_seconds", le, 120, "{first_seconds:.1f} s"),
               "Keep compilations between runs (JAX_COMPILATION_CACHE_DIR)."),
     Criterion("later calls compile nothing", "0 compilations", "single",
-              judge_at_most("recompilations", 0, "{recompilations}"), DEFECT),
+              judge_value("recompilations", le, 0, "{recompilations}"), DEFECT),
     Criterion("same seed, same text", "every call", "single",
               lambda row: ("equal" if row["same_text"] else "different", row["same_text"]), DEFECT),
     Criterion("generation, one prompt", "at least 10 tokens/s", "single",
-              judge_at_least("tokens_per_second", 10, "{tokens_per_second:,.1f} tokens/s"),
+              judge_value("tokens_per_second", ge, 10, "{tokens_per_second:,.1f} tokens/s"),
               "Try --preset fast or turbo of `diffucoder generate`, or --dtype int8."),
     Criterion("forward passes gain from batches", "a quarter of the factor", "forward", judge_batch_gain,
               "One row already keeps the device busy; batches save little here."),
@@ -152,7 +151,7 @@ CRITERIA: tuple[Criterion, ...] = (
               "In bfloat16 nearly equal candidates may change places with the batch; in float32 it is a defect."),
     Criterion("memory for batch 8", "batch 8 runs", "stress 8", partial(judge_memory, "it runs"),
               "`diffucoder plan` says what fits; --dtype int8 takes half of the weights' memory."),
-    Criterion("faster than the CPU", "5 times", "cpu", judge_at_least("ratio", 5, "{ratio:.1f} times"),
+    Criterion("faster than the CPU", "5 times", "cpu", judge_value("ratio", ge, 5, "{ratio:.1f} times"),
               "Compare the platforms in steps.jsonl: is the accelerator in use?"),
     Criterion("parity with recorded outputs", "95 % of the comparisons", "recorded",
               lambda row: judge_share(sum(each["passed"] for each in row["findings"]), len(row["findings"])),
@@ -259,7 +258,7 @@ def experiment_report(
         metadata = experiment_metadata(done, name)
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
-    endings = [(step.title, outcomes.get(step.name, Outcome("not reached"))) for step in steps]
+    endings = [(step.title, outcomes.get(step.name, NOT_REACHED)) for step in steps]
     rows = [
         [title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings
     ]
@@ -291,10 +290,9 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
     if model := rows.get("loading", rows.get("weights")):
         metadata["model"] += ", {parameters:,} parameters, {dtype}, mesh {mesh}".format_map(model)
     if environment := rows.get("environment"):
-        limits, memory = environment["limits"], environment.get("device_bytes")
+        memory = environment.get("device_bytes")
         metadata |= machine_lines(environment["about"]) | {
-            "limits measured": f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {environment['limits_dtype']}, "
-            f"{limits['copy_bytes'] / 1e9:,.1f} GB/s",
+            "limits measured": limits_text(environment["limits"], environment["limits_dtype"]),
             "peak memory": environment["peak_memory"],
         }
         metadata["device"] += f", {memory / GIB:.1f} GiB each" if memory else ""
@@ -304,9 +302,11 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
 def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
     """List steps that failed or were left out, and criteria that were missed."""
     # All failed steps, then all skipped ones
-    ended = [(state, name, each) for state in (FAILED, LEFT_OUT) for name, each in outcomes.items()]
     points = [
-        f"{name} {state}: {each.reason}" for state, name, each in ended if each.state == state
+        f"{name} {state}: {each.reason}"
+        for state in (FAILED, LEFT_OUT)
+        for name, each in outcomes.items()
+        if each.state == state
     ]
     missed = [each for each in verdicts if each.met is False]
     return points + [

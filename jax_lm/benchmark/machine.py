@@ -123,6 +123,14 @@ def machine_lines(machine: Mapping[str, Any]) -> dict[str, str]:
     return {name: text.format_map(machine) for name, text in MACHINE_LINES.items()}
 
 
+def limits_text(limits: Mapping[str, float], dtype: str) -> str:
+    """Return measured limits in words."""
+    return (
+        f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {dtype}, "
+        f"{limits['copy_bytes'] / 1e9:,.1f} GB/s copied"
+    )
+
+
 def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
     """Measure the rate of a large square product and the bandwidth of a copy.
 

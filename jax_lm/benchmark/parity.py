@@ -126,11 +126,9 @@ def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, d
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
 
 
-def at_most(
-    name: str, value: float, bound: float, digits: str = ".2e", bound_digits: str = ".0e"
-) -> ParityFinding:
-    """Judge a value by an upper bound; `digits` and `bound_digits` format both."""
-    return ParityFinding(name, f"{value:{digits}}", f"<= {bound:{bound_digits}}", value <= bound)
+def at_most(name: str, value: float, bound: float) -> ParityFinding:
+    """Judge a value by an upper bound."""
+    return ParityFinding(name, f"{value:.3g}", f"<= {bound:g}", value <= bound)
 
 
 def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float) -> ParityFinding:
@@ -146,9 +144,15 @@ def largest_difference(
 ) -> ParityFinding:
     """Judge the largest absolute difference, of all rows or of the given ones."""
     difference = np.abs(np.asarray(ours) - theirs)
-    return at_most(
-        name, float(difference.max() if rows is None else difference[rows].max()), tolerance
-    )
+    return at_most(name, float(difference[... if rows is None else rows].max()), tolerance)
+
+
+def relative_error(
+    name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float
+) -> ParityFinding:
+    """Judge the norm of the difference over the norm of what was recorded."""
+    error = np.linalg.norm(np.asarray(ours) - theirs) / np.linalg.norm(theirs)
+    return at_most(name, float(error), tolerance)
 
 
 def check_forward(
@@ -189,11 +193,11 @@ def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterat
     theirs = golden["forward_bf16.logits"].astype(np.float32)
     exact = golden["forward.logits"]
     mean = float(np.abs(ours - theirs).mean())
-    yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE, ".3f", "")
+    yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE)
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
     # Both are compared with float32: our mean error may be at most the bound times PyTorch's.
     ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
-    yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO, ".3f", "")
+    yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO)
 
 
 def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
@@ -204,14 +208,10 @@ def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[P
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
     ids, exact = golden["forward.input_ids"], golden["forward.logits"]
     ours = np.asarray(logits_of(model, jnp.asarray(ids)))
-    error = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
-    yield at_most("int8 logits, relative error", error, INT8_ERROR, ".2%", ".0%")
+    yield relative_error("int8 logits, relative error", ours, exact, INT8_ERROR)
     yield top1_agreement("int8", ours, exact, INT8_TOP1)
-    change = perplexity(ours, ids) / perplexity(exact, ids) - 1
-    allowed = f"within {INT8_PERPLEXITY:.0%}"
-    yield ParityFinding(
-        "int8 perplexity", f"{change:+.2%}", allowed, abs(change) <= INT8_PERPLEXITY
-    )
+    change = abs(perplexity(ours, ids) / perplexity(exact, ids) - 1)
+    yield at_most("int8 perplexity, relative change", change, INT8_PERPLEXITY)
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
@@ -398,17 +398,13 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
-        norm, expected = (
-            float(optax.tree.norm(gradients)),
-            float(golden[f"grad_norm.{iteration}"][0]),
-        )
-        yield at_most(f"{name}, gradient norm", abs(norm - expected) / expected, GRADIENT_TOLERANCE)
-        by_name, prefix = dict(flatten(gradients)), f"grad.{iteration}."
+        norm, expected = optax.tree.norm(gradients)[None], golden[f"grad_norm.{iteration}"]
+        yield relative_error(f"{name}, gradient norm", norm, expected, GRADIENT_TOLERANCE)
+        by_name, prefix = flatten(gradients), f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
-            ours, theirs = np.asarray(by_name[key.removeprefix(prefix)]), golden[key]
-            error = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
-            yield at_most(
-                f"{name}, gradient of {key.removeprefix(prefix)}", float(error), GRADIENT_TOLERANCE
+            tensor = key.removeprefix(prefix)
+            yield relative_error(
+                f"{name}, gradient of {tensor}", by_name[tensor], golden[key], GRADIENT_TOLERANCE
             )
 
 

@@ -22,13 +22,13 @@ from jax_lm.benchmark.backend import (
     random_canvas,
     random_prompts,
 )
-from jax_lm.benchmark.machine import PeakMemory, machine_lines
+from jax_lm.benchmark.machine import PeakMemory, limits_text, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache, step_limit
-from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Window
+from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
@@ -116,10 +116,7 @@ def time_forwards(
             canvas, block, [], options.decoding, sampler.canvas_config(canvas, options)
         )
         for name, (config, first_row) in zip(names, passes, strict=True):
-            until = step_limit(params, block.length)
-            window = Window.of(
-                block=block.start, rows=first_row, first_step=0, until=until, forwards=1
-            )
+            window = sampler.window(state, block, params).updated(rows=first_row, forwards=1)
             inputs = BatchInputs(arrays, window, params)
             seconds = time(run_block_logits, state.tokens, inputs, config)
             step_seconds = time(run, state, inputs, config)
@@ -232,7 +229,7 @@ def measure_speed(
 
 def speed_report(speed: Row) -> Document:
     """Return the report of `diffucoder bench` from what bench.json holds."""
-    model, limits = speed["model"], speed["limits"]
+    model = speed["model"]
     bars = [
         ("{preset}, batch {batch}, {prompt_tokens} + {new_tokens} tokens".format_map(row), row["preset"],
          row["tokens_per_second"])
@@ -246,8 +243,7 @@ def speed_report(speed: Row) -> Document:
             "model": "{name}, {parameters:,} parameters, {dtype}".format_map(model),
             **machine_lines(speed["about"]),
             "loading": f"{speed['load_seconds']:.2f} s",
-            "matmul rate": f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {model['dtype']}",
-            "copy bandwidth": f"{limits['copy_bytes'] / 1e9:,.1f} GB/s",
+            "limits measured": limits_text(speed["limits"], model["dtype"]),
             "peak memory": speed["peak_memory"],
         },
         sections=(

@@ -47,53 +47,41 @@ class Timing(NamedTuple):
     row: dict[str, Any]
     result: Any
 
+    @classmethod
+    def of(cls, calls: Sequence[tuple[float, int]], result: Any) -> "Timing":
+        """Summarize the seconds and the compilations of a first call and of later ones."""
+        seconds, compilations = map(list, zip(*calls, strict=True))
+        row = {
+            "first_seconds": seconds[0],
+            "seconds": statistics.median(seconds[1:]),
+            "all_seconds": seconds[1:],
+            "compilations": compilations[0],
+            "recompilations": sum(compilations[1:]),
+        }
+        return cls(row, result)
+
     @property
     def seconds(self) -> float:
         """The median of the later calls."""
         return self.row["seconds"]
 
 
-def time_in_turns(
-    calls: Sequence[Callable[[], Any]],
-    repeats: int,
-    *,
-    warm_ups: Sequence[Callable[[], Any]] | None = None,
-) -> list[Timing]:
-    """Time functions in turns: one round to warm up, then `repeats` timed rounds.
-
-    In turns, so that a moment in which the machine is busy slows down all of them.
-
-    Args:
-        warm_ups: replace the functions in the first round.
-    """
-    seconds: list[list[float]] = [[] for _ in calls]
-    compiled: list[list[int]] = [[] for _ in calls]
-    results: list[Any] = [None for _ in calls]
-    # Two calls, two repeats: w1 w2, a b, a b
-    for turn in (warm_ups or calls, *[calls] * repeats):
-        for index, call in enumerate(turn):
-            # Free the previous result first, as logits may be large.
-            results[index] = None
-            before, start = compile_clock().count, time.perf_counter()
-            # JAX returns before it has computed, so wait for the result.
-            results[index] = jax.block_until_ready(call())
-            seconds[index].append(time.perf_counter() - start)
-            compiled[index].append(compile_clock().count - before)
-    timings = []
-    for all_seconds, counts, result in zip(seconds, compiled, results, strict=True):
-        row = {
-            "first_seconds": all_seconds[0],
-            "seconds": statistics.median(all_seconds[1:]),
-            "all_seconds": all_seconds[1:],
-            "compilations": counts[0],
-            "recompilations": sum(counts[1:]),
-        }
-        timings.append(Timing(row, result))
-    return timings
+def time_once(call: Callable[[], Any]) -> tuple[tuple[float, int], Any]:
+    """Call a function; returns its seconds and compilations, and its result."""
+    before, start = compile_clock().count, time.perf_counter()
+    # JAX returns before it has computed, so wait for the result.
+    result = jax.block_until_ready(call())
+    return (time.perf_counter() - start, compile_clock().count - before), result
 
 
 def time_call(
     call: Callable[[], Any], repeats: int, *, warm_up: Callable[[], Any] | None = None
 ) -> Timing:
     """Time a function after a first call, which `warm_up` may replace."""
-    return time_in_turns([call], repeats, warm_ups=[warm_up or call])[0]
+    calls, result = [], None
+    for each in (warm_up or call, *[call] * repeats):
+        # Free the previous result first, as logits may be large.
+        result = None
+        timed, result = time_once(each)
+        calls.append(timed)
+    return Timing.of(calls, result)

@@ -24,16 +24,11 @@ from jax_lm.options import GenerationOptions
 
 # The published schedule ends at this noise level, not at 0.
 EPSILON = 1e-3
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "max_position_embeddings",
-)
-HEADS = ("num_attention_heads", "num_key_value_heads")
 # Configuration fields with the same names in Dream and Qwen2.
-FIELDS = (*SIZES, *HEADS, "rms_norm_eps", "tie_word_embeddings", "rope_theta")
+FIELDS = """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads max_position_embeddings rms_norm_eps rope_theta tie_word_embeddings
+""".split()  # noqa: SIM905 (a table, not a list)
 
 
 def load_qwen2(

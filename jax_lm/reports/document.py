@@ -142,7 +142,7 @@ def print_report(document: Document, *, with_sections: bool = False) -> None:
         columns = [Column(name, overflow="fold") for name in section.columns]
         table = Table(*columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
         for row in section.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         console.print(table)
     if not document.verdicts:
         return

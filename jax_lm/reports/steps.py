@@ -4,7 +4,6 @@ Knows nothing about what the steps do. steps.jsonl in its folder has a line when
 another when it ends.
 """
 
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -82,34 +81,24 @@ class Steps(RunLog):
             self.outcomes[name] = Outcome(state, record["row"], record["reason"], record["seconds"])
 
     def run(
-        self,
-        steps: Sequence[Step],
-        *,
-        seconds: float = math.inf,
-        on_step: Callable[[int, int, str], None] | None = None,
-    ) -> list[str]:
-        """Run the steps that are not done, in order; returns the names of those that are left.
+        self, steps: Sequence[Step], *, on_step: Callable[[int, int, str], None] | None = None
+    ) -> None:
+        """Run the steps that are not done, in order.
 
-        After `seconds`, no step begins. Steps that failed or were left out in an earlier run are
-        tried again, after those that were never tried.
+        Steps that failed or were left out in an earlier run are tried again, after those that were
+        never tried.
         """
-        start = time.perf_counter()
         # The sort is stable: within both groups, the order stays.
         waiting = sorted(
             (step for step in steps if self.state(step) != DONE),
             key=lambda step: self.state(step) != "",
         )
-        done = len(steps) - len(waiting)
-        # At least one step runs, or repeating a run of no time would never end.
-        while waiting and (
-            done == len(steps) - len(waiting) or time.perf_counter() - start <= seconds
-        ):
+        for done, step in enumerate(waiting, len(steps) - len(waiting)):
             if on_step:
-                on_step(len(steps) - len(waiting), len(steps), waiting[0].title)
-            self.attempt(waiting.pop(0))
+                on_step(done, len(steps), step.title)
+            self.attempt(step)
         if on_step:
-            on_step(len(steps) - len(waiting), len(steps), "")
-        return [step.name for step in waiting]
+            on_step(len(steps), len(steps), "")
 
     def state(self, step: Step) -> str:
         """Return how a step ended; empty if it was never tried."""

@@ -1,18 +1,14 @@
 """The commands that measure: `bench`, `compare`, `experiment` and `parity check`."""
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
@@ -43,22 +39,35 @@ from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
-from jax_lm.reports.document import print_report
+from jax_lm.reports.document import Document, print_report
 from jax_lm.reports.run_folder import Record, weights_digest
 from jax_lm.reports.steps import FAILED, Step, Steps
+from jax_lm.reports.tables import table_section
 
 
 def run_bench(arguments: Bench) -> int:
     """Measure the speed of a model."""
-    out = arguments.out
+    out, shape, machine = arguments.out, arguments.random_shape, about()
     # an unusable folder should be reported before anything is measured
     if out:
         output_folder(out)
-    machine, model = about(), choose_model(arguments)
-    limits = machine_limits(model["dtype"])
+    if shape:
+        config, name = SHAPES[shape], f"random weights of the shape {shape}"
+        load = partial(random_model, config)
+    else:
+        folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
+        config, name = DreamForCausalLM.read_config(folder), arguments.model or "built-in model"
+        load = partial(load_model, folder)
+    count = parameter_count(config)
+    # Few devices can hold 7B parameters in float32.
+    fitting = "bfloat16" if shape == "7b" else fitting_dtype(count)
+    dtype = arguments.dtype or fitting
+    limits = machine_limits(dtype)
     # load
     start = time.perf_counter()
-    sampler = load_sampler(arguments, model["dtype"])
+    sampler = Sampler(load(dtype))
+    # JAX transfers asynchronously: wait, as the loading time is measured
+    jax.block_until_ready(sampler.params)
     load_seconds = time.perf_counter() - start
     # measure
     with terminal.progress("measuring") as report:
@@ -68,7 +77,7 @@ def run_bench(arguments: Bench) -> int:
     # report
     speed = {
         "about": machine,
-        "model": model,
+        "model": {"name": name, "parameters": count, "dtype": dtype},
         "workload": asdict(arguments.workload),
         "limits": asdict(limits),
         "load_seconds": load_seconds,
@@ -82,38 +91,10 @@ def run_bench(arguments: Bench) -> int:
     return 0
 
 
-def choose_model(arguments: Bench) -> dict[str, Any]:
-    """Return the name, the number of parameters and the dtype of the model.
-
-    If no dtype is given, it depends on the device.
-    """
-    if arguments.random_shape:
-        config, name = (
-            SHAPES[arguments.random_shape],
-            f"random weights of the shape {arguments.random_shape}",
-        )
-    else:
-        # only the configuration: the weights are loaded later
-        config = DreamForCausalLM.read_config(huggingface.resolve(arguments.model or BUILTIN_MODEL))
-        name = arguments.model or "built-in model"
-    count = parameter_count(config)
-    # Few devices can hold 7B parameters in float32.
-    fitting = "bfloat16" if arguments.random_shape == "7b" else fitting_dtype(count)
-    return {"name": name, "parameters": count, "dtype": arguments.dtype or fitting}
-
-
-def load_sampler(arguments: Bench, dtype: str) -> Sampler:
-    """Load the model onto the device, or initialise random weights there."""
-    if arguments.random_shape:
-        model = random_model(SHAPES[arguments.random_shape], dtype)
-    else:
-        with terminal.progress("loading") as report:
-            folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
-            model = DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
-    sampler = Sampler(model)
-    # JAX transfers asynchronously: wait, as the loading time is measured
-    jax.block_until_ready(sampler.params)
-    return sampler
+def load_model(folder: Path, dtype: str) -> DreamForCausalLM:
+    """Load a model, and show its progress."""
+    with terminal.progress("loading") as report:
+        return DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
 
 
 def run_compare(arguments: Compare) -> int:
@@ -169,8 +150,6 @@ def run_steps(
     name: str,
     criteria: Sequence[Criterion],
     sections: Mapping[str, SectionOf],
-    *,
-    seconds: float = math.inf,
 ) -> int:
     """Run the steps that are left in a folder, and write and print their report.
 
@@ -178,7 +157,6 @@ def run_steps(
         identity: settings that a resumed run must share.
         name: the model's, for the report.
         criteria, sections: of the report.
-        seconds: time after which no step begins.
 
     Returns:
         The exit status, 1 if a step failed.
@@ -194,7 +172,7 @@ def run_steps(
         if run.outcomes:
             terminal.say(f"resuming after {len(run.outcomes)} steps of an earlier run")
         with terminal.progress("experiment") as progress:
-            left = run.run(steps, seconds=seconds, on_step=progress)
+            run.run(steps, on_step=progress)
         document = report(run.outcomes)
     # write results and report
     results = {name: asdict(outcome) for name, outcome in run.outcomes.items()}
@@ -202,9 +180,6 @@ def run_steps(
     document.write(out, "report")
     print_report(document)
     print(f"report: {out / 'report.html'}")
-    # a limit of time ended the run early
-    if left:
-        print(f"{len(left)} steps are left for the same command: {', '.join(left)}")
     return 1 if any(outcome.state == FAILED for outcome in run.outcomes.values()) else 0
 
 
@@ -214,23 +189,20 @@ def run_parity_check(arguments: ParityCheck) -> int:
     _, cases = read_golden(arguments.folder)
     if arguments.training:
         read_recording(arguments.folder, *FILES)
-    console = Console(highlight=False)
-    table = Table("compared", "measured", "allowed", "", title=f"parity with {arguments.folder}")
-    failures = 0
     tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
     tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
-    findings = check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer)
     # inference, then training if asked for
-    for finding in chain(
-        findings, check_training_parity(arguments.folder) if arguments.training else ()
-    ):
-        failures += not finding.passed
-        verdict = "ok" if finding.passed else "[red]FAILED[/red]"
-        table.add_row(finding.name, finding.measured, finding.allowed, verdict)
-    console.print(table)
+    findings = list(check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer))
+    if arguments.training:
+        findings += check_training_parity(arguments.folder)
+    marks = {True: "ok", False: "FAILED"}
+    rows = [asdict(finding) | {"passed": marks[finding.passed]} for finding in findings]
+    section = table_section(f"parity with {arguments.folder}", rows)
+    print_report(Document(title="", metadata={}, sections=[section]), with_sections=True)
     # recordings of a newer version may have other kinds of cases
     if others := sorted(set(cases) - {"config", "generate", "fast"}):
         counts = ", ".join(f"{name} ({len(cases[name])} cases)" for name in others)
-        console.print(f"not checked by this version: {counts}")
-    console.print(f"{table.row_count - failures} of {table.row_count} within bounds")
-    return 1 if failures else 0
+        print(f"not checked by this version: {counts}")
+    passed = sum(finding.passed for finding in findings)
+    print(f"{passed} of {len(rows)} within bounds")
+    return 0 if passed == len(rows) else 1
