@@ -32,6 +32,7 @@ from jax_lm.models.dream import (
     parameters,
     published_parameters,
 )
+from jax_lm.options import require_one_of
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.tokenizer.files import write_json
 
@@ -63,12 +64,10 @@ class Conversion:
     allow_nonfinite: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in (None, *FORMATS):
-            raise ValueError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
-        if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise ValueError(
-                f"dtype={self.dtype!r}: must be float32, bfloat16 or float16, or None to keep it"
-            )
+        if self.format is not None:
+            require_one_of("format", self.format, FORMATS)
+        if self.dtype is not None:
+            require_one_of("dtype", self.dtype, ("float32", "bfloat16", "float16"))
 
 
 @dataclass(frozen=True)
