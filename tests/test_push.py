@@ -143,7 +143,7 @@ def test_an_orbax_folder_is_named_as_such(folder, tmp_path):
 
 
 def test_the_card_promises_no_package_index(folder):
-    card = hub.model_card(folder, REPO, None)
+    card = hub.model_card(folder, REPO, "")
     assert "pip install" not in card
     assert f'diffucoder generate --model {REPO} "def fibonacci(n):"' in card
 
