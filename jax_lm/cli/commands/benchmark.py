@@ -57,7 +57,7 @@ def run_bench(arguments: Bench) -> int:
     else:
         folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
         config, name = DreamForCausalLM.read_config(folder), arguments.model or "built-in model"
-        load = partial(load_model, folder)
+        load = partial(load_with_progress, folder)
     count = parameter_count(config)
     # Few devices can hold 7B parameters in float32.
     fitting = "bfloat16" if shape == "7b" else fitting_dtype(count)
@@ -91,7 +91,7 @@ def run_bench(arguments: Bench) -> int:
     return 0
 
 
-def load_model(folder: Path, dtype: str) -> DreamForCausalLM:
+def load_with_progress(folder: Path, dtype: str) -> DreamForCausalLM:
     """Load a model, and show its progress."""
     with terminal.progress("loading") as report:
         return DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
