@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import random_model
