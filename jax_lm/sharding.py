@@ -26,6 +26,8 @@ from jaxtyping import Array
 from jax_lm.config import DreamConfig
 
 AXES = ("data", "fsdp", "tensor")
+# XLA derives the shardings that are not specified.
+DERIVED = (AxisType.Auto,) * len(AXES)
 ROW_AXES = ("data", "fsdp")
 # Kernels are [out, in]. As in Megatron-LM, the first kernels of attention and feed-forward network
 # are split over `tensor` by outputs and the last ones by inputs, so that a device computes its
@@ -139,7 +141,7 @@ class MeshShape:
         if self.size != len(devices):
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
         sizes = tuple(self.sizes.values())
-        return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+        return jax.make_mesh(sizes, AXES, axis_types=DERIVED, devices=devices)
 
     def require(self, config: DreamConfig) -> None:
         """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
@@ -162,11 +164,8 @@ class MeshShape:
 
 def reshape_mesh(mesh: Mesh, shape: MeshShape) -> Mesh:
     """Return a mesh of the same devices, in the same order, with another shape."""
-    return Mesh(
-        mesh.devices.reshape(list(shape.sizes.values())),
-        AXES,
-        axis_types=(AxisType.Auto,) * len(AXES),
-    )
+    devices = mesh.devices.reshape(list(shape.sizes.values()))
+    return Mesh(devices, AXES, axis_types=DERIVED)
 
 
 def divisors(number: int) -> list[int]:
@@ -341,8 +340,5 @@ def split_data(tree: Leaf, mesh: Mesh, count: int) -> list[tuple[Mesh, Leaf]]:
             leaf.shape, NamedSharding(part, spec), shards
         )
 
-    axis_types = (AxisType.Auto,) * len(AXES)
-    meshes = [
-        Mesh(devices, AXES, axis_types=axis_types) for devices in np.split(mesh.devices, count)
-    ]
+    meshes = [Mesh(part, AXES, axis_types=DERIVED) for part in np.split(mesh.devices, count)]
     return [(part, jax.tree.map(partial(take, part=part), tree)) for part in meshes]

@@ -17,6 +17,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +154,8 @@ def write_analysis(
     pictures = draw_pictures(analysis)
     for name, picture in pictures.items():
         write_picture(folder / f"{name}.svg", picture)
-    by_temperature: dict[float, list[Row]] = {}
-    for trace in analysis["traces"]:
-        by_temperature.setdefault(trace["temperature"], []).append(trace)
-    replayed = [trace for traces in by_temperature.values() for trace in traces[:REPLAYED]]
+    by_temperature = groupby(analysis["traces"], key=itemgetter("temperature"))
+    replayed = [trace for _, traces in by_temperature for trace in islice(traces, REPLAYED)]
     page = render("analysis.html", metadata=metadata, pictures=pictures, traces=replayed)
     write_whole(folder / "analysis.html", page)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.options import GenerationOptions
+from jax_lm.options import require_above_zero, require_counts, require_sizes
 from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.planning.serving import CONTEXTS, SLOTS
 from jax_lm.serving.admission import sequence_of
@@ -58,13 +58,9 @@ class EngineOptions:
     warm_up: tuple[str, ...] = ("1", str(CONTEXTS[0]))
 
     def __post_init__(self) -> None:
-        for name in ("slots", "queue", "context", "max_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        GenerationOptions(draft=self.draft)
-        if not self.timeout > 0:
-            raise ValueError(f"timeout={self.timeout}: must be positive")
+        require_sizes(self, "slots", "queue", "context", "max_tokens")
+        require_above_zero(self, "timeout")
+        require_counts(self, "draft")
         for shape in self.shapes:
             if not 1 <= shape.sequences <= self.slots:
                 raise ValueError(
