@@ -583,7 +583,7 @@ def test_weighted_sum_of_the_paper():
     )
     assert scored.totals == [2.5, 1.0, 0.25, 0.0]
     assert scored.parts == {"code": [1.0, 0.25, 0.0, 0.0], "code_format": [1.0, 1.0, 0.5, 0.0]}
-    assert (scored.excluded, scored.missing) == (0, {"code": 0, "code_format": 0})
+    assert (scored.totals.count(None), scored.missing) == (0, {"code": 0, "code_format": 0})
 
 
 def test_a_reward_that_does_not_apply_is_left_out_as_in_trl():
@@ -596,7 +596,7 @@ def test_a_reward_that_does_not_apply_is_left_out_as_in_trl():
     )
     scored = total.score(["p"] * 3, [GOOD] * 3, test_cases=[["assert True"], None, []])
     assert scored.totals == [2.5, None, 1.5]
-    assert (scored.excluded, scored.missing) == (1, {"code": 2, "own": 1})
+    assert (scored.totals.count(None), scored.missing) == (1, {"code": 2, "own": 1})
 
 
 def test_a_sandbox_error_excludes_the_completion_and_is_counted():
@@ -604,7 +604,7 @@ def test_a_sandbox_error_excludes_the_completion_and_is_counted():
     total = weighted_sum({"code": 2.0, "code_format": 0.5}, {"code": {"executor": run}})
     scored = total.score(["p"] * 2, [GOOD] * 2, test_cases=[["assert True"]] * 2)
     assert scored.totals == [None, 0.5]
-    assert (scored.excluded, scored.missing) == (1, {"code": 1, "code_format": 0})
+    assert (scored.totals.count(None), scored.missing) == (1, {"code": 1, "code_format": 0})
 
 
 def test_weight_zero_shows_a_reward_and_changes_nothing():

@@ -8,7 +8,6 @@ decoding does not see it either. Knows text and tokens, nothing of the loss.
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -33,14 +32,6 @@ PART_SHARE = 0.5
 ALONE_SHARE = 0.5
 # Code block of an answer; the group is the text between the fences.
 FENCED = re.compile(r"```[^\n]*\n(.*?)\n?```", re.DOTALL)
-
-
-class Cut(NamedTuple):
-    """A text cut into three; the middle is the hole."""
-
-    prefix: str
-    middle: str
-    suffix: str
 
 
 @dataclass(frozen=True)
@@ -114,8 +105,10 @@ class Expansion:
         return int(rng.integers(MOST_DELETED + 1))
 
 
-def cut(text: str, rng: np.random.Generator) -> Cut:
+def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
     """Cut random lines, or a part of them, out of a text or of its first code block.
+
+    Returns what is before them, the lines and what follows.
 
     The lines have at least `LEAST_WORDS` words and no definition, unless `TRIES` draws find none.
 
@@ -138,7 +131,7 @@ def cut(text: str, rng: np.random.Generator) -> Cut:
     stop = begin + len("".join(lines[first : last + 1]).rstrip("\n"))
     if rng.random() < PART_SHARE:
         begin, stop = sorted(rng.choice(np.arange(begin, stop + 1), size=2, replace=False).tolist())
-    return Cut(text[:begin], text[begin:stop], text[stop:])
+    return text[:begin], text[begin:stop], text[stop:]
 
 
 def is_worth_learning(lines: str) -> bool:

@@ -15,15 +15,13 @@ from jax_lm.rewards.reward import Chat, Columns, Reward, RewardFunction, Scores,
 
 @dataclass(frozen=True)
 class Scored:
-    """Totals of the completions, and the scores of each reward by name."""
+    """Totals of the completions, and the scores of each reward by name.
+
+    A completion whose total is None enters neither a baseline nor the loss.
+    """
 
     totals: Scores
     parts: Mapping[str, Scores]
-
-    @property
-    def excluded(self) -> int:
-        """Number of completions without a total. They enter neither a baseline nor the loss."""
-        return sum(total is None for total in self.totals)
 
     @property
     def missing(self) -> dict[str, int]:
