@@ -24,7 +24,7 @@ from jax_lm.training.rollouts import Completions, Rollout
 from untrusted import Local, Program, run
 from untrusted.http import TOKEN_VARIABLE, Worker
 from untrusted.printable import printable, printable_json
-from untrusted.results import Result, TestResult, results_text
+from untrusted.results import TestResult, read_results, results_text
 from untrusted.runner import answer_request, why_not
 from untrusted.tiers import SAFE
 
@@ -72,8 +72,10 @@ def test_details_are_printable_wherever_they_come_from():
     assert [test.outcome for test in result.tests] == ["failed"] * 5
     assert all(fit(test.detail) and "owned" in test.detail for test in result.tests), result.tests
     assert TestResult("failed", NASTY).detail == SHOWN
-    remote = result.to_json() | {"tests": [{"outcome": "failed", "detail": NASTY}], "tier": TIER}
-    assert Result.from_json(remote).detail == SHOWN
+    told = json.loads(results_text([result]))
+    told["results"][0]["tests"] = [{"outcome": "failed", "detail": NASTY}]
+    (remote,) = read_results(json.dumps(told), [Program(PROGRAM)])
+    assert remote.detail == SHOWN
     # What it wrote is data, and stays as it is; as JSON it is ASCII.
     assert "\x1b]0;owned" in result.stdout
     assert results_text([result]).isascii()

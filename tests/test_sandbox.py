@@ -1,6 +1,5 @@
 """What a result says, that one test cannot spoil another, and that nothing is left behind."""
 
-import functools
 import json
 import os
 import signal
@@ -8,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import jax.numpy as jnp
 import pytest
@@ -16,8 +16,9 @@ from untrusted import Limits, Local, Program, run
 from untrusted.answers import matches, may_equal
 from untrusted.assertions import Call, read_call, split_tests
 from untrusted.inside.wire import decode_literal, encode_literal
-from untrusted.results import Result, TestResult
-from untrusted.runner import Sandbox, choose_tier, says_why, why_not
+from untrusted.plain import from_plain
+from untrusted.results import Result, TestResult, read_results, results_text
+from untrusted.runner import choose_tier, says_why, why_not
 from untrusted.session import Child, SandboxFailureError, Session
 from untrusted.tiers import SAFE, SandboxUnavailableError
 
@@ -385,16 +386,17 @@ def test_limits_refuse_bad_values(name, value):
 
 def test_programs_and_results_survive_json():
     program = Program("x = 1", ("assert x == 1",), Limits(seconds=2))
-    result = Result.of(
-        [TestResult("passed"), TestResult("timeout", "no end")], "out", "err", "unsafe"
-    )
-    assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
-    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+    tests = (TestResult("passed"), TestResult("timeout", "no end"), TestResult("cannot_judge"))
+    result = Result(tests, "out", "err", "unsafe")
+    assert (result.outcome, result.unsafe, result.detail) == ("timeout", True, "no end")
+    assert from_plain(Program, json.loads(json.dumps(asdict(program))), "job") == program
+    assert read_results(results_text([result]), [program]) == [result]
     for bad in ([], {"code": 1}, {"code": "", "tests": "a"}, {"code": "", "limits": {"speed": 1}}):
         with pytest.raises(ValueError, match="must be"):
-            Program.from_json(bad)
-    with pytest.raises(ValueError, match="not a result"):
-        Result.from_json({"tests": []})
+            from_plain(Program, bad, "job")
+    for bad in ("[]", '{"results": [{"tests": []}, 1]}', '{"results": []}', "<html>"):
+        with pytest.raises(OSError, match="the answer "):
+            read_results(bad, [program])
 
 
 def test_a_host_without_containment_is_refused():
@@ -427,27 +429,31 @@ class TiredSession(Session):
 
 
 @pytest.mark.parametrize(("failures", "outcome"), [(2, "passed"), (100, "sandbox_error")])
-def test_a_failure_of_the_sandbox_is_tried_again_and_then_named(failures, outcome):
+def test_a_failure_of_the_sandbox_is_tried_again_and_then_named(failures, outcome, monkeypatch):
     started = []
 
-    def start():
-        started.append(TiredSession(TIER) if len(started) < failures else Session(TIER))
+    def start(*settings):
+        kind = TiredSession if len(started) < failures else Session
+        started.append(kind(*settings))
         return started[-1]
 
-    sandbox = Sandbox(TIER, start)
-    result = sandbox.run(Program("x = 1", ("assert x == 1",) * 2))
-    sandbox.close()
-    assert (result.outcome, len(result.tests), result.tier) == (outcome, 2, TIER)
+    monkeypatch.setattr("untrusted.runner.Session", start)
+    local = Local(TIER, allow_unsafe=True)
+    (result,) = local.run_many([Program("x = 1", ("assert x == 1",) * 2)])
+    assert (result.outcome, len(result.tests)) == (outcome, 2)
     if outcome == "sandbox_error":
         assert (result.detail, result.share) == ("the host is tired", 0)
 
 
 def test_a_zygote_that_dies_is_replaced():
-    sandbox = Sandbox(TIER, functools.partial(Session, TIER))
-    assert sandbox.run(Program("x = 1")).outcome == "untested"
-    os.killpg(sandbox.session.process.pid, 9)
-    assert sandbox.run(Program("x = 1")).outcome == "untested"
-    sandbox.close()
+    local = Local(TIER, allow_unsafe=True, workers=1)
+    with local.connect() as connection:
+        for _ in range(2):
+            (result,) = local.run_with(connection, [Program("x = 1")])
+            assert result.outcome == "untested"
+            sandbox = connection[0].get()
+            os.killpg(sandbox.session.process.pid, 9)
+            connection[0].put(sandbox)
 
 
 def test_many_at_once_keep_their_order_and_report():

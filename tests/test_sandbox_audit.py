@@ -9,6 +9,7 @@ sharing something on purpose.
 import functools
 import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -258,28 +259,26 @@ def test_the_audit_looks_at_everything_and_marks_it(tier):
 class SharingInput(Session):
     """A session that opens standard input once for all programs."""
 
-    def spawn(self, job, standard_input, peers):
+    def spawn(self, job, standard_input, ends):
         shared, genuine = (
             self.__dict__.setdefault("shared", session.open_input(b"")),
             session.open_input,
         )
         session.open_input = lambda _: os.dup(shared)
         try:
-            return super().spawn(job, standard_input, peers)
+            return super().spawn(job, standard_input, ends)
         finally:
             session.open_input = genuine
 
 
 class SharingPipes(Session):
-    """A session that makes the pipes for output once for all programs."""
+    """A session that makes the pipes for output once for all programs, and hands out duplicates."""
 
-    def open_pipes(self):
-        if not self.pipes:
-            super().open_pipes()
-
-    def close_pipes(self, *ends):
-        if not self.pipes or len(ends) == 2:
-            super().close_pipes(*ends)
+    def open_pipes(self, theirs):
+        pipes = self.__dict__.setdefault("shared", [os.pipe() for _ in session.STREAMS])
+        duplicates = [tuple(map(os.dup, pipe)) for pipe in pipes]
+        with mock.patch.object(os, "pipe", side_effect=duplicates):
+            return super().open_pipes(theirs)
 
 
 SABOTAGE = {
@@ -288,7 +287,7 @@ SABOTAGE = {
     "folder": ("zygote.empty = lambda folder: None", Session, "/marks"),
     "memory": ("import mmap\nzygote.shared = mmap.mmap(-1, 4096)", Session, "/memory"),
     "descriptor": (
-        "zygote.os.pipe2(0)\nzygote.os.closerange = lambda *numbers: None",
+        "for _ in range(4): zygote.os.pipe2(0)\nzygote.os.closerange = lambda *numbers: None",
         Session,
         "/descriptors/",
     ),

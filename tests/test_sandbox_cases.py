@@ -5,6 +5,7 @@ compared.
 import json
 import re
 import secrets
+from dataclasses import asdict
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import chain
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from jax_lm.cli import main as cli
 from untrusted import Case, Limits, Local, Program
 from untrusted.cases import MAX_OUTPUT, TOLERANCE, difference
+from untrusted.plain import from_plain
 from untrusted.runner import why_not
 from untrusted.tiers import SAFE
 
@@ -397,14 +399,14 @@ def test_calls_with_json_values(tier):
 )
 def test_cases_that_can_be_none_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        Case.from_json(fields)
+        from_plain(Case, fields, "tests")
 
 
 def test_cases_travel_as_json():
     program = Program(
         "x", ("assert x", Case("é\r\n", "b"), Case("[1]", "2", "exact", "f")), Limits(seconds=3)
     )
-    assert Program.from_json(json.loads(json.dumps(program.to_json()))) == program
+    assert from_plain(Program, json.loads(json.dumps(asdict(program))), "job") == program
     for test in (
         3,
         {"input": "a"},
@@ -412,9 +414,10 @@ def test_cases_travel_as_json():
         {"input": 1, "output": "b"},
     ):
         with pytest.raises(
-            ValueError, match=r"^(tests: must be|tests: a case must be|input=1: must be text)"
+            ValueError,
+            match=r"^(tests=3: must be text or an object|tests: must be an object|input=1: must be text)",
         ):
-            Program.from_json({"code": "x", "tests": [test]})
+            from_plain(Program, {"code": "x", "tests": [test]}, "job")
 
 
 # The comparison

@@ -2,6 +2,7 @@
 client.
 """
 
+import functools
 import inspect
 import json
 import os
@@ -83,15 +84,120 @@ def test_a_worker_gives_what_the_local_sandbox_gives(url):
     assert all(isinstance(place, Executor) for place in (workers, Local(), RayCluster(), E2B()))
 
 
-def test_a_worker_gets_the_whole_request(url):
-    subclassed = Program("class Base: pass", ("class Mine(Base): pass\nassert Mine()",))
-    (alone,) = HttpWorkers(urls=(url,)).run_many([subclassed])
-    (together,) = HttpWorkers(urls=(url,), same_process=True).run_many([subclassed])
-    assert (alone.outcome, together.outcome) == ("cannot_judge", "passed")
-    assert [alone.tests[0].border, together.tests[0].border] == [True, False]
+def test_a_worker_refuses_what_it_was_not_started_with(url, monkeypatch):
     other = HttpWorkers(urls=(url,), packages=("secrets_of_the_host",))
     with pytest.raises(ValueError, match=r"packages=.*secrets_of_the_host.*must be among"):
-        other.run_many([subclassed])
+        other.run_many([Program("x = 1")])
+    jobs = {"jobs": [], "executor": "unsafe", "allow_unsafe": True}
+    status, answer = ask(url, body=json.dumps(jobs).encode())
+    assert status == 400
+    assert "request: must be an object with packages, same_process, not" in answer["error"]
+
+
+# What each field of a request changes: the programs, the settings, and how the local executor judges.
+SUBCLASS = Program("class Base: pass", ("class Mine(Base): pass\nassert Mine()",))
+NUMPY = Program("import numpy", ("assert True",), Limits(memory_bytes=2**30))
+SLEEP = "import time\ndef f(n):\n    time.sleep(n)\n    return n"
+FILL = "def f(n): return len(bytearray(n * 2**20)) > 0"
+FIELDS = {
+    "tests": (PROGRAMS[0], {}, "failed"),
+    "packages: none": (NUMPY, {"packages": ()}, "failed"),
+    "packages: numpy": (NUMPY, {"packages": ("numpy",)}, "passed"),
+    "same_process: no": (SUBCLASS, {}, "cannot_judge"),
+    "same_process: yes": (SUBCLASS, {"same_process": True}, "passed"),
+    "seconds": (Program(SLEEP, ("assert f(2) == 2",), Limits(seconds=0.5)), {}, "timeout"),
+    "total_seconds": (
+        Program(SLEEP, ("assert f(0.5) == 0.5",) * 3, Limits(total_seconds=0.8)),
+        {},
+        "timeout",
+    ),
+    "memory_bytes: little": (
+        Program(FILL, ("assert f(300) == 1",), Limits(memory_bytes=2**28)),
+        {},
+        "out_of_memory",
+    ),
+    "memory_bytes: enough": (Program(FILL, ("assert f(300) == 1",)), {}, "passed"),
+    "output_bytes": (Program("print('long')", (), Limits(output_bytes=2)), {}, "untested"),
+    "input and output": (PROGRAMS[3], {}, "passed"),
+}
+
+
+@pytest.fixture(scope="module")
+def local_results():
+    return {
+        name: Local(allow_unsafe=True, **settings).run_many([program])[0]
+        for name, (program, settings, _) in FIELDS.items()
+    }
+
+
+def judged(result):
+    tests = [(test.outcome, test.border) for test in result.tests]
+    return tests, result.stdout, result.tier
+
+
+class RecordedRay(types.ModuleType):
+    """Ray's client as this project calls it: a task is a process of its own that gets text."""
+
+    def __init__(self):
+        super().__init__("ray")
+        self.exceptions = types.SimpleNamespace(RayError=subprocess.CalledProcessError)
+
+    def is_initialized(self):
+        return True
+
+    def cluster_resources(self):
+        return {"CPU": 1.0}
+
+    def remote(self, *, num_cpus, max_retries):
+        return lambda function: types.SimpleNamespace(
+            remote=functools.partial(self.start, function)
+        )
+
+    def start(self, function, text):
+        code = f"import sys\nfrom {function.__module__} import {function.__name__} as f\n"
+        code += "sys.stdout.write(f(sys.stdin.read()))"
+        return subprocess.run(
+            [sys.executable, "-c", code], input=text, capture_output=True, text=True
+        )
+
+    def wait(self, references, timeout):
+        return references, []
+
+    def get(self, reference):
+        reference.check_returncode()
+        return reference.stdout
+
+
+@pytest.mark.parametrize("place", ["http", "ray", "e2b"])
+def test_every_executor_carries_the_whole_request(place, url, tmp_path, monkeypatch, local_results):
+    monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
+    monkeypatch.setitem(sys.modules, "ray", RecordedRay())
+    monkeypatch.setitem(sys.modules, "e2b", RecordedE2B(tmp_path))
+
+    def run(settings):
+        programs = [program for program, chosen, _ in FIELDS.values() if chosen == settings]
+        executor = {
+            "http": lambda: HttpWorkers(urls=(url,), **settings),
+            "ray": lambda: RayCluster(allow_unsafe=True, batch=32, **settings),
+            "e2b": lambda: E2B(allow_unsafe=True, **settings),
+        }[place]()
+        return zip(
+            [n for n, f in FIELDS.items() if f[1] == settings],
+            executor.run_many(programs),
+            strict=True,
+        )
+
+    distinct = [
+        dict(pairs) for pairs in {tuple(chosen.items()) for _, chosen, _ in FIELDS.values()}
+    ]
+    found = dict(pair for settings in distinct for pair in run(settings))
+    assert {name: result.outcome for name, result in found.items()} == {
+        name: outcome for name, (_, _, outcome) in FIELDS.items()
+    }
+    # Details tell times.
+    assert {name: judged(result) for name, result in found.items()} == {
+        name: judged(result) for name, result in local_results.items()
+    }
 
 
 @pytest.mark.parametrize("given", ["", "Bearer wrong", "Bearer", f"bearer {TOKEN}", "Bearer é"])
@@ -127,7 +233,7 @@ def test_without_a_token_nothing_starts(monkeypatch, given):
 def test_bad_requests_are_answered(url, worker, body, status):
     assert ask(url, body=body)[0] == status
     assert worker.accepted == 0
-    assert ask(url, "/health") == (200, {"tier": worker.pool.tier, "accepted": 0})
+    assert ask(url, "/health") == (200, {"tier": worker.tier, "accepted": 0})
     assert ask(url, "/other")[0] == 404
 
 
@@ -209,7 +315,7 @@ def test_a_local_ray_runs_programs():
             "cancelled"
         ] * 4
         # An exception of a task is Ray's word for a host that broke.
-        broken = RayCluster(executor="unsafe", allow_unsafe=False).run_many(PROGRAMS)
+        broken = RayCluster(executor="unsafe", allow_unsafe=False, pause=0.01).run_many(PROGRAMS)
         assert [result.outcome for result in broken] == ["sandbox_error"] * 4
     finally:
         ray.shutdown()
@@ -261,7 +367,7 @@ def test_e2b_machines_get_what_they_need(tmp_path, monkeypatch):
     monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
     recorded = RecordedE2B(tmp_path, failures=1)
     monkeypatch.setitem(sys.modules, "e2b", recorded)
-    assert outcomes(E2B(batch=3, allow_unsafe=True).run_many(PROGRAMS)) == OUTCOMES
+    assert outcomes(E2B(batch=3, pause=0.01, allow_unsafe=True).run_many(PROGRAMS)) == OUTCOMES
     names = [call[0] for call in recorded.calls]
     assert names == ["create", "create", "run", "kill", "create", "run", "kill"]
     assert all(
@@ -278,7 +384,7 @@ def test_e2b_failures_are_no_wrong_answers(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="E2B_API_KEY"):
         E2B().run_many(PROGRAMS)
     monkeypatch.setenv("E2B_API_KEY", "key-of-the-tests")
-    results = E2B(attempts=2).run_many(PROGRAMS)
+    results = E2B(attempts=2, pause=0.01).run_many(PROGRAMS)
     assert [(result.outcome, result.detail) for result in results] == [
         ("sandbox_error", "E2B: no machine is free")
     ] * 4

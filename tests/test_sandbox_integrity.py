@@ -529,6 +529,11 @@ CARRIED_IN_PART = {
     "an object that equals plain data": "assert Base() == 5",
     "a pickle": "import pickle\nassert pickle.loads(pickle.dumps([1])) == [1] and Base().go() == 1",
     "a class of the test, as a class": "class Mine: pass\nassert is_a(Mine(), Mine)",
+    "a fixture of pytest itself": "def test_it(caplog): assert Base().go() == 1 and not caplog.records",
+    "a subclass in a TestCase": (
+        "import unittest\nclass Mine(Base): pass\nclass T(unittest.TestCase):\n"
+        "    def test_it(self): self.assertEqual(Mine().go(), 1)"
+    ),
     "a coroutine that the program awaits": "import asyncio\nasync def g(): return 2\nassert asyncio.run(later(g)) == 3",
 }
 
@@ -557,6 +562,12 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
 
 
 FALSE_FAILURES = {
+    "a library that tries an import": (
+        "def f(): return 1",
+        "import solution\n"
+        "try:\n    __import__('nowhere_' + 'to_be_found')\nexcept ImportError:\n    pass\nelse:\n    raise ValueError\n"
+        "assert solution.f() == 1",
+    ),
     "a change that an object brings": (
         "class S:\n    made = []\n    def __init__(self): S.made.append(self)\n    def close(self): S.made.remove(self)",
         "a, b = S(), S()\nassert S.made == [a, b]\nb.close()\nc = S()\nassert c in S.made and S.made[1] is c",
@@ -654,21 +665,15 @@ FRAMEWORKS = {
 def test_frameworks_are_judged_without_pytest(monkeypatch):
     """As a plain installation does: and what needs pytest itself is no wrong answer."""
     monkeypatch.setattr(tiers, "HARNESS", ())
-    tiers.harness_folders.cache_clear()
-    try:
-        right, wrong = (
-            run(code, list(FRAMEWORKS.values()), executor=tier(), allow_unsafe=True).tests
-            for code in ("def f(x): return x * 2", "def f(x): return [x]")
-        )
-        assert {test.outcome for test in right} == {"passed"}, right
-        assert {test.outcome for test in wrong} == {"failed"}, wrong
-        fixture = "def test_a(caplog):\n    assert f(1) == 2"
-        (result,) = run(
-            "def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True
-        ).tests
-        assert (result.outcome, "caplog" in result.detail) == ("cannot_judge", True)
-    finally:
-        tiers.harness_folders.cache_clear()
+    right, wrong = (
+        run(code, list(FRAMEWORKS.values()), executor=tier(), allow_unsafe=True).tests
+        for code in ("def f(x): return x * 2", "def f(x): return [x]")
+    )
+    assert {test.outcome for test in right} == {"passed"}, right
+    assert {test.outcome for test in wrong} == {"failed"}, wrong
+    fixture = "def test_a(caplog):\n    assert f(1) == 2"
+    (result,) = run("def f(x): return x * 2", [fixture], executor=tier(), allow_unsafe=True).tests
+    assert (result.outcome, "caplog" in result.detail) == ("cannot_judge", True)
 
 
 NAMES = (

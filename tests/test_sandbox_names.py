@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from cases import bpf
 
 import jax_lm
 from untrusted import Limits, Program, tiers
-from untrusted.inside import broker, syscalls
+from untrusted.inside import broker, syscalls, zygote
 from untrusted.inside.confinement import ASK, naming_program
 from untrusted.inside.usage import MAX_FILE, NAME_BYTES, WORK_BYTES, used_bytes
 from untrusted.inside.world import World
@@ -225,12 +226,27 @@ def test_every_call_that_takes_a_name_is_asked_for(machine):
     """
     allowed = syscalls.parse_table(syscalls.ALLOWED[machine])
     guarded = syscalls.parse_table(syscalls.GUARDED[machine])
-    asked = {name for name in allowed | guarded if name in syscalls.NAMING}
+    asked = {name for name in allowed | guarded if name in syscalls.NAMING.split()}
     assert set(allowed) - asked <= set(harmless.split())
     assert all(hasattr(broker.Broker, broker.OLDER.get(name, (name,))[0]) for name in asked)
     program = naming_program(machine)
     numbers = {number for number in range(1000) if bpf.answer(program, machine, number) == ASK}
     assert numbers == {(allowed | guarded)[name] for name in asked}
+
+
+def test_a_folder_is_not_measured_anew_for_each_of_thousands_of_names(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        zygote, "used_bytes", lambda folder, children: measured.append(0) or 10 * NAME_BYTES
+    )
+    with socket.socket() as control:
+        host = zygote.Zygote(control, "unsafe", [], [], str(tmp_path))
+        host.looked = 0
+        assert all(host.may_grow() for _ in range(4000))
+        assert measured == []
+        # More than the rest of 64 MiB: it is looked at, and again not before that may be full.
+        assert all(host.may_grow() for _ in range(4000))
+        assert len(measured) == 1
 
 
 WORKS = """

@@ -255,7 +255,9 @@ def test_saboteurs_change_nobody_elses_score(tier, request):
     chosen = ((PLAIN, 100), (exposed, 150), (saboteurs, 250))
     mixed = [trial for trials, count in chosen for trial in order.choices(trials, k=count // part)]
     order.shuffle(mixed)
-    for trial, result in run_trials(tier, mixed):
+    # For root in bubblewrap changes of permissions and times do nothing (docs/sandbox.md).
+    in_vain = tier == "bubblewrap" and os.getuid() == 0
+    for trial, result in run_trials(tier, [t for t in mixed if not (t.owner and in_vain)]):
         assert not misjudged(trial, result), f"{trial.name}: {result.outcome} {result.detail}"
 
 

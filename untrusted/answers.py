@@ -5,23 +5,11 @@ from typing import Any
 
 from untrusted.inside.wire import encode_literal
 
-LITERALS = {"int", "complex", "set", "frozenset", "dict", "bytes", "bytearray", "tuple"}
+LITERALS = {"complex", "set", "frozenset", "dict", "bytes", "bytearray", "tuple"}
 
 
-def is_literal(wire: Any) -> bool:
-    """Whether a message consists only of the forms of literals, which `matches` can judge."""
-    if isinstance(wire, list):
-        return all(map(is_literal, wire))
-    if not isinstance(wire, dict):
-        return True
-    tag, content = wire.get("t"), wire.get("v")
-    if not (isinstance(tag, str) and tag in LITERALS):
-        return False
-    return (
-        isinstance(content, str)
-        if tag == "int"
-        else isinstance(content, list) and is_literal(content)
-    )
+class OtherFormError(Exception):
+    """Raised for a message with forms that are none of literals: `matches` cannot judge it."""
 
 
 def may_equal(expected: Any, wire: Any) -> bool:
@@ -48,8 +36,8 @@ def canonical(wire: Any) -> Any:
 
     1, 1.0 and True -> 1; {2, 1} and frozenset({1, 2}) -> ("set", [1, 2])
 
-    Sets and dictionaries become sorted lists and are never built: no chosen hash can slow this
-    process down.
+    Raises OtherFormError if a part is no form of a literal. Sets and dictionaries become sorted
+    lists and are never built: no chosen hash can slow this process down.
     """
     if isinstance(wire, bool | int):
         return int(wire)
@@ -59,9 +47,12 @@ def canonical(wire: Any) -> Any:
         return ("list", [canonical(item) for item in wire])
     if not isinstance(wire, dict):
         return wire
-    tag, content = wire["t"], wire["v"]
-    if tag == "int":
+    tag = wire.get("t")
+    content = wire.get("v")
+    if tag == "int" and isinstance(content, str):
         return int(content, 16)
+    if not (isinstance(tag, str) and tag in LITERALS and isinstance(content, list)):
+        raise OtherFormError
     parts = [canonical(part) for part in content]
     if tag == "complex" and parts[1] == 0:
         # A complex number without an imaginary part equals its real part.

@@ -9,6 +9,7 @@ from typing import Any
 
 from untrusted.cases import PRELUDE, Case
 from untrusted.inside.checks import test_names
+from untrusted.inside.wire import encode_literal
 
 # CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
 # that build large ones at a time get a SystemError ("AST constructor recursion depth mismatch").
@@ -34,6 +35,16 @@ class Call:
     others: tuple[Any, ...] = ()
     is_method: bool = False
     prelude: str = ""
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The call as the program's process takes it."""
+        return {
+            "function": self.function,
+            "is_method": self.is_method,
+            "arguments": list(map(encode_literal, self.arguments)),
+            "keywords": {name: encode_literal(value) for name, value in self.keywords.items()},
+        }
 
     @property
     def source(self) -> str:
@@ -77,30 +88,28 @@ def read_call(test: str) -> Call | None:
         return None
     match body:
         case [ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]))]:
-            pass
-        case _:
-            return None
-    # Either order: f(1) == 2, 2 == f(1)
-    for call, literal in ((left, right), (right, left)):
-        match call:
-            case ast.Call(func=ast.Name(id=name)) if not hasattr(builtins, name):
-                try:
-                    arguments = tuple(ast.literal_eval(argument) for argument in call.args)
-                    keywords = {
-                        str(word.arg): ast.literal_eval(word.value)
-                        for word in call.keywords
-                        if word.arg
-                    }
-                    expected = ast.literal_eval(literal)
-                except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                    return None
-                return (
-                    Call(name, arguments, keywords, expected)
-                    # f(**options) has a keyword without a name.
-                    if all(w.arg for w in call.keywords)
-                    else None
-                )
+            # Either order: f(1) == 2, 2 == f(1)
+            return read_sides(left, right) or read_sides(right, left)
     return None
+
+
+def read_sides(call: ast.expr, literal: ast.expr) -> Call | None:
+    """Return a call of literals and its expected value; None if the sides are anything else."""
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+        return None
+    # f(**options) has a keyword without a name.
+    names = [keyword.arg for keyword in call.keywords]
+    if hasattr(builtins, call.func.id) or None in names:
+        return None
+    parts = [*call.args, *(keyword.value for keyword in call.keywords), literal]
+    try:
+        *values, expected = map(ast.literal_eval, parts)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    arguments, others = values[: len(call.args)], values[len(call.args) :]
+    return Call(
+        call.func.id, tuple(arguments), dict(zip(map(str, names), others, strict=True)), expected
+    )
 
 
 def is_script(test: str) -> bool:
@@ -123,26 +132,16 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
         raise ValueError(f"{name}: line {error.lineno}: {error.msg}") from error
     if not body:
         raise ValueError(f"{name}: holds no test")
-    tests: list[str] = []
-    setup: list[str] = []
     names = test_names(ast.Module(body, []))
     items = [statement for statement in body if getattr(statement, "name", None) in names]
     body = [statement for statement in body if statement not in items]
-    beside = [statement for statement in body if not isinstance(statement, ast.Assert)]
-    for statement in body:
-        if isinstance(statement, ast.Assert):
-            tests.append("\n".join([*setup, ast.unparse(statement)]))
-        else:
-            setup.append(ast.unparse(statement))
+    checks = [statement for statement in body if isinstance(statement, ast.Assert)]
+    setup = [statement for statement in body if statement not in checks]
+    tests = [[s for s in setup if s.lineno <= check.lineno] + [check] for check in checks]
     # In its own place: after the fixtures, which may stand anywhere, and before `unittest.main()`,
     # which must find it.
-    tests += [ast.unparse(ast.Module(in_place(beside, item), [])) for item in items]
-    return tests or [source]
-
-
-def in_place(statements: list[ast.stmt], item: ast.stmt) -> list[ast.stmt]:
-    """Insert a statement by its line number."""
-    return sorted([*statements, item], key=lambda statement: statement.lineno)
+    tests += [sorted([*setup, item], key=lambda statement: statement.lineno) for item in items]
+    return [ast.unparse(ast.Module(test, [])) for test in tests] or [source]
 
 
 def title_of(test: str) -> str:

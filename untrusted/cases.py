@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from os.path import commonprefix
+from typing import Any, Literal
 
 Comparison = Literal["exact", "tolerant"]
 
@@ -32,25 +33,14 @@ NUMBER = re.compile(
 )
 
 MODULES = (
-    *(
-        "string",
-        "re",
-        "datetime",
-        "collections",
-        "heapq",
-        "bisect",
-        "copy",
-        "math",
-        "random",
-        "statistics",
-    ),
-    *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
+    "string re datetime collections heapq bisect copy math random statistics itertools functools"
+    " operator io sys json typing"
 )
 # Imports of LiveCodeBench's harness before a program, as on LeetCode: its starter code uses List
 # and imports nothing. Called functions get them; a program that is run imports for itself.
 PRELUDE = "\n".join(
-    [f"from {name} import *" for name in (*MODULES, "builtins")]
-    + [f"import {name}" for name in MODULES]
+    [f"from {name} import *" for name in f"{MODULES} builtins".split()]
+    + [f"import {name}" for name in MODULES.split()]
 )
 
 # Characters of a line that are quoted.
@@ -80,7 +70,10 @@ class Case:
     function: str = ""
 
     def __post_init__(self) -> None:
-        check_fields(vars(self))
+        for name, value in vars(self).items():
+            check_text(name, value)
+        if self.comparison not in LINES:
+            raise ValueError(f"comparison={self.comparison!r}: must be one of {', '.join(LINES)}")
         if len(self.output.encode()) > MAX_OUTPUT:
             raise ValueError(
                 f"output: has {len(self.output.encode())} bytes, a program may write {MAX_OUTPUT}"
@@ -105,35 +98,19 @@ class Case:
             right += right[0]
         return (*right, *(tuple(value) for value in right if isinstance(value, list)))
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Read a case from plain data; raises ValueError that names the problem."""
-        names = ("input", "output", "comparison", "function")
-        if not {"input", "output"} <= set(data) <= set(names):
-            raise ValueError(
-                f"tests: a case must be an object with {', '.join(names)}, not {sorted(data)!r:.80}"
-            )
-        check_fields(data)
-        return cls(**data)
-
 
 # A test of a program: statements to run after it, or a case.
 Test = str | Case
 
 
-def check_fields(fields: dict[str, Any]) -> None:
-    """Raise ValueError unless the fields of a case are UTF-8 text, and its comparison is known."""
-    for name, value in fields.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{name}={value!r:.80}: must be text")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
-    if fields.get("comparison", "exact") not in get_args(Comparison):
-        raise ValueError(
-            f"comparison={fields['comparison']!r}: must be one of {', '.join(get_args(Comparison))}"
-        )
+def check_text(name: str, value: Any) -> None:
+    """Raise ValueError unless the value of a field is text that UTF-8 can hold."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}={value!r:.80}: must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
 
 
 def parse_json(name: str, text: str) -> Any:
@@ -191,10 +168,7 @@ def quote_line(line: str | None, other: str | None) -> str:
     """Quote a line around the place where it differs from another one; None is a missing line."""
     if line is None:
         return "no such line"
-    pairs = enumerate(zip(line, other or "", strict=False))
-    common = next(
-        (place for place, (one, two) in pairs if one != two), min(len(line), len(other or ""))
-    )
+    common = len(commonprefix([line, other or ""]))  # noqa: RUF071 texts, no paths
     start = max(0, common - SHOWN // 2) if len(line) > SHOWN else 0
     part = line[start : start + SHOWN]
     return f"{'…' if start else ''}{part!r}{'…' if start + SHOWN < len(line) else ''}"

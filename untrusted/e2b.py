@@ -6,21 +6,14 @@ the same results. E2B's own client reads the key from E2B_API_KEY. Tested agains
 calls, not against the service.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from untrusted.results import (
-    BatchExecutor,
-    Cancel,
-    Program,
-    Result,
-    import_client,
-    read_results,
-    sandbox_errors,
-)
+from untrusted.results import BatchExecutor, Cancel, Program, Result, import_client, read_results
 from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
@@ -33,6 +26,8 @@ MARGIN_SECONDS = 60
 class E2B(BatchExecutor):
     """Runs programs in machines of E2B, a machine per batch and attempt, one after another.
 
+    Untested against the service itself.
+
     Attributes:
         template: of the machines; None is E2B's own. It needs Python 3.11 or newer.
         executor, allow_unsafe: as in `Local`, inside the machine. Without containment there, a
@@ -44,47 +39,35 @@ class E2B(BatchExecutor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    def run_batches(
-        self, batches: Sequence[Sequence[Program]], cancel: Cancel
-    ) -> Iterator[tuple[int, list[Result]]]:
-        e2b = import_client("e2b", "E2B's client")
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[tuple[Any, int]]:
+        client = import_client("e2b", "E2B's client")
         if not os.environ.get("E2B_API_KEY"):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
-        for number, batch in enumerate(batches):
-            yield (
-                number,
-                sandbox_errors(batch, "cancelled")
-                if cancel.is_set()
-                else self.run_batch(e2b, batch),
-            )
+        yield client, 1
 
-    def run_batch(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
-        reason = ""
-        for _ in range(self.attempts):
-            try:
-                return self.run_in_machine(e2b, programs)
-            except Exception as error:  # the border to a service: its client has many ways to fail
-                reason = f"E2B: {' '.join(str(error).split())[:400]}"
-        return sandbox_errors(programs, reason)
+    def send(
+        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+    ) -> list[Result]:
+        try:
+            return read_results(self.run_in_machine(client, programs), programs)
+        except Exception as error:  # the border to a service: its client has many ways to fail
+            raise OSError(f"E2B: {error}") from error
 
-    def run_in_machine(self, e2b: Any, programs: Sequence[Program]) -> list[Result]:
+    def run_in_machine(self, client: Any, programs: Sequence[Program]) -> str:
         # The worst case: every program of the batch takes all its time.
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
-        request = self.request_text(
-            programs, executor=self.executor, allow_unsafe=self.allow_unsafe
-        )
-        # `python -m untrusted` needs only these files and the standard library.
-        sources = sorted(PACKAGE.rglob("*.py"))
-        machine = e2b.Sandbox.create(
+        machine = client.Sandbox.create(
             template=self.template, timeout=seconds, allow_internet_access=False
         )
         try:
-            for path in sources:
+            # `python -m untrusted` needs only these files and the standard library.
+            for path in sorted(PACKAGE.rglob("*.py")):
                 machine.files.write(
                     f"{HOME}/{path.relative_to(PACKAGE.parent)}", path.read_text(encoding="utf-8")
                 )
-            machine.files.write(f"{HOME}/jobs.json", request)
+            machine.files.write(f"{HOME}/jobs.json", self.request_text(programs))
             command = f"cd {HOME} && python3 -m untrusted < jobs.json"
-            return read_results(machine.commands.run(command, timeout=seconds).stdout, programs)
+            return machine.commands.run(command, timeout=seconds).stdout
         finally:
             machine.kill()

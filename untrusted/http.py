@@ -2,23 +2,23 @@
 
     DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
 
-One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}` and the token as a
-bearer token; the answer is `{"results": […]}`. A worker whose queue is full answers 503. The token
-is read from the environment, compared in constant time and never printed. There is no encryption:
-across machines, put the worker behind a proxy or a tunnel.
+One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}`, if need be also
+`packages` and `same_process`, and the token as a bearer token; the answer is `{"results": […]}`. A
+worker whose queue is full answers 503. The token is read from the environment, compared in constant
+time and never printed. There is no encryption: across machines, put the worker behind a proxy or a
+tunnel.
 """
 
+import contextlib
 import hmac
 import json
 import logging
 import os
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,11 +28,12 @@ from untrusted.results import (
     Cancel,
     Program,
     Result,
+    read_request,
     read_results,
     results_text,
     sandbox_errors,
 )
-from untrusted.runner import Pool, choose_tier
+from untrusted.runner import Local, choose_tier
 from untrusted.tiers import PACKAGES, ExecutorName
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,14 @@ TOKEN_VARIABLE = "DIFFUCODER_SANDBOX_TOKEN"
 MIN_TOKEN = 16
 MAX_BODY = 32 * 2**20
 MAX_CONNECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a request may choose, as in `Local`; the rest was chosen when the worker was started."""
+
+    packages: tuple[str, ...] | None = None
+    same_process: bool = False
 
 
 def token_from_environment() -> str:
@@ -60,6 +69,7 @@ class Worker(ThreadingHTTPServer):
         workers: number of programs that run in parallel.
         queue_size: number of programs that are accepted and not finished; more are refused with
             503.
+        packages: those that a request may choose from, and gets unless it chooses.
     """
 
     daemon_threads = True
@@ -73,15 +83,17 @@ class Worker(ThreadingHTTPServer):
         queue_size: int = 256,
         executor: ExecutorName = "auto",
         allow_unsafe: bool = False,
+        packages: tuple[str, ...] = PACKAGES,
     ) -> None:
-        for name, value in (("queue_size", queue_size), ("workers", workers)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+        if queue_size < 1:
+            raise ValueError(f"queue_size={queue_size}: must be at least 1")
         self.token = token_from_environment().encode()
+        self.local = Local(executor, allow_unsafe, workers, packages=packages)
         # Before the port is opened: a host that cannot contain programs must not listen.
-        tier = choose_tier(executor, allow_unsafe=allow_unsafe)
+        self.tier = choose_tier(executor, allow_unsafe=allow_unsafe)
         super().__init__(address, Handler)
-        self.pool = Pool(tier, workers or os.cpu_count() or 1)
+        self.stack = contextlib.ExitStack()
+        self.sandboxes = self.stack.enter_context(self.local.connect())
         self.queue_size = queue_size
         self.accepted = 0
         self.lock = threading.Lock()
@@ -112,7 +124,7 @@ class Worker(ThreadingHTTPServer):
 
     def server_close(self) -> None:
         super().server_close()
-        self.pool.close()
+        self.stack.close()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -128,8 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.authorized():
             if self.path == "/health":
                 self.respond(
-                    200,
-                    json.dumps({"tier": self.server.pool.tier, "accepted": self.server.accepted}),
+                    200, json.dumps({"tier": self.server.tier, "accepted": self.server.accepted})
                 )
             else:
                 self.refuse(404, f"no such path: {self.path}")
@@ -141,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/run":
             return self.refuse(404, f"no such path: {self.path}")
         try:
-            programs, same_process = self.read_request()
+            programs, local = self.read_request()
         except ValueError as error:
             return self.refuse(400, str(error))
         if len(programs) > self.server.queue_size:
@@ -152,8 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(503, "the queue is full")
         # Run all jobs; the answer waits for the last one.
         try:
-            futures = [self.server.pool.submit(program, same_process) for program in programs]
-            answer = results_text([future.result() for future in futures])
+            answer = results_text(local.run_with(self.server.sandboxes, programs))
         except Exception as error:  # the border: whatever broke is the worker's fault
             logger.exception("a request failed")
             return self.refuse(500, type(error).__name__)
@@ -170,23 +180,18 @@ class Handler(BaseHTTPRequestHandler):
         self.refuse(401, "the token is missing or wrong")
         return False
 
-    def read_request(self) -> tuple[list[Program], bool]:
-        """Return the programs, and whether tests without a border may judge them."""
+    def read_request(self) -> tuple[tuple[Program, ...], Local]:
+        """Return the programs of a request, and how they are to be run."""
         length = self.headers.get("Content-Length", "")
         # Checked before reading: the length decides how much memory the body takes.
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
             raise ValueError(f"Content-Length={length!r}: must be a number up to {MAX_BODY}")
-        try:
-            data = json.loads(self.rfile.read(int(length)))
-        except RecursionError as error:
-            raise ValueError("the request is nested too deeply") from error
-        if not isinstance(data, dict) or not isinstance(data.get("jobs"), list):
-            raise ValueError("a request must be an object with the list `jobs`")
-        # The packages were chosen when the worker was started.
-        if unknown := sorted(set(data.get("packages") or ()) - set(PACKAGES)):
-            raise ValueError(f"packages={unknown!r:.80}: must be among {', '.join(PACKAGES)}")
-        programs = [Program.from_json(program) for program in data["jobs"]]
-        return programs, data.get("same_process") is True
+        programs, settings = read_request(self.rfile.read(int(length)), Settings)
+        local = self.server.local
+        packages = local.packages if settings.packages is None else settings.packages
+        if unknown := sorted(set(packages) - set(local.packages)):
+            raise ValueError(f"packages={unknown!r:.80}: must be among {', '.join(local.packages)}")
+        return programs, replace(local, packages=packages, same_process=settings.same_process)
 
     def refuse(self, status: int, reason: str) -> None:
         self.respond(status, json.dumps({"error": reason}))
@@ -215,13 +220,11 @@ class HttpWorkers(BatchExecutor):
 
     Attributes:
         urls: addresses of the workers, such as http://127.0.0.1:8700.
-        pause: seconds before the second try; doubled each time.
         timeout: seconds that a worker may take to answer a batch.
     """
 
     attempts: int = 4
     urls: tuple[str, ...]
-    pause: float = 0.5
     timeout: float = 900.0
 
     def __post_init__(self) -> None:
@@ -231,56 +234,38 @@ class HttpWorkers(BatchExecutor):
             )
         super().__post_init__()
 
-    def run_batches(
-        self, batches: Sequence[Sequence[Program]], cancel: Cancel
-    ) -> Iterator[tuple[int, list[Result]]]:
-        token = token_from_environment()
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[tuple[str, int]]:
         # Two batches per worker: one runs while the next one waits there.
-        with ThreadPoolExecutor(2 * len(self.urls), thread_name_prefix="http-worker") as threads:
-            futures = [
-                threads.submit(self.run_batch, number, batch, token, cancel)
-                for number, batch in enumerate(batches)
-            ]
-            yield from enumerate(future.result() for future in futures)
+        yield token_from_environment(), 2 * len(self.urls)
 
-    def run_batch(
-        self, number: int, programs: Sequence[Program], token: str, cancel: Cancel
+    def send(
+        self, client: str, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
-        reason = ""
-        for attempt in range(self.attempts):
-            if cancel.is_set():
-                return sandbox_errors(programs, "cancelled")
-            # Pauses before the tries 2, 3, 4: 0.5, 1, 2 seconds.
-            if attempt:
-                time.sleep(self.pause * 2 ** (attempt - 1))
-            # Batch 1 with two workers: the second one, then the first, the second, ...
-            url = self.urls[(number + attempt) % len(self.urls)]
-            try:
-                return self.ask(url, programs, token)
-            except urllib.error.HTTPError as error:
-                said = printable(error.read(1000).decode("utf-8", "replace"))
-                reason = f"{url} answered {error.code} {said}"
-                error.close()
-                # Errors that another worker would give as well; 503 and the rest are tried again.
-                if error.code in (400, 401, 404, 413):
-                    raise ValueError(
-                        f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}"
-                    ) from error
-            except (OSError, ValueError) as error:
-                reason = f"{url}: {error}"
-        return sandbox_errors(programs, reason)
-
-    def ask(self, url: str, programs: Sequence[Program], token: str) -> list[Result]:
-        body = self.request_text(programs).encode()
+        body, half = self.request_text(programs).encode(), len(programs) // 2
+        if len(body) > MAX_BODY and half == 0:
+            detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
+            return sandbox_errors(programs, detail)
         # Too large for one request: send it in halves, down to single programs.
-        if len(body) > MAX_BODY and len(programs) > 1:
-            half = len(programs) // 2
-            return self.ask(url, programs[:half], token) + self.ask(url, programs[half:], token)
         if len(body) > MAX_BODY:
-            return sandbox_errors(
-                programs, f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
-            )
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            parts = [programs[:half], programs[half:]]
+            return [result for part in parts for result in self.send(client, part, turn, stops)]
+        # Batch 1 with two workers: the second one, then the first, the second, ...
+        url = self.urls[turn % len(self.urls)]
+        headers = {"Authorization": f"Bearer {client}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{url.rstrip('/')}/run", body, headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return read_results(answer.read(), programs)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                return read_results(answer.read(), programs)
+        except urllib.error.HTTPError as error:
+            said = printable(error.read(1000).decode("utf-8", "replace"))
+            reason = f"{url} answered {error.code} {said}"
+            error.close()
+            # Errors that another worker would give as well; 503 and the rest are tried again.
+            if error.code in (400, 401, 404, 413):
+                raise ValueError(
+                    f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}"
+                ) from error
+            raise OSError(reason) from error
+        except OSError as error:
+            raise OSError(f"{url}: {error}") from error

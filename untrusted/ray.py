@@ -4,23 +4,16 @@ Each task is a batch of programs, run by the local sandbox of the host that take
 results travel as JSON text. A task that Ray loses is run again, then reported as a sandbox error.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from untrusted.results import (
-    BatchExecutor,
-    Cancel,
-    Program,
-    Result,
-    import_client,
-    read_results,
-    sandbox_errors,
-)
+from untrusted.results import BatchExecutor, Cancel, Program, Result, import_client, read_results
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
-# Seconds between two looks at `cancel`.
+# Seconds between two looks at whether the results are still wanted.
 POLL_SECONDS = 0.2
 
 
@@ -31,42 +24,32 @@ class RayCluster(BatchExecutor):
     Attributes:
         address: of the cluster; None joins the one of this process or starts a local one.
         executor, allow_unsafe: as in `Local`, on each host.
+        workers: cores that a task takes, and programs of a batch that run in parallel there.
     """
 
     address: str | None = None
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
+    workers: int = 1
 
-    def run_batches(
-        self, batches: Sequence[Sequence[Program]], cancel: Cancel
-    ) -> Iterator[tuple[int, list[Result]]]:
-        """Run each batch as a task that takes one core of a host."""
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[tuple[Any, int]]:
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False)
-        task = ray.remote(num_cpus=1, max_retries=self.attempts - 1)(answer_request)
-        settings = {"executor": self.executor, "allow_unsafe": self.allow_unsafe, "workers": 1}
-        # Batch number by the reference of its task
-        pending = {
-            task.remote(self.request_text(batch, **settings)): number
-            for number, batch in enumerate(batches)
-        }
-        while pending and not cancel.is_set():
-            ready, _ = ray.wait(list(pending), timeout=POLL_SECONDS)
-            for reference in ready:
-                number = pending.pop(reference)
-                yield number, task_results(ray, reference, batches[number])
-        # Cancelled: these batches keep their "cancelled" results (`run_many`).
-        for reference in pending:
-            ray.cancel(reference)
+        # Twice what the cluster can run: a task ends, and the next one waits there.
+        yield ray, 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-
-def task_results(ray: Any, reference: Any, batch: Sequence[Program]) -> list[Result]:
-    """Fetch the results of a task that has ended.
-
-    Ray has already retried what ran on a lost host.
-    """
-    try:
-        return read_results(ray.get(reference), batch)
-    except ray.exceptions.RayError as error:
-        return sandbox_errors(batch, f"Ray: {str(error).strip().splitlines()[-1]}")
+    def send(
+        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+    ) -> list[Result]:
+        # Lost tasks are sent again by `run_batch`.
+        task = client.remote(num_cpus=self.workers, max_retries=0)(answer_request)
+        try:
+            reference = task.remote(self.request_text(programs))
+            while not client.wait([reference], timeout=POLL_SECONDS)[0]:
+                if any(stop.is_set() for stop in stops):
+                    client.cancel(reference)
+            return read_results(client.get(reference), programs)
+        except client.exceptions.RayError as error:
+            raise OSError(f"Ray: {str(error).strip().splitlines()[-1]}") from error

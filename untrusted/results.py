@@ -1,26 +1,37 @@
 """Programs and results: input and output of a sandbox wherever it runs, also as JSON."""
 
-import dataclasses
 import json
-import math
+import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from untrusted.cases import Case, Test
+from untrusted.cases import Test
+from untrusted.plain import from_plain
 from untrusted.printable import printable
+
+logger = logging.getLogger(__name__)
 
 Outcome = Literal[
     "passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"
 ]
+# Which outcome of a test decides about its program: the least; all others have rank 1.
+RANKS = {"sandbox_error": 0, "cannot_judge": 2, "passed": 3}
 # Outcomes that say nothing about the program.
 UNJUDGED: tuple[Outcome, ...] = ("cannot_judge", "sandbox_error")
-# Bytes: the least address space of a program, and the most output that may be kept.
-MIN_MEMORY = 64 * 2**20
-OUTPUT_CAP = 2**20
+# Least and largest value of each limit. An interpreter alone takes some 64 MiB.
+RANGES = {
+    "seconds": (1e-3, 3600.0),
+    "total_seconds": (1e-3, 3600.0),
+    "memory_bytes": (64 * 2**20, 2**48),
+    "output_bytes": (0, 2**20),
+}
 # Called with the number of finished programs and the number of all.
 Progress = Callable[[int, int], None]
 # Stops a run when it is set.
@@ -47,20 +58,13 @@ class Limits:
     canary: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "total_seconds"):
+        for name, (least, most) in RANGES.items():
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and 0 < value <= 3600):
-                raise ValueError(f"{name}={value!r}: must be above 0 and at most 3600 seconds")
+            # Neither comparison holds for nan.
+            if not (isinstance(value, int | float) and least <= value <= most):
+                raise ValueError(f"{name}={value!r}: must be between {least} and {most}")
             # Frozen, so set through `object`: 5 and 5.0 are the same limit, also as JSON.
-            object.__setattr__(self, name, float(value))
-        if not (type(self.memory_bytes) is int and self.memory_bytes >= MIN_MEMORY):
-            raise ValueError(
-                f"memory_bytes={self.memory_bytes!r}: must be at least {MIN_MEMORY}, the interpreter's own"
-            )
-        if not (type(self.output_bytes) is int and 0 <= self.output_bytes <= OUTPUT_CAP):
-            raise ValueError(
-                f"output_bytes={self.output_bytes!r}: must be between 0 and {OUTPUT_CAP}"
-            )
+            object.__setattr__(self, name, type(least)(value))
         if type(self.canary) is not bool:
             raise ValueError(f"canary={self.canary!r}: must be True or False")
 
@@ -72,26 +76,6 @@ class Program:
     code: str
     tests: tuple[Test, ...] = ()
     limits: Limits = field(default_factory=Limits)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the program as plain data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> "Program":
-        """Read a program from plain data; raises ValueError that names the problem."""
-        if not isinstance(data, dict) or not isinstance(data.get("code"), str):
-            raise ValueError("a job must be an object with the text `code`")
-        tests, limits = data.get("tests", []), data.get("limits", {})
-        if not isinstance(tests, list | tuple) or not all(
-            isinstance(test, str | dict) for test in tests
-        ):
-            raise ValueError("tests: must be a list of texts and cases")
-        tests = [Case.from_json(test) if isinstance(test, dict) else test for test in tests]
-        known = {field.name for field in dataclasses.fields(Limits)}
-        if not isinstance(limits, dict) or set(limits) - known:
-            raise ValueError(f"limits: must be an object with some of {', '.join(sorted(known))}")
-        return cls(data["code"], tuple(tests), Limits(**limits))
 
 
 @dataclass(frozen=True)
@@ -122,67 +106,38 @@ class Result:
     """How a program ended.
 
     Attributes:
-        outcome: `passed` if every test passed; `untested` if there was no test and the program
-            reports that it ran to its end; `sandbox_error` if the sandbox itself failed; `failed`,
-            `timeout` or `out_of_memory` as the first test that did; `cannot_judge` if the remaining
-            tests need what the border cannot carry. sandbox_error and cannot_judge say nothing
-            about the program.
         tests: one result per test; one for the program itself if there are no tests.
         stdout, stderr: the beginning of its output, unchanged: `printable.printable` makes it safe
             for a terminal.
         tier: how it was contained.
-        unsafe: whether it was not contained.
     """
 
-    outcome: Outcome
     tests: tuple[TestResult, ...]
     stdout: str = ""
     stderr: str = ""
     tier: str = ""
-    unsafe: bool = False
 
     @classmethod
-    def of(
-        cls, tests: Sequence[TestResult], stdout: str = "", stderr: str = "", tier: str = ""
-    ) -> "Result":
-        """Combine the results of the tests into one."""
-        outcomes: list[Outcome] = [test.outcome for test in tests if test.outcome != "passed"]
-        # Sandbox errors first, unjudged tests last; the sort is stable, so else the first test
-        # counts:
-        #   [failed, timeout, cannot_judge] -> failed
-        #   [cannot_judge, sandbox_error] -> sandbox_error
-        order = sorted(
-            outcomes, key=lambda outcome: (outcome != "sandbox_error", outcome == "cannot_judge")
-        )
-        worst: Outcome = order[0] if order else "passed"
-        return cls(worst, tuple(tests), stdout, stderr, tier, tier == "unsafe")
-
-    @classmethod
-    def error(cls, detail: str, tests: int, tier: str = "") -> "Result":
+    def error(cls, detail: str, tests: int) -> "Result":
         """Return the result of a failed sandbox, which says nothing about the program."""
-        return cls.of([TestResult("sandbox_error", detail)] * max(1, tests), tier=tier)
+        return cls((TestResult("sandbox_error", detail),) * max(1, tests))
 
-    @classmethod
-    def from_json(cls, data: Any) -> "Result":
-        """Read a result from plain data; raises ValueError if it is none."""
-        try:
-            tests = tuple(
-                TestResult(
-                    str(test["outcome"]),  # pyright: ignore[reportArgumentType]
-                    str(test["detail"]),
-                    test.get("border") is not False,
-                )
-                for test in data["tests"]
-            )
-            # The outcome is computed from the tests, not believed.
-            result = cls.of(tests, str(data["stdout"]), str(data["stderr"]), str(data["tier"]))
-            return dataclasses.replace(result, unsafe=bool(data["unsafe"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
+    @property
+    def outcome(self) -> Outcome:
+        """How the program ended.
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as plain data."""
-        return dataclasses.asdict(self)
+        `passed` if every test passed; `untested` if there was no test and the program reports that
+        it ran to its end; `sandbox_error` if the sandbox itself failed; `failed`, `timeout` or
+        `out_of_memory` as the first test that did; `cannot_judge` if the remaining tests need what
+        the border cannot carry. sandbox_error and cannot_judge say nothing about the program.
+        """
+        # The first of the least: [failed, timeout, cannot_judge] -> failed
+        return min((test.outcome for test in self.tests), key=lambda told: RANKS.get(told, 1))
+
+    @property
+    def unsafe(self) -> bool:
+        """Whether the program was not contained."""
+        return self.tier == "unsafe"
 
     @property
     def passed(self) -> bool:
@@ -214,16 +169,21 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchExecutor(ABC):
-    """An executor that sends programs away in batches.
+    """An executor that runs programs in batches, each until it is answered.
 
     Attributes:
         batch: number of programs that are sent together.
         attempts: tries of a batch before its programs become sandbox errors.
-        packages, same_process: as in `Local`; None leaves the packages to whoever runs them.
+        pause: seconds before the second try; doubled each time.
+        packages: installed packages that programs and tests may import in addition to the standard
+            library; None leaves them to whoever runs the programs.
+        same_process: judge tests that the border cannot carry in the program's own process:
+            contained, but the program could fake the verdict. Such results say so. Not for rewards.
     """
 
     batch: int = 8
     attempts: int = 3
+    pause: float = 0.5
     packages: tuple[str, ...] | None = None
     same_process: bool = False
 
@@ -239,37 +199,108 @@ class BatchExecutor(ABC):
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> list[Result]:
-        """Run programs; returns a result for each, in order: a sandbox error if it cannot run."""
-        # batch = 2: [a, b, c] -> [[a, b], [c]]
-        batches = [
-            programs[start : start + self.batch] for start in range(0, len(programs), self.batch)
-        ]
-        # Replaced as batches are done; those that `cancel` stops keep these results.
-        results = [sandbox_errors(batch, "cancelled") for batch in batches]
-        done = 0
-        for number, answers in self.run_batches(batches, cancel or Cancel()):
-            results[number] = answers
-            done += len(answers)
-            if on_progress:
-                on_progress(done, len(programs))
-        return [result for answers in results for result in answers]
+        """Run programs; returns a result for each, in order: a sandbox error if it cannot run.
+
+        Programs that a set `cancel` stops are sandbox errors that say so.
+        """
+        if not programs:
+            return []
+        with self.connect() as connection:
+            return self.run_with(connection, programs, on_progress=on_progress, cancel=cancel)
+
+    def run_with(
+        self,
+        connection: tuple[Any, int],
+        programs: Sequence[Program],
+        *,
+        on_progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> list[Result]:
+        """Run programs as `run_many` does, by what `connect` has given."""
+        client, senders = connection
+        stops = [Cancel(), cancel or Cancel()]
+        # batch = 2: [a, b, c] -> [a, b], [c], numbers 0 and 1
+        starts = range(0, len(programs), self.batch)
+        batches = [programs[start : start + self.batch] for start in starts]
+        threads = ThreadPoolExecutor(min(senders, len(batches)) or 1, thread_name_prefix="sender")
+        try:
+            futures = [
+                threads.submit(self.run_batch, client, batch, number, stops)
+                for number, batch in enumerate(batches)
+            ]
+            done = 0
+            # Progress in the order of completion, results in the order of the programs.
+            for future in as_completed(futures):
+                done += len(future.result())
+                if on_progress:
+                    on_progress(done, len(programs))
+        except BaseException:  # Ctrl-C, say: programs that are still running are stopped
+            stops[0].set()
+            raise
+        finally:
+            threads.shutdown(cancel_futures=True)
+        return [result for future in futures for result in future.result()]
+
+    def run_batch(
+        self, client: Any, programs: Sequence[Program], number: int, stops: list[Cancel]
+    ) -> list[Result]:
+        """Send a batch until it is answered; its results are sandbox errors if it never is."""
+        reason = ""
+        for attempt in range(self.attempts):
+            if any(stop.is_set() for stop in stops):
+                return sandbox_errors(programs, "cancelled")
+            # Before the tries 2, 3, 4: 0.5, 1, 2 seconds.
+            if attempt:
+                logger.warning("sandbox: %s", reason)
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            try:
+                return self.send(client, programs, number + attempt, stops)
+            except OSError as error:
+                reason = " ".join(str(error).split())[:400]
+        return sandbox_errors(programs, reason)
+
+    def request_text(self, programs: Sequence[Program]) -> str:
+        """Return a request to run programs with the settings of this executor, as JSON."""
+        settings = {name: getattr(self, name, None) for name in SETTINGS}
+        request = {name: value for name, value in settings.items() if value is not None}
+        return json.dumps(request | {"jobs": [asdict(program) for program in programs]})
 
     @abstractmethod
-    def run_batches(
-        self, batches: Sequence[Sequence[Program]], cancel: Cancel
-    ) -> Iterator[tuple[int, list[Result]]]:
-        """Yield the number and results of each finished batch; cancelled ones may be left out."""
+    def connect(self) -> AbstractContextManager[tuple[Any, int]]:
+        """Return what `send` needs, and how many batches may be under way at a time.
 
-    def request_text(self, programs: Sequence[Program], **settings: Any) -> str:
-        """Return a request to run programs as JSON.
+        Raises ValueError that says what is missing.
+        """
+
+    @abstractmethod
+    def send(
+        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+    ) -> list[Result]:
+        """Run a batch once; raises OSError where another attempt may succeed.
 
         Args:
-            settings: settings of the executor that answers the request.
+            turn: number of the batch, plus the attempts before this one.
+            stops: the batch is no longer wanted as soon as one of them is set.
         """
-        settings |= {"same_process": self.same_process}
-        if self.packages is not None:
-            settings["packages"] = self.packages
-        return json.dumps({**settings, "jobs": [program.to_json() for program in programs]})
+
+
+# The settings of `Local` that travel with a request, where an executor has them.
+SETTINGS = ("executor", "allow_unsafe", "workers", "packages", "same_process")
+
+
+def read_request(text: str | bytes, kind: type) -> tuple[tuple[Program, ...], Any]:
+    """Return the programs of a request, and its settings as a dataclass.
+
+    Raises ValueError that names the problem.
+    """
+    try:
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("the request is nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("a request must be an object with the list `jobs`")
+    programs = from_plain(tuple[Program, ...], data.pop("jobs", None), "jobs")
+    return programs, from_plain(kind, data, "request")
 
 
 def import_client(name: str, title: str) -> Any:
@@ -289,13 +320,28 @@ def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
 
 def results_text(results: Sequence[Result]) -> str:
     """Return the answer to a request as JSON."""
-    return json.dumps({"results": [result.to_json() for result in results]})
+    return json.dumps(
+        {
+            "results": [
+                {"outcome": result.outcome, "unsafe": result.unsafe, **asdict(result)}
+                for result in results
+            ]
+        }
+    )
 
 
 def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
-    """Read the answer to a request; raises ValueError unless it has one result per program."""
-    data = json.loads(text)
-    results = data.get("results") if isinstance(data, dict) else None
-    if not isinstance(results, list) or len(results) != len(programs):
-        raise ValueError("the answer does not have a result per job")
-    return [Result.from_json(result) for result in results]
+    """Read the answer to a request; raises OSError unless it has one result per program."""
+    try:
+        told = json.loads(text)["results"]
+        # What follows from the tests is computed, not believed.
+        plain = [
+            {name: value for name, value in result.items() if name not in ("outcome", "unsafe")}
+            for result in told
+        ]
+        results = from_plain(tuple[Result, ...], plain, "results")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise OSError(f"the answer is no list of results: {error}") from error
+    if len(results) != len(programs):
+        raise OSError("the answer does not have a result per job")
+    return list(results)

@@ -1,34 +1,33 @@
 """Run programs on this machine: choose the tier, run each test in processes, judge the answers."""
 
+import contextlib
 import functools
-import json
-import logging
 import os
 import platform
 import secrets
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any
 
-from untrusted.answers import is_literal, matches, may_equal
+from untrusted.answers import OtherFormError, matches, may_equal
 from untrusted.assertions import Call, call_of, is_script, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal
 from untrusted.results import (
+    BatchExecutor,
     Cancel,
     Limits,
     Outcome,
     Program,
-    Progress,
     Result,
     TestResult,
+    read_request,
     results_text,
 )
-from untrusted.session import CancelledError, Child, SandboxFailureError, Session
+from untrusted.session import Child, SandboxFailureError, Session
 from untrusted.tiers import (
     PACKAGES,
     SAFE,
@@ -38,10 +37,7 @@ from untrusted.tiers import (
     package_folders,
 )
 
-logger = logging.getLogger(__name__)
-
-# Tries of a program if the sandbox fails; characters of a reason.
-ATTEMPTS = 3
+# Characters of a reason.
 DETAIL_LENGTH = 400
 
 # Tries what a contained program must not reach. The battery of `diffucoder sandbox check` tries far
@@ -119,156 +115,100 @@ def run(
     tests: Sequence[Test] = (),
     limits: Limits | None = None,
     *,
-    executor: ExecutorName = "auto",
-    allow_unsafe: bool = False,
-    packages: tuple[str, ...] = PACKAGES,
-    same_process: bool = False,
     cancel: Cancel | None = None,
+    **settings: Any,
 ) -> Result:
-    """Run a program against its tests on this machine; see `Local` for the settings.
+    """Run a program against its tests on this machine; `settings` are those of `Local`.
 
     Raises SandboxUnavailableError if the program cannot be contained.
     """
-    local = Local(
-        executor, allow_unsafe=allow_unsafe, workers=1, packages=packages, same_process=same_process
-    )
-    return local.run_many([Program(code, tuple(tests), limits or Limits())], cancel=cancel)[0]
+    program = Program(code, tuple(tests), limits or Limits())
+    return Local(workers=1, **settings).run_many([program], cancel=cancel)[0]
 
 
 def answer_request(text: str) -> str:
-    """Answer a JSON request on this machine (see `BatchExecutor.request_text`)."""
-    request = json.loads(text)
-    allow_unsafe = request.get("allow_unsafe") is True
-    local = Local(
-        request.get("executor", "auto"),
-        allow_unsafe=allow_unsafe,
-        workers=request.get("workers"),
-        packages=tuple(request.get("packages", PACKAGES)),
-        same_process=request.get("same_process") is True,
-    )
-    return results_text(local.run_many([Program.from_json(program) for program in request["jobs"]]))
+    """Answer a JSON request on this machine (see `results.read_request`)."""
+    programs, local = read_request(text, Local)
+    return results_text(local.run_many(programs))
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(BatchExecutor):
     """Runs programs on this machine.
 
     Attributes:
         executor: the tier; "auto" tries bubblewrap, then Landlock, and refuses if neither works.
         allow_unsafe: run without containment if there is none; every result says so.
         workers: number of programs that run in parallel; by default the number of cores.
-        packages: installed packages that programs and tests may import in addition to the standard
-            library.
-        same_process: judge tests that the border cannot carry in the program's own process:
-            contained, but the program could fake the verdict. Such results say so. Not for rewards.
     """
 
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
     workers: int | None = None
-    packages: tuple[str, ...] = PACKAGES
-    same_process: bool = False
+    batch: int = field(default=1, kw_only=True)
+    pause: float = field(default=0.0, kw_only=True)
+    packages: tuple[str, ...] = field(default=PACKAGES, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
         package_folders(self.packages)
+        super().__post_init__()
 
-    def run_many(
-        self,
-        programs: Sequence[Program],
-        *,
-        on_progress: Progress | None = None,
-        cancel: Cancel | None = None,
-    ) -> list[Result]:
-        """Run programs; returns a result for each, in order.
-
-        Programs that a set `cancel` stops are sandbox errors that say so.
-        """
-        if not programs:
-            return []
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[tuple["SimpleQueue[Sandbox]", int]]:
         tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
-        workers = min(self.workers or os.cpu_count() or 1, len(programs))
-        with Pool(tier, workers, cancel, self.packages) as pool:
-            futures = [pool.submit(program, self.same_process) for program in programs]
-            # Progress in the order of completion, results in the order of the programs.
-            for done, _ in enumerate(as_completed(futures), 1):
-                if on_progress:
-                    on_progress(done, len(programs))
-        return [future.result() for future in futures]
+        workers = self.workers or os.cpu_count() or 1
+        sandboxes: SimpleQueue[Sandbox] = SimpleQueue()
+        with contextlib.ExitStack() as stack:
+            for _ in range(workers):
+                sandbox = Sandbox(tier)
+                stack.callback(sandbox.close)
+                sandboxes.put(sandbox)
+            yield sandboxes, workers
 
-
-class Pool:
-    """Threads with a sandbox each, as long as it is open.
-
-    Left by an exception, it stops the programs that are still running.
-    """
-
-    def __init__(
+    def send(
         self,
-        tier: Tier,
-        workers: int,
-        cancel: Cancel | None = None,
-        packages: tuple[str, ...] = PACKAGES,
-    ) -> None:
-        self.tier = tier
-        self.stop = threading.Event()
-        start = functools.partial(
-            Session, tier, lambda: self.stop.is_set() or (cancel and cancel.is_set()), packages
-        )
-        self.sandboxes = [Sandbox(tier, start) for _ in range(workers)]
-        self.free = list(self.sandboxes)
-        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
-
-    def submit(self, program: Program, same_process: bool = False) -> "Future[Result]":
-        """Run a program as soon as a sandbox is free."""
-        return self.threads.submit(self.work, program, same_process)
-
-    def work(self, program: Program, same_process: bool) -> Result:
-        # Never empty: there are as many sandboxes as threads. `pop` and `append` are atomic.
-        sandbox = self.free.pop()
+        client: "SimpleQueue[Sandbox]",
+        programs: Sequence[Program],
+        turn: int,
+        stops: list[Cancel],
+    ) -> list[Result]:
+        sandbox = client.get()
         try:
-            return sandbox.run(program, same_process)
+            return [
+                sandbox.run(program, self.packages, stops, same_process=self.same_process)
+                for program in programs
+            ]
         finally:
-            self.free.append(sandbox)
-
-    def __enter__(self) -> "Pool":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.stop.set()
-        self.close()
-
-    def close(self) -> None:
-        """Wait for running programs, then end the sandboxes."""
-        self.threads.shutdown(cancel_futures=True)
-        for sandbox in self.sandboxes:
-            sandbox.close()
+            client.put(sandbox)
 
 
 class Sandbox:
-    """A session that is started on first use and replaced when it fails."""
+    """A session that is started on first use, and replaced when it fails or has other packages."""
 
-    def __init__(self, tier: Tier, start: Callable[[], Session]) -> None:
-        self.tier, self.start = tier, start
+    def __init__(self, tier: Tier) -> None:
+        self.tier: Tier = tier
         self.session: Session | None = None
 
-    def run(self, program: Program, same_process: bool = False) -> Result:
-        """Run a program; a failure of the sandbox is retried and never counts as a wrong answer."""
-        reason = ""
-        for _ in range(ATTEMPTS):
-            try:
-                self.session = self.session or self.start()
-                return run_program(self.session, program, same_process)
-            except SandboxFailureError as error:
-                logger.warning("the sandbox failed: %s", error)
-                reason = str(error)
+    def run(
+        self,
+        program: Program,
+        packages: tuple[str, ...],
+        stops: list[Cancel],
+        *,
+        same_process: bool,
+    ) -> Result:
+        """Run a program; raises SandboxFailureError if the sandbox fails."""
+        try:
+            if self.session is None or self.session.packages != packages:
                 self.close()
-            except CancelledError:
-                reason = "cancelled"
-                break
-        return Result.error(reason, len(program.tests), self.tier)
+                self.session = Session(self.tier, packages)
+            self.session.stops = stops
+            return run_program(self.session, program, same_process)
+        except SandboxFailureError:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self.session is not None:
@@ -285,7 +225,7 @@ def run_program(session: Session, program: Program, same_process: bool = False) 
     for test in program.tests or (None,):
         seconds = min(program.limits.seconds, deadline - time.monotonic())
         results.append(run_test(session, program.code, test, seconds))
-    return Result.of(results, session.text("stdout"), session.text("stderr"), session.tier)
+    return Result(tuple(results), session.text("stdout"), session.text("stderr"), session.tier)
 
 
 def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
@@ -295,51 +235,37 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     here, and statements, which a second process runs. None runs the program alone.
     """
     if seconds <= 0:
-        return TestResult(
-            "timeout", f"no time left of {session.limits.total_seconds:g} s for all tests"
-        )
+        total = session.limits.total_seconds
+        return TestResult("timeout", f"no time left of {total:g} s for all tests")
+    job: dict[str, Any] = {"code": code}
     if test is None:
-        (program,), late = session.exchange([{"code": code}], seconds)
-        ended = program.answer is not None and program.answer.get("ended") is True
+        (program,) = session.exchange([job], seconds)
         # A program could claim this without having run to its end. But nothing is checked, so
         # nothing has passed.
-        return TestResult("untested") if ended else reason_of(program, late, seconds)
+        return TestResult("untested") if word_of(program, "ended") is True else reason_of(program)
     if isinstance(test, Case) and not test.function:
         return run_case(session, code, test, seconds)
-    if isinstance(test, Case):
-        call = call_of(test, code)
-        statements = call.source
-    else:
-        call, statements = read_call(test), test
-    job: dict[str, Any] = {"code": code}
-    # A call of literals needs one process only: its answer is compared here.
-    if call is not None:
-        job["prelude"] = call.prelude
-        request = {
-            "function": call.function,
-            "is_method": call.is_method,
-            "arguments": [encode_literal(argument) for argument in call.arguments],
-            "keywords": {name: encode_literal(value) for name, value in call.keywords.items()},
-        }
-        # None: the answer is no literal, so run the same test as statements.
-        if (
-            judged := judge_call(call, *session.exchange([job | request], seconds), seconds)
-        ) is not None:
-            return judged
-    return run_statements(session, job, statements, seconds)
+    call = call_of(test, code) if isinstance(test, Case) else read_call(test)
+    if call is None:
+        return run_statements(session, job, str(test), seconds)
+    # A call of literals needs one process only. None: the answer is no literal, so run the same test
+    # as statements.
+    job["prelude"] = call.prelude
+    (program,) = session.exchange([job | call.request], seconds)
+    judged = judge_call(call, program)
+    statements = test if isinstance(test, str) else call.source
+    return judged or run_statements(session, job, statements, seconds)
 
 
 def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
     """Run a program as a script, and compare its output here, out of the program's reach."""
-    program, output, late = session.execute(code, case.input.encode(), seconds)
+    job = {"code": code, "script": True}
+    (program,) = session.exchange([job], seconds, case.input.encode())
+    output = session.written["stdout"]
     if len(output) > MAX_OUTPUT:
         return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
-    if not late and program.answer is None and os.WIFEXITED(program.status) and program.status:
-        return TestResult(
-            "failed", f"left with exit status {os.waitstatus_to_exitcode(program.status)}"
-        )
-    if late or program.status:
-        return reason_of(program, late, seconds)
+    if program.late or program.status:
+        return reason_of(program, " before the end" if program.late else "")
     # Bytes that are no UTF-8 become surrogates, which no expected text can contain.
     where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
     return TestResult("failed", where) if where else TestResult("passed")
@@ -353,8 +279,13 @@ def run_statements(
     sentinel = secrets.token_hex(16)
     test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
     deadline = time.monotonic() + seconds
-    (program, tester), late = session.exchange([job, test], seconds)
-    if tester.answer is not None and tester.answer.get("ended") == sentinel:
+    program, tester = session.exchange([job, test], seconds)
+    cannot = word_of(tester, "cannot")
+    if cannot is not None and session.same_process:
+        return run_together(session, job | test, seconds)
+    if cannot is not None:
+        return failed(cannot, "cannot_judge")
+    if word_of(tester, "ended") == sentinel:
         left = deadline - time.monotonic()
         if (
             session.limits.canary
@@ -364,12 +295,8 @@ def run_statements(
             said = "passes as well with its assertions negated and its literals changed"
             return failed(said, "cannot_judge")
         return TestResult("passed")
-    if tester.answer is not None and "cannot" in tester.answer:
-        if session.same_process:
-            return run_together(session, job | test, seconds)
-        return failed(str(tester.answer["cannot"]), "cannot_judge")
     # The program's own error says more than the tester's, which has only lost its connection.
-    return reason_of(program if says_why(program, tester) else tester, late, seconds)
+    return reason_of(program if says_why(program, tester) else tester)
 
 
 def passes_changed(
@@ -378,48 +305,52 @@ def passes_changed(
     """Whether a script that has passed does so with changed assertions, which must not happen."""
     output = {name: bytes(head) for name, head in session.heads.items()}
     test = test | {"sentinel": secrets.token_hex(16), "changed": True}
-    (_, tester), _ = session.exchange([job, test], max(seconds, 0.0))
+    _, tester = session.exchange([job, test], max(seconds, 0.0))
     # What is printed in this run is none of the result's output.
     for name, head in session.heads.items():
         head[:] = output[name]
-    return tester.answer is not None and tester.answer.get("ended") == test["sentinel"]
+    return word_of(tester, "ended") == test["sentinel"]
 
 
 def run_together(session: Session, job: dict[str, Any], seconds: float) -> TestResult:
     """Run a test in its program's own process: the result is the program's word."""
-    (child,), late = session.exchange([job], seconds)
-    ended = child.answer is not None and child.answer.get("ended") == job["sentinel"]
-    if child.answer is not None and "cannot" in child.answer:
-        return failed(str(child.answer["cannot"]), "cannot_judge")
-    return replace(TestResult("passed") if ended else reason_of(child, late, seconds), border=False)
+    (child,) = session.exchange([job], seconds)
+    cannot = word_of(child, "cannot")
+    if cannot is not None:
+        return failed(cannot, "cannot_judge")
+    passed = word_of(child, "ended") == job["sentinel"]
+    return replace(TestResult("passed") if passed else reason_of(child), border=False)
+
+
+def word_of(child: Child, name: str) -> Any:
+    """Return a part of a process's answer; None if there is none."""
+    return child.answer.get(name) if child.answer is not None else None
 
 
 def says_why(program: Child, tester: Child) -> bool:
     """Whether a test failed because its program ended."""
-    ends = ("ChannelEndError",)
-    lost = tester.answer is None or tester.answer.get("raised") in ends
+    lost = tester.answer is None or tester.answer.get("raised") == "ChannelEndError"
     # The tester may notice the end before we do. But then it was not our own SIGKILL that ended the
     # program.
     ended = program.ended or program.status != signal.SIGKILL
     return program.answer is not None or (ended and lost)
 
 
-def judge_call(call: Call, children: list[Child], late: bool, seconds: float) -> TestResult | None:
+def judge_call(call: Call, child: Child) -> TestResult | None:
     """Compare a call's answer with the expected value here, out of the program's reach.
 
     Returns None if the answer is no literal: then a tester has to find out what it equals.
     """
-    answer = children[0].answer
-    if answer is None or "value" not in answer:
-        return reason_of(children[0], late, seconds)
-    value, right = answer["value"], (call.expected, *call.others)
+    if child.answer is None or "value" not in child.answer:
+        return reason_of(child)
+    value, right = child.answer["value"], (call.expected, *call.others)
     try:
-        if any(may_equal(encode_literal(expected), value) for expected in right):
-            if not is_literal(value):
-                return None
-            if any(matches(expected, value) for expected in right):
-                return TestResult("passed")
+        near = [expected for expected in right if may_equal(encode_literal(expected), value)]
+        if any(matches(expected, value) for expected in near):
+            return TestResult("passed")
         return failed(f"returned {short(value)}, expected {short(encode_literal(call.expected))}")
+    except OtherFormError:
+        return None
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")
     except (ValueError, TypeError, LookupError):
@@ -432,32 +363,35 @@ def short(wire: Any) -> str:
     return text if len(text) <= DETAIL_LENGTH // 3 else f"{text[: DETAIL_LENGTH // 3]}…"
 
 
-def failed(detail: str, outcome: Outcome = "failed") -> TestResult:
-    return TestResult(outcome, " ".join(detail.split())[:DETAIL_LENGTH])
+def failed(detail: Any, outcome: Outcome = "failed") -> TestResult:
+    return TestResult(outcome, " ".join(str(detail).split())[:DETAIL_LENGTH])
 
 
-def reason_of(child: Child, late: bool, seconds: float) -> TestResult:
+def reason_of(child: Child, when: str = " before the end") -> TestResult:
     """Return why a process did not deliver the wanted answer."""
-    # In this order: ended by the zygote, time, an exception, a signal, an exit status.
+    # In this order: ended by the zygote, time, an exception, an exit status, a signal.
     if child.reason:
         return failed(child.reason)
-    if late:
-        return TestResult("timeout", f"no end after {seconds:g} s")
+    if child.late:
+        return TestResult("timeout", f"no end after {child.late:g} s")
     if child.answer is not None:
-        name, message = child.answer.get("raised", "no answer"), child.answer.get("message", "")
-        if child.answer.get("base") == "SystemExit":
-            return failed(f"left with exit status {message or 0}")
-        outcome: Outcome = (
-            "out_of_memory" if child.answer.get("base") == "MemoryError" else "failed"
-        )
-        line = child.answer.get("line", "")
-        return failed(f"{name}: {message or line}" if message or line else str(name), outcome)
-    if os.WIFSIGNALED(child.status):
-        number = os.WTERMSIG(child.status)
-        if number == signal.SIGXCPU:
-            return TestResult("timeout", "used up its processor time")
-        # Not our own SIGKILL, as the process ended before it was collected.
-        if number == signal.SIGKILL and child.ended:
-            return TestResult("out_of_memory", "killed by the kernel")
-        return failed(f"crashed with {signal.Signals(number).name}")
-    return failed(f"left with exit status {os.waitstatus_to_exitcode(child.status)} before the end")
+        return reason_of_error(**child.answer)
+    code = os.waitstatus_to_exitcode(child.status)
+    if code >= 0:
+        return failed(f"left with exit status {code}{when}")
+    if -code == signal.SIGXCPU:
+        return TestResult("timeout", "used up its processor time")
+    # Not our own SIGKILL, as the process ended before it was collected.
+    if -code == signal.SIGKILL and child.ended:
+        return TestResult("out_of_memory", "killed by the kernel")
+    return failed(f"crashed with {signal.Signals(-code).name}")
+
+
+def reason_of_error(
+    *, raised: Any = "no answer", base: Any = "", message: Any = "", line: Any = "", **_: Any
+) -> TestResult:
+    """Return the result of a process that has reported an exception."""
+    if base == "SystemExit":
+        return failed(f"left with exit status {message or 0}")
+    outcome: Outcome = "out_of_memory" if base == "MemoryError" else "failed"
+    return failed(f"{raised}: {message or line}" if message or line else raised, outcome)

@@ -4,6 +4,8 @@ Knows processes, pipes and clocks; `runner` knows what the messages mean.
 """
 
 import contextlib
+import functools
+import io
 import json
 import logging
 import os
@@ -22,24 +24,21 @@ from untrusted.cases import MAX_OUTPUT
 from untrusted.inside.deferred import ON_MENTION
 from untrusted.inside.wire import MAX_MESSAGE
 from untrusted.inside.zygote import COLLECT
-from untrusted.results import Limits
-from untrusted.tiers import PACKAGES, SandboxUnavailableError, Tier, command, work_folder
+from untrusted.results import Cancel, Limits
+from untrusted.tiers import PACKAGES, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
 # A busy host may take long to start an interpreter, which is not the program's fault.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
-# Bytes read at once; seconds between two looks at `is_cancelled`.
+# Bytes read at once; seconds between two looks at `stops`.
 CHUNK = 2**16
+STREAMS = ("stdout", "stderr")
 TICK = 0.1
 
 
-class SandboxFailureError(Exception):
-    """Raised if the sandbox did not work, which says nothing about the program."""
-
-
-class CancelledError(Exception):
-    """Raised if the caller no longer wants a result."""
+class SandboxFailureError(OSError):
+    """Raised if the sandbox did not work, or was stopped: it says nothing about the program."""
 
 
 @dataclass
@@ -55,6 +54,7 @@ class Child:
         ended: its end of the socket is closed.
         status: wait status.
         reason: why the zygote ended it early; empty otherwise.
+        late: seconds that passed without an end; 0 if it came in time.
     """
 
     socket: socket.socket
@@ -65,15 +65,15 @@ class Child:
     ended: bool = False
     status: int = 0
     reason: str = ""
+    late: float = 0.0
 
     def line(self) -> bytes | None:
         """Return the next complete message and remove it from the buffer; None if there is none."""
-        end = self.buffer.find(b"\n")
-        if end < 0:
+        line, end, rest = self.buffer.partition(b"\n")
+        if not end:
             return None
-        line = bytes(self.buffer[:end])
-        del self.buffer[: end + 1]
-        return line
+        self.buffer = rest
+        return bytes(line)
 
 
 class Session:
@@ -82,13 +82,10 @@ class Session:
     If it ends, so does every process in it.
     """
 
-    def __init__(
-        self,
-        tier: Tier,
-        is_cancelled: Callable[[], Any] = lambda: False,
-        packages: tuple[str, ...] = PACKAGES,
-    ) -> None:
-        self.tier, self.is_cancelled, self.packages = tier, is_cancelled, packages
+    def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES) -> None:
+        self.tier, self.packages = tier, packages
+        # Set one of them to stop what is running.
+        self.stops: list[Cancel] = []
         self.limits, self.same_process = Limits(), False
         # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one.
         self.folder = (
@@ -96,14 +93,16 @@ class Session:
             if tier == "bubblewrap"
             else tempfile.mkdtemp(prefix="jax-diffucoder-")
         )
-        # The beginning of each output stream; all of stdout while a script runs.
-        self.heads = {"stdout": bytearray(), "stderr": bytearray()}
-        self.output: bytearray | None = None
+        # What the running processes have written to each stream, up to `room` bytes; the beginning
+        # of what all have written that ran for a program; the pipes of the streams.
+        self.room, self.written, self.heads = 0, {}, {}
+        self.pipes: dict[str, io.FileIO] = {}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
+        words = command(tier, far.fileno(), packages, self.folder)
         try:
             self.process = subprocess.Popen(
-                command(tier, far.fileno(), packages, self.folder),
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -115,14 +114,11 @@ class Session:
             )
         except OSError as error:
             self.control.close()
-            if isinstance(error, SandboxUnavailableError):
-                raise
             raise SandboxFailureError(f"cannot start {error.filename}: {error.strerror}") from error
         finally:
             far.close()
         self.replies = self.control.makefile("rb")
         self.selector = selectors.DefaultSelector()
-        self.pipes: dict[str, tuple[int, int]] = {}
         self.start()
 
     def start(self) -> None:
@@ -134,23 +130,19 @@ class Session:
         ):
             file.write("1000")
         try:
-            self.reply()
+            self.ask(b"")
         except SandboxFailureError:
             self.kill()
-            reason = (
-                self.process.stderr.read().decode("utf-8", "replace").split("\n")
-                if self.process.stderr
-                else []
-            )
+            assert self.process.stderr is not None
+            said = self.process.stderr.read().decode("utf-8", "replace").split("\n")
             self.close()
-            said = [line for line in reason if line.strip()]
-            raise SandboxFailureError(said[-1] if said else "the sandbox did not start") from None
+            lines = ["the sandbox did not start", *(line for line in said if line.strip())]
+            raise SandboxFailureError(lines[-1]) from None
 
     def begin(self, limits: Limits, same_process: bool) -> None:
         """Prepare for the next program: set its limits, clear the output."""
         self.limits, self.same_process = limits, same_process
-        for head in self.heads.values():
-            head.clear()
+        self.heads = {name: bytearray() for name in STREAMS}
 
     def __enter__(self) -> "Session":
         return self
@@ -158,9 +150,10 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def reply(self) -> bytes:
-        """Return the zygote's next line."""
+    def ask(self, request: bytes) -> bytes:
+        """Send the zygote a request; returns its next line."""
         try:
+            self.control.sendall(request)
             line = self.replies.readline()
         except OSError as error:
             raise SandboxFailureError(f"no word from the sandbox: {error}") from error
@@ -168,99 +161,84 @@ class Session:
             raise SandboxFailureError("the sandbox ended")
         return line
 
-    def execute(
-        self, code: str, standard_input: bytes, seconds: float
-    ) -> tuple[Child, bytes, bool]:
-        """Run a program as a script until its process ends or writes more than `MAX_OUTPUT` bytes.
-
-        Returns the process, its standard output, and whether time ran out.
-        """
-        self.output = output = bytearray()
-        try:
-            (child,), late = self.exchange(
-                [{"code": code, "script": True}], seconds, standard_input
-            )
-        finally:
-            self.output = None
-        return child, bytes(output), late
-
     def exchange(
         self, jobs: list[dict[str, Any]], seconds: float, standard_input: bytes = b""
-    ) -> tuple[list[Child], bool]:
+    ) -> list[Child]:
         """Fork a process per job; wait until the last one has answered or any has failed.
 
-        Two processes get a socket between them. Returns the processes, and whether time ran out.
+        Two processes get a socket between them. A script is awaited until its process has ended, or
+        has written more than `MAX_OUTPUT` bytes, which are all kept.
         """
-        peers = [end.detach() for end in socket.socketpair()] if len(jobs) == 2 else []
+        is_done = self.has_ended if "script" in jobs[0] else has_answered
+        self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
         children: list[Child] = []
         # Start: pipes and processes; our copies of the children's ends are closed at once
-        self.open_pipes()
-        try:
+        with contextlib.ExitStack() as theirs:
+            outputs = self.open_pipes(theirs)
+            peers = [theirs.enter_context(end) for end in socket.socketpair()]
             for position, job in enumerate(jobs):
-                children.append(self.spawn(job, standard_input, peers[position : position + 1]))
-        finally:
-            for peer in peers:
-                os.close(peer)
-        self.close_pipes(1)
+                peer = [peers[position].fileno()] if len(jobs) == 2 else []
+                children.append(self.spawn(job, standard_input, [*outputs, *peer]))
         # Run: hand over the jobs, wait until all are confined, then until one answers
         for child in children:
-            self.selector.register(child.socket, selectors.EVENT_READ, child)
+            self.selector.register(
+                child.socket, selectors.EVENT_READ, functools.partial(self.hear, child)
+            )
         try:
-            # All processes exist before a job is handed over; each reads it once it is confined.
-            for child in children:
-                self.give(child)
             if not self.wait(lambda: all(child.started for child in children), START_SECONDS):
                 raise SandboxFailureError("the sandbox did not confine a process in time")
-            answered = self.wait(lambda: self.is_done(children), seconds)
+            # All processes are confined before one gets its job.
+            for child in children:
+                self.give(child)
+            answered = self.wait(lambda: is_done(children), seconds)
         # Collect, also after an error: no child may outlive its test
         finally:
-            told = self.collect()
+            # Their wait statuses, and why the zygote ended them early if it did.
+            told = json.loads(self.ask(COLLECT))
             for child in children:
                 if not child.ended:
                     self.selector.unregister(child.socket)
                 child.socket.close()
         for child, status in zip(children, told["statuses"], strict=True):
             child.status, child.reason = status, told["reason"]
+            child.late = 0.0 if answered else seconds
         # What the pipes still hold
-        for name in self.heads:
+        for name, head in self.heads.items():
             self.drain(name)
-        self.close_pipes(0)
-        return children, not answered
+            head += self.written[name][: self.limits.output_bytes - len(head)]
+        self.close_pipes()
+        return children
 
-    def is_done(self, children: list[Child]) -> bool:
-        """Whether nothing more will come that counts."""
-        if self.output is None:
-            # The end of an earlier process counts too: the last one would wait in vain.
-            return any(child.ended or child.answer is not None for child in children)
-        # A script may close its streams early; all are closed once its process has ended.
-        is_closed = all(pipe[0] < 0 for pipe in self.pipes.values())
-        return len(self.output) > MAX_OUTPUT or (is_closed and children[0].ended)
+    def has_ended(self, children: list[Child]) -> bool:
+        """Whether a script will write nothing more that counts."""
+        # It may close its streams early; all are closed once its process has ended.
+        is_closed = all(pipe.closed for pipe in self.pipes.values())
+        return len(self.written["stdout"]) > MAX_OUTPUT or (is_closed and children[0].ended)
 
-    def open_pipes(self) -> None:
-        """Make the pipes of one test.
+    def open_pipes(self, theirs: contextlib.ExitStack) -> list[int]:
+        """Make the pipes of one test; returns the ends to write to, which `theirs` will close.
 
         They are not used again: a program can change the flags of its end, and the next program
         would inherit them.
         """
-        self.close_pipes(0, 1)
-        self.pipes = {name: os.pipe() for name in self.heads}
-        for name, (end, _) in self.pipes.items():
+        self.close_pipes()
+        writers = []
+        for name in STREAMS:
+            end, far = os.pipe()
             os.set_blocking(end, False)
-            self.selector.register(end, selectors.EVENT_READ, name)
+            self.pipes[name] = io.FileIO(end)
+            self.written[name] = bytearray()
+            self.selector.register(end, selectors.EVENT_READ, functools.partial(self.drain, name))
+            writers.append(theirs.enter_context(io.FileIO(far, "w")).fileno())
+        return writers
 
-    def close_pipes(self, *ends: int) -> None:
-        """Close the reading ends (0), the writing ends (1), or both."""
-        for name, pipe in self.pipes.items():
-            for end in ends:
-                if pipe[end] < 0:
-                    continue
-                if end == 0:
-                    self.selector.unregister(pipe[0])
-                os.close(pipe[end])
-            # -1 marks a closed end: (5, 6) -> (5, -1)
-            self.pipes[name] = (-1 if 0 in ends else pipe[0], -1 if 1 in ends else pipe[1])
+    def close_pipes(self) -> None:
+        for pipe in self.pipes.values():
+            if not pipe.closed:
+                self.selector.unregister(pipe)
+                pipe.close()
 
-    def spawn(self, job: dict[str, Any], standard_input: bytes, peers: list[int]) -> Child:
+    def spawn(self, job: dict[str, Any], standard_input: bytes, ends: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
@@ -268,11 +246,10 @@ class Session:
             request["load"] = [
                 name for name in (*self.packages, *ON_MENTION) if is_mentioned(name, job)
             ]
-            outputs = [self.pipes[name][1] for name in ("stdout", "stderr")]
             source = open_input(standard_input)
             try:
                 # The order in which `zygote.live` expects them.
-                ends = [far.fileno(), source, *outputs, *peers]
+                ends = [far.fileno(), source, *ends]
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
             finally:
                 os.close(source)
@@ -284,64 +261,41 @@ class Session:
         return Child(near, job)
 
     def give(self, child: Child) -> None:
-        """Hand a process its job, which it reads first of all once it is confined."""
+        """Hand a process its job."""
         child.socket.settimeout(START_SECONDS)
         try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
-        except ConnectionError:
-            # It has ended, and may have said why: `hear` raises with the reason.
-            self.wait(lambda: child.ended, START_SECONDS)
-            raise SandboxFailureError("a process ended before it took its job") from None
         except OSError as error:
             raise SandboxFailureError(f"a process did not take its job: {error}") from error
-
-    def collect(self) -> dict[str, Any]:
-        """End all processes of the zygote.
-
-        Returns their wait statuses, and why the zygote ended them early if it did.
-        """
-        try:
-            self.control.sendall(COLLECT)
-            return json.loads(self.reply())
-        except OSError as error:
-            raise SandboxFailureError(f"no word from the sandbox: {error}") from error
 
     def wait(self, done: Callable[[], bool], seconds: float) -> bool:
         """Read until `done()` is true; returns False if `seconds` pass first."""
         deadline = time.monotonic() + seconds
         while not done():
-            if self.is_cancelled():
-                raise CancelledError
+            if any(stop.is_set() for stop in self.stops):
+                raise SandboxFailureError("cancelled")
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             for key, _ in self.selector.select(min(left, TICK)):
-                # A name is an output stream, anything else a process.
-                if isinstance(key.data, str):
-                    self.drain(key.data)
-                else:
-                    self.hear(key.data)
+                key.data()
         return True
 
     def drain(self, name: str) -> None:
         """Read the output that is available, and keep its beginning."""
-        head = self.heads[name]
-        if self.pipes[name][0] < 0:
-            return
-        with contextlib.suppress(BlockingIOError):
-            # Bounded, as a program may write without end: 16 chunks are 1 MiB.
-            for _ in range(16):
-                chunk = os.read(self.pipes[name][0], CHUNK)
-                # End of file: every process has closed its end.
-                if not chunk:
-                    self.selector.unregister(self.pipes[name][0])
-                    os.close(self.pipes[name][0])
-                    self.pipes[name] = (-1, self.pipes[name][1])
-                    return
-                # Nothing is added once the head is full: the slice then ends at 0.
-                head += chunk[: self.limits.output_bytes - len(head)]
-                if self.output is not None and name == "stdout":
-                    self.output += chunk
+        pipe, written = self.pipes[name], self.written[name]
+        # Bounded, as a program may write without end: 16 chunks are 1 MiB.
+        for _ in range(0 if pipe.closed else 16):
+            chunk = pipe.read(CHUNK)
+            # None: nothing more is there yet.
+            if chunk is None:
+                return
+            # End of file: every process has closed its end.
+            if not chunk:
+                self.selector.unregister(pipe)
+                return pipe.close()
+            # Nothing is added once there is no room: the slice then ends at 0.
+            written += chunk[: self.room - len(written)]
 
     def hear(self, child: Child) -> None:
         """Read from a process: first that it is confined, then its answer. The rest is dropped."""
@@ -382,13 +336,18 @@ class Session:
         except subprocess.TimeoutExpired:
             logger.warning("the sandbox did not end by itself within %g s", STOP_SECONDS)
         self.kill()
-        self.process.wait()
-        if self.process.stderr:
-            self.process.stderr.close()
-        self.close_pipes(0, 1)
+        # Leaving it waits, and closes its standard error.
+        with self.process:
+            self.close_pipes()
         self.selector.close()
         if self.tier != "bubblewrap":
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def has_answered(children: list[Child]) -> bool:
+    """Whether nothing more will come that counts."""
+    # The end of an earlier process counts too: the last one would wait in vain.
+    return any(child.ended or child.answer is not None for child in children)
 
 
 def open_input(content: bytes) -> int:

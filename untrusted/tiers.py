@@ -146,24 +146,23 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
     Raises ValueError for the first one that is not installed.
     """
-    folders = {}
+    found = installed(names)
     for name in names:
-        spec = importlib.util.find_spec(name) if name.isidentifier() else None
-        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        if name not in found:
             raise ValueError(f"packages={names}: no package {name!r} is installed")
-        is_module = not spec.submodule_search_locations
-        folders[name] = spec.origin if is_module else os.path.dirname(spec.origin)
-    return folders
+    return found
 
 
 @functools.cache
-def harness_folders() -> dict[str, str]:
-    """Return the paths of the packages that run tests; one of them is a single file."""
-    specs = [spec for name in HARNESS if (spec := importlib.util.find_spec(name)) and spec.origin]
-    return {
-        s.name: os.path.dirname(str(s.origin)) if s.submodule_search_locations else str(s.origin)
-        for s in specs
-    }
+def installed(names: tuple[str, ...]) -> dict[str, str]:
+    """Return the folders of those packages that are installed, and the files of single modules."""
+    found = {}
+    for name in names:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        if spec is not None and spec.origin and spec.origin.endswith(".py"):
+            is_package = spec.submodule_search_locations
+            found[name] = os.path.dirname(spec.origin) if is_package else spec.origin
+    return found
 
 
 def work_folder(packages: tuple[str, ...]) -> str:
@@ -171,7 +170,7 @@ def work_folder(packages: tuple[str, ...]) -> str:
 
     It is empty at first, so nothing that they may read can lie in it.
     """
-    paths = readable(package_folders(packages) | harness_folders())
+    paths = readable(package_folders(packages) | installed(HARNESS))
     return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
 
 
@@ -182,25 +181,13 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
         control: descriptor of its socket.
         work: folder in which programs may write; bubblewrap creates it inside.
     """
-    folders = package_folders(packages) | harness_folders()
+    folders = package_folders(packages) | installed(HARNESS)
     paths = readable(folders)
     closed = hidden(paths)
     names = [json.dumps(paths), json.dumps(closed), work, json.dumps(folders)]
     # -I: ignore the environment and the user's folder; -S: no site packages; -B: write no bytecode.
-    python = [
-        interpreter(),
-        "-I",
-        "-S",
-        "-B",
-        "-X",
-        "utf8",
-        "-c",
-        BOOTSTRAP,
-        str(INSIDE),
-        str(control),
-        tier,
-        *names,
-    ]
+    options = ("-I", "-S", "-B", "-X", "utf8", "-c", BOOTSTRAP)
+    python = [interpreter(), *options, str(INSIDE), str(control), tier, *names]
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")

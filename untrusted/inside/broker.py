@@ -13,14 +13,15 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import os
 import stat
 import struct
 from collections.abc import Callable
 from typing import Any
 
+from untrusted.inside import syscalls
 from untrusted.inside.confinement import MACHINE, naming_calls, system_call
+from untrusted.inside.syscalls import rows_of
 from untrusted.inside.usage import MAX_FILE
 from untrusted.inside.world import Place, World, os_error
 
@@ -47,42 +48,14 @@ HOST = "sandbox"
 
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-CREATE = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 # Flags with which a file may be opened. O_PATH is not among them: Landlock lets it pass everywhere.
 OPENING = (
-    *(
-        ACCESS,
-        WRITING,
-        os.O_EXCL,
-        os.O_NOCTTY,
-        os.O_APPEND,
-        os.O_NONBLOCK,
-        os.O_DSYNC,
-        os.O_SYNC,
-        os.O_CLOEXEC,
-    ),
-    *(os.O_DIRECTORY, os.O_NOFOLLOW, getattr(os, "O_TMPFILE", 0)),
-)
+    ACCESS | WRITING | os.O_EXCL | os.O_NOCTTY | os.O_APPEND | os.O_NONBLOCK | os.O_DSYNC | os.O_SYNC | os.O_CLOEXEC
+    | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_TMPFILE", 0)
+)  # fmt: skip
 
-# Older calls, each with the newer call that does the same and the arguments for it.
-OLDER: dict[str, tuple[str, Callable[[list[int]], tuple[int, ...]]]] = {
-    # open(name, flags, mode) -> openat(AT_FDCWD, name, flags, mode)
-    "open": ("openat", lambda given: (AT_FDCWD, *given)),
-    "creat": ("openat", lambda given: (AT_FDCWD, given[0], CREATE, given[1])),
-    "stat": ("newfstatat", lambda given: (AT_FDCWD, given[0], given[1], 0)),
-    "lstat": ("newfstatat", lambda given: (AT_FDCWD, given[0], given[1], AT_SYMLINK_NOFOLLOW)),
-    "access": ("faccessat2", lambda given: (AT_FDCWD, given[0], given[1], 0)),
-    "faccessat": ("faccessat2", lambda given: (*given[:3], 0)),
-    "readlink": ("readlinkat", lambda given: (AT_FDCWD, *given)),
-    "mkdir": ("mkdirat", lambda given: (AT_FDCWD, *given)),
-    "unlink": ("unlinkat", lambda given: (AT_FDCWD, given[0], 0)),
-    "rmdir": ("unlinkat", lambda given: (AT_FDCWD, given[0], AT_REMOVEDIR)),
-    "rename": ("renameat2", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
-    "renameat": ("renameat2", lambda given: (*given[:4], 0)),
-    "chmod": ("fchmodat", lambda given: (AT_FDCWD, *given)),
-    "symlink": ("symlinkat", lambda given: (given[0], AT_FDCWD, given[1])),
-    "link": ("linkat", lambda given: (AT_FDCWD, given[0], AT_FDCWD, given[1], 0)),
-}
+# By older call, the newer one and its arguments, as `syscalls` writes them.
+OLDER = {name: newer for name, *newer in rows_of(syscalls.OLDER)}
 
 
 class Broker:
@@ -120,9 +93,9 @@ class Broker:
 
     def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
         """Carry out a call; returns its value and its error number (0: none)."""
-        name, newer = OLDER.get(name, (name, tuple))
+        name, *places = OLDER.get(name, [name, *"012345"])
+        given = [argument_at(place, arguments) for place in places]
         carry_out = getattr(self, name)
-        given = newer(arguments)
         # Registers always hold six arguments; a call takes as many as its method has parameters.
         try:
             return carry_out(*given[: carry_out.__code__.co_argcount - 1]), 0
@@ -198,19 +171,10 @@ class Broker:
             raise os_error(errno.ENOSPC)
         return place.real
 
-    def raw_stat(self, path: bytes, flags: int) -> bytes:
+    def raw_stat(self, path: str, flags: int) -> bytes:
         """Return a `struct stat` from the kernel, in the kernel's own layout."""
-        name, result = (
-            ctypes.create_string_buffer(path),
-            ctypes.create_string_buffer(STAT_BYTES[MACHINE]),
-        )
-        if (
-            system_call(
-                STAT[MACHINE], AT_FDCWD, ctypes.addressof(name), ctypes.addressof(result), flags
-            )
-            < 0
-        ):
-            raise os_error(ctypes.get_errno())
+        result = ctypes.create_string_buffer(STAT_BYTES[MACHINE])
+        call_by_name(STAT, path, ctypes.addressof(result), flags)
         return result.raw
 
     # The calls: each returns what the kernel would return, and raises OSError where it would fail
@@ -218,7 +182,7 @@ class Broker:
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
         flags = read_int(flags)
         # Any flag outside the list is refused, also those that do not exist yet.
-        if flags & ~functools.reduce(int.__or__, OPENING):
+        if flags & ~OPENING:
             raise os_error(errno.EINVAL)
         create, exclusive = bool(flags & os.O_CREAT), flags & os.O_CREAT and flags & os.O_EXCL
         # With O_CREAT | O_EXCL, a link at the end is never followed: the name exists.
@@ -253,7 +217,7 @@ class Broker:
                 folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW
             ).real
             how = AT_SYMLINK_NOFOLLOW
-        self.write(buffer, self.raw_stat(os.fsencode(path), how))
+        self.write(buffer, self.raw_stat(path, how))
         return 0
 
     def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> int:
@@ -346,16 +310,9 @@ class Broker:
         path = self.own(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
         # No times: now.
         data = self.transfer(os.pread, TIMES_BYTES, times) if times else b""
-        name, given = (
-            ctypes.create_string_buffer(os.fsencode(path)),
-            ctypes.create_string_buffer(data),
-        )
+        given = ctypes.create_string_buffer(data)
         where = ctypes.addressof(given) if data else 0
-        if system_call(
-            UTIMENSAT[MACHINE], AT_FDCWD, ctypes.addressof(name), where, AT_SYMLINK_NOFOLLOW
-        ):
-            raise os_error(ctypes.get_errno())
-        return 0
+        return call_by_name(UTIMENSAT, path, where, AT_SYMLINK_NOFOLLOW)
 
     def uname(self, buffer: int) -> int:
         # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
@@ -365,6 +322,22 @@ class Broker:
             buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields))
         )
         return 0
+
+
+def call_by_name(numbers: dict[str, int], path: str, address: int, flags: int) -> int:
+    """Make a system call on a file of the host; raises OSError if it fails."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    done = system_call(numbers[MACHINE], AT_FDCWD, ctypes.addressof(name), address, flags)
+    if done < 0:
+        raise os_error(ctypes.get_errno())
+    return done
+
+
+def argument_at(place: str, arguments: list[int]) -> int:
+    """Return an argument by its place in a table: "." -> AT_FDCWD, "1" -> the second, "0x0" -> 0."""
+    if place == ".":
+        return AT_FDCWD
+    return arguments[int(place)] if len(place) == 1 else int(place, 0)
 
 
 def read_int(argument: int) -> int:

@@ -4,6 +4,7 @@ Knows the kernel's interfaces, not what will run. Imports the standard library o
 sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
 """
 
+import bisect
 import contextlib
 import ctypes
 import functools
@@ -28,29 +29,8 @@ CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
 # process to come (`filter_program`).
 NO_PID = 0x7FFFFFFF
 
-# Landlock: numbers of its three system calls (the same on every machine), then its access rights.
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
-REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, REFER, TRUNCATE = (
-    1 << 4,
-    1 << 5,
-    1 << 7,
-    1 << 8,
-    1 << 13,
-    1 << 14,
-)
-# Rights beneath the folder to write in: no sockets, devices, pipes or links, and no EXECUTE.
-WORK = (
-    WRITE_FILE
-    | READ_FILE
-    | READ_DIR
-    | REMOVE_DIR
-    | REMOVE_FILE
-    | MAKE_DIR
-    | MAKE_REG
-    | REFER
-    | TRUNCATE
-)
+# Numbers of two system calls of Landlock, the same on every machine.
+LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 # Bytes of a thread's stack: enough for 1,000 nested calls through C code.
 THREAD_STACK = 2 * 2**20
 # The broker's answer once it listens to a process's calls.
@@ -96,58 +76,29 @@ def prctl(option: int, *arguments: int) -> None:
     require_success(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
 
 
-def landlock_version() -> int:
-    """Return the version of the kernel's Landlock interface; 0 if there is none."""
-    # Flag 1 (LANDLOCK_CREATE_RULESET_VERSION) asks for the version and creates nothing.
-    return max(0, system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1))
+def forbid_files() -> None:
+    """Deny this process every file, port, foreign process and abstract socket from now on.
 
-
-def write_rules(readable: list[str], folder: str) -> int:
-    """Write Landlock's rules: read only beneath `readable`, write only beneath `folder`.
-
-    /dev/null stays open for both. Everything else cannot be opened.
-
-    Returns the descriptor of the rules, with which processes restrict themselves. Raises
-    RefusedError where the kernel has no Landlock.
+    No rule allows anything: files that it may have are opened for it (`broker`). Raises RefusedError
+    where the kernel has no Landlock.
     """
-    version = landlock_version()
-    if not version:
+    # Flag 1 (LANDLOCK_CREATE_RULESET_VERSION) asks for the version and creates nothing.
+    version = system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1)
+    if version < 1:
         raise RefusedError(
             ENOSYS, "Landlock: the kernel does not have it or does not enable it (lsm=landlock)"
         )
-    # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices.
-    # All rights that the kernel knows are handled, so that what no rule allows is denied:
+    # Version 1 knows 13 rights; 2 adds linking across folders, 3 truncating, 5 ioctl on devices:
     # version 3 -> 13 + 2 rights -> 0b111_1111_1111_1111
     rights = (1 << (13 + sum(version >= step for step in (2, 3, 5)))) - 1
     # Version 4 adds TCP bind and connect (3), 6 keeps signals and abstract sockets inside (3).
     # An older kernel rejects a longer struct, so cut it: 8 bytes per field.
     attributes = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    rules = require_success(
-        system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0),
-        "Landlock",
-    )
-    # One rule per path, on the file or folder itself and everything beneath it.
-    for path in [*readable, os.devnull, folder]:
-        try:
-            target = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        # A listed path need not exist: then nothing needs to be allowed.
-        except FileNotFoundError:
-            continue
-        allowed = READ_FILE | (WRITE_FILE if path == os.devnull else EXECUTE)
-        # READ_DIR on a file would be an error.
-        allowed |= READ_DIR if os.path.isdir(path) else 0
-        allowed = WORK & rights if path == folder else allowed
-        # struct landlock_path_beneath_attr is packed: no padding between the two fields.
-        rule = struct.pack("=Qi", allowed, target)
-        buffer = ctypes.create_string_buffer(rule, len(rule))
-        # Rule type 1: LANDLOCK_RULE_PATH_BENEATH.
-        require_success(
-            system_call(LANDLOCK_ADD_RULE, rules, 1, ctypes.addressof(buffer), 0),
-            f"Landlock rule for {path}",
-        )
-        os.close(target)
-    return rules
+    rules = system_call(LANDLOCK_CREATE_RULESET, ctypes.addressof(buffer), len(attributes), 0)
+    require_success(rules, "Landlock")
+    require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
+    os.close(rules)
 
 
 def limit_resources(memory_bytes: int, seconds: float) -> None:
@@ -200,23 +151,20 @@ def address_space() -> int:
     """
     if sys.platform != "linux":
         return 0
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    low, high = 0, 2**40
+    limits = resource.getrlimit(resource.RLIMIT_AS)
     libc.mmap.restype = ctypes.c_void_p
+
+    def suffices(mebibytes: int) -> bool:
+        resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, limits[1]))
+        # Private (2) and anonymous (0x20), without any access.
+        page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
+        libc.munmap(ctypes.c_void_p(page), ctypes.c_size_t(4096))
+        return page != ctypes.c_void_p(-1).value
+
     try:
-        while high - low > 2**20:
-            middle = (low + high) // 2
-            resource.setrlimit(resource.RLIMIT_AS, (middle, hard))
-            # Private (2) and anonymous (0x20), without any access.
-            page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
-            if page == ctypes.c_void_p(-1).value:
-                low = middle
-            else:
-                libc.munmap(ctypes.c_void_p(page), ctypes.c_size_t(4096))
-                high = middle
+        return bisect.bisect_left(range(2**20), True, key=suffices) * 2**20
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    return high
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def drop_capabilities() -> None:
@@ -308,14 +256,17 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
 
 def plain_program(machine: str) -> bytes:
     """Return the filter's beginning: answers by number alone; guarded calls continue behind it."""
-    answers: dict[int, int | None] = dict.fromkeys(
-        numbers(syscalls.ALLOWED, machine).values(), ALLOW
-    )
-    answers |= dict.fromkeys(numbers(syscalls.ABSENT, machine).values(), ERRNO | ENOSYS)
-    answers |= dict.fromkeys(numbers(syscalls.UNSUPPORTED, machine).values(), ERRNO | EOPNOTSUPP)
-    # ERRNO with number 0: the call is not made and returns 0.
-    answers |= dict.fromkeys(numbers(syscalls.ZERO, machine).values(), ERRNO)
-    answers |= dict.fromkeys(numbers(syscalls.GUARDED, machine).values())
+    tables: list[tuple[dict[str, str], int | None]] = [
+        (syscalls.ALLOWED, ALLOW),
+        (syscalls.ABSENT, ERRNO | ENOSYS),
+        (syscalls.UNSUPPORTED, ERRNO | EOPNOTSUPP),
+        # With number 0: the call is not made and returns 0.
+        (syscalls.ZERO, ERRNO),
+        (syscalls.GUARDED, None),
+    ]
+    answers = {
+        number: answer for table, answer in tables for number in numbers(table, machine).values()
+    }
     return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
 
 
@@ -341,15 +292,17 @@ def filter_program(machine: str, pid: int) -> bytes:
     return blank_program(machine).replace(struct.pack("I", NO_PID), struct.pack("I", pid))
 
 
+def callable_numbers(machine: str) -> dict[str, int]:
+    """Return the numbers of the system calls that a program may make, by name."""
+    return numbers(syscalls.ALLOWED, machine) | numbers(syscalls.GUARDED, machine)
+
+
 @functools.cache
 def naming_calls(machine: str) -> dict[int, str]:
     """Return the system calls that name something, by number."""
-    return {
-        number: name
-        for table in (syscalls.ALLOWED, syscalls.GUARDED)
-        for name, number in numbers(table, machine).items()
-        if name in syscalls.NAMING
-    }
+    names = syscalls.NAMING.split()
+    table = callable_numbers(machine).items()
+    return {number: name for name, number in table if name in names}
 
 
 @functools.cache
@@ -368,7 +321,7 @@ def owner_program(machine: str) -> bytes:
     For root in bubblewrap: a program has a name for /dev/null, which is the host's and belongs to
     root. `shutil.copy` and others need the calls to succeed.
     """
-    table = numbers(syscalls.ALLOWED, machine) | numbers(syscalls.GUARDED, machine)
+    table = callable_numbers(machine)
     calls = [table[name] for name in ("chmod", "fchmodat", "utimensat") if name in table]
     return b"".join(calls_by_number(machine, dict.fromkeys(calls, ERRNO), ALLOW))
 
@@ -422,15 +375,12 @@ def leave_names(broker: socket.socket) -> None:
             raise RefusedError(EPERM, f"no process answers the calls that name files: {reason}")
 
 
-def confine(
-    tier: str, rules: int, memory_bytes: int, seconds: float, broker: socket.socket | None
-) -> None:
+def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket | None) -> None:
     """Confine this process as the tier requires; raises OSError where the host cannot.
 
     The order matters: each step needs calls or rights that a later step takes away.
 
     Args:
-        rules: descriptor of Landlock's rules; in the Landlock tier only.
         memory_bytes: address space, in bytes.
         seconds: processor time.
         broker: leads to the process that answers calls that name files; in the Landlock tier only.
@@ -443,17 +393,15 @@ def confine(
         return
     # Required for Landlock and seccomp without privileges; set-uid files gain nothing.
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if broker is None:
-        # Nobody may read this process's memory.
-        prctl(PR_SET_DUMPABLE, 0)
-    else:
-        require_success(system_call(LANDLOCK_RESTRICT_SELF, rules, 0), "Landlock")
-        os.close(rules)
     drop_capabilities()
     if broker is not None:
+        forbid_files()
         # This process stays dumpable, as the broker reads the names from its memory.
         leave_names(broker)
-    elif os.getuid() == 0:
-        require_success(install(owner_program(MACHINE)), "seccomp")
+    else:
+        # Nobody may read this process's memory.
+        prctl(PR_SET_DUMPABLE, 0)
+        if os.getuid() == 0:
+            require_success(install(owner_program(MACHINE)), "seccomp")
     # Last: the filter forbids what the steps above need.
     filter_calls()

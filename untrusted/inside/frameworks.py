@@ -37,7 +37,7 @@ class Runner:
 
     Attributes:
         own: what the test defines, by name: the program may have functions of the same names.
-        kept: values of fixtures that live as long as the file.
+        made: values of fixtures that live as long as the file.
         stack: cleans up after these fixtures.
         passed: number of tests that passed.
     """
@@ -45,7 +45,7 @@ class Runner:
     def __init__(self, scope: dict[str, Any], defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.fixtures = fixtures_in(self.own.values())
-        self.kept: dict[shim.Fixture, Any] = {}
+        self.made: dict[Any, Any] = {}
         self.stack = contextlib.ExitStack()
         self.passed = 0
 
@@ -94,51 +94,53 @@ class Runner:
         marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
+        # A fixture with parameters is one more table. The list grows while it is being walked.
+        needed = list(dict.fromkeys([*used, *parameters_of(function)]))
+        for wanted in needed:
+            if fixture := fixtures.get(wanted):
+                needed += [n for n in parameters_of(fixture.function) if n not in needed]
+                if fixture.params is not None:
+                    marks.append(shim.Mark("parametrize", (wanted, fixture.params)))
         for given, own in cases_of(marks):
-            if any(
-                m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in [*marks, *own]
-            ):
+            if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in own):
                 continue
-            may_fail = any(mark.name == "xfail" for mark in [*marks, *own])
-            wanted = [n for n in parameters_of(function) if n not in given]
-            for choice in choices_of([*used, *wanted], fixtures):
-                call = FunctionRun(self, fixtures, owner, choice)
-                if call.run(name, function, scope, (used, wanted, given), may_fail=may_fail):
-                    self.passed += 1
+            may_fail = any(mark.name == "xfail" for mark in own)
+            call = FunctionRun(self, fixtures, owner, given)
+            if call.run(name, function, scope, used, may_fail=may_fail):
+                self.passed += 1
 
 
 class FunctionRun:
     """One call of a test function, with the fixtures that it takes.
 
     Attributes:
-        choice: for fixtures with parameters, the parameter of this call.
+        given: parameters of this call: those of the function, and of fixtures by their names.
         made: values of the fixtures so far.
     """
 
     def __init__(
-        self, runner: Runner, fixtures: dict[str, shim.Fixture], owner: Any, choice: dict
+        self, runner: Runner, fixtures: dict[str, shim.Fixture], owner: Any, given: dict
     ) -> None:
-        self.runner, self.fixtures, self.owner, self.choice = runner, fixtures, owner, choice
-        self.stack, self.made = contextlib.ExitStack(), {}
+        self.runner, self.fixtures, self.owner, self.given = runner, fixtures, owner, given
+        self.stack = contextlib.ExitStack()
+        self.made: dict[Any, Any] = {}
 
     def value_of(self, name: str) -> Any:
         """Return the value of a fixture, which is made when it is first asked for."""
-        if name in self.made:
-            return self.made[name]
         fixture = self.fixtures.get(name)
-        if fixture is None:
-            self.made[name] = shim.builtin_fixture(name, self.stack)
-        elif fixture.is_kept:
-            if fixture not in self.runner.kept:
-                self.runner.kept[fixture] = self.make(fixture, self.runner.stack)
-            self.made[name] = self.runner.kept[fixture]
-        else:
-            self.made[name] = self.make(fixture, self.stack)
-        return self.made[name]
+        is_kept = fixture is not None and fixture.is_kept
+        keeper = self.runner if is_kept else self
+        key = fixture or name
+        if key not in keeper.made:
+            stack = keeper.stack
+            keeper.made[key] = (
+                self.make(fixture, stack) if fixture else shim.builtin_fixture(name, stack)
+            )
+        return keeper.made[key]
 
     def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
         names = parameters_of(fixture.function)
-        request = types.SimpleNamespace(param=self.choice.get(fixture.name))
+        request = types.SimpleNamespace(param=self.given.get(fixture.name))
         special = {"request": request, "self": self.owner}
         arguments = {n: special[n] if n in special else self.value_of(n) for n in names}
         value = fixture.function(**arguments)
@@ -147,15 +149,19 @@ class FunctionRun:
         stack.callback(next, value, None)
         return next(value)
 
-    def run(self, name: str, function: Any, scope: dict, wanted: tuple, *, may_fail: bool) -> bool:
+    def run(
+        self, name: str, function: Any, scope: dict, used: list[str], *, may_fail: bool
+    ) -> bool:
         """Call the function; returns whether it passed. An expected failure is one, too."""
-        used, names, given = wanted
         kind = "method" if self.owner is not None else "function"
+        varied = {n for n, fixture in self.fixtures.items() if fixture.params is not None}
+        values = {n: v for n, v in self.given.items() if n not in varied}
         try:
             with surround(scope, kind, function), self.stack:
                 for fixture in used:
                     self.value_of(fixture)
-                outcome = function(**given, **{n: self.value_of(n) for n in names})
+                names = [n for n in parameters_of(function) if n not in values]
+                outcome = function(**values, **{n: self.value_of(n) for n in names})
                 if inspect.iscoroutine(outcome):
                     asyncio.run(outcome)
         # These are no failures of the test: the channel is broken, or there is no verdict.
@@ -226,14 +232,14 @@ def fixtures_in(values: Any) -> dict[str, shim.Fixture]:
 
 
 def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield the arguments of each case that the marks ask for, with the case's own marks.
+    """Yield the arguments of each case that the marks ask for, with all marks of the case.
 
     Several tables multiply: ("a", [1, 2]) and ("b", [3]) -> {a: 1, b: 3}, {a: 2, b: 3}
     """
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
     for rows in itertools.product(*(list(rows) for _, rows in tables)):
         given: dict[str, Any] = {}
-        own: list[Any] = []
+        own = [*marks]
         for (names, _), row in zip(tables, rows, strict=True):
             columns = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
             if isinstance(row, shim.Param):
@@ -243,15 +249,3 @@ def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
                 row = (row,)
             given |= dict(zip(columns, row, strict=True))
         yield given, own
-
-
-def choices_of(names: list[str], fixtures: dict[str, shim.Fixture]) -> Iterator[dict[str, Any]]:
-    """Yield the parameters for the fixtures of these names, and for those that they take."""
-    needed = list(names)
-    # The list grows while it is being walked.
-    for name in needed:
-        if name in fixtures:
-            needed += [n for n in parameters_of(fixtures[name].function) if n not in needed]
-    varied = [name for name in needed if name in fixtures and fixtures[name].params is not None]
-    for values in itertools.product(*(list(fixtures[name].params or ()) for name in varied)):
-        yield dict(zip(varied, values, strict=True))

@@ -129,13 +129,18 @@ class GenuineFinder:
 
 
 class ProgramFinder:
-    """Finds the program for every module name that is found nowhere else."""
+    """Finds the program for every name of a module in the test that is found nowhere else.
 
-    def __init__(self, module: types.ModuleType) -> None:
-        self.module = module
+    What a library tries to import besides is not there.
+    """
+
+    def __init__(self, module: types.ModuleType, source: str) -> None:
+        self.module, self.source = module, source
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if "." in name or name.startswith("_") or name in ("pytest", "numpy") or is_genuine(name):
+        if name not in self.source or "." in name or name.startswith("_"):
+            return None
+        if name in ("pytest", "numpy") or is_genuine(name):
             return None
         # No base class from importlib.abc: importing that makes every process slower.
         return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]

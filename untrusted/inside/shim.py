@@ -118,21 +118,19 @@ class Approx:
         if isinstance(expected, list | tuple):
             same = isinstance(actual, list | tuple) and len(actual) == len(expected)
             return same and all(map(self.near, actual, expected))
-        both = isinstance(expected, NUMBERS) and isinstance(actual, NUMBERS)
-        if actual == expected or not both or isinstance(expected, bool):
+        if actual == expected or isinstance(expected, bool):
             return actual == expected
-        # nan: equal only to nan, and only if asked for.
-        if actual != actual and expected != expected:
-            return self.nan_ok
-        if not math.isfinite(builtin_abs(expected)) or not math.isfinite(builtin_abs(actual)):
+        if not (isinstance(expected, NUMBERS) and isinstance(actual, NUMBERS)):
             return False
+        want, got = complex(expected), complex(actual)
+        # nan: equal only to nan, and only if asked for.
+        if not builtin_abs(want) < math.inf:
+            return self.nan_ok and want != want and got != got
         # pytest's defaults: 1e-6 of the expected value, at least 1e-12; `abs` alone turns the first
         # off.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
         smallest = self.abs if self.abs is not None else 1e-12
-        want, got = (n if isinstance(n, complex) else float(n) for n in (expected, actual))
-        tolerance = max(float(relative) * builtin_abs(want), float(smallest))
-        return builtin_abs(got - want) <= tolerance
+        return builtin_abs(got - want) <= max(float(relative) * builtin_abs(want), float(smallest))
 
 
 # `approx` has a parameter named `abs`.

@@ -77,95 +77,103 @@ ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
 
 # Calls that take or depend on a name of a file or of the machine. Where no namespace hides the
 # host's other names, `broker` answers them.
-NAMING = (
-    *(
-        "open",
-        "openat",
-        "creat",
-        "stat",
-        "lstat",
-        "newfstatat",
-        "access",
-        "faccessat",
-        "faccessat2",
-        "readlink",
-    ),
-    *(
-        "readlinkat",
-        "getcwd",
-        "chdir",
-        "fchdir",
-        "mkdir",
-        "mkdirat",
-        "unlink",
-        "unlinkat",
-        "rmdir",
-        "rename",
-    ),
-    *("renameat", "renameat2", "uname", "chmod", "fchmodat", "symlink", "symlinkat", "link"),
-    *("linkat", "truncate", "utimensat"),
-)
+NAMING = """
+    open openat creat stat lstat newfstatat access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir mkdir
+    mkdirat unlink unlinkat rmdir rename renameat renameat2 uname chmod fchmodat symlink symlinkat link linkat truncate
+    utimensat
+"""
+
+# Older calls, each with the newer call that does the same and its arguments: `.` is the working directory,
+# a digit the argument of that place, another number itself.
+OLDER = """
+    open openat . 0 1 2
+    # O_CREAT, O_WRONLY and O_TRUNC.
+    creat openat . 0 0o1101 1
+    stat newfstatat . 0 1 0x0
+    # AT_SYMLINK_NOFOLLOW.
+    lstat newfstatat . 0 1 0x100
+    access faccessat2 . 0 1 0x0
+    faccessat faccessat2 0 1 2 0x0
+    readlink readlinkat . 0 1 2
+    mkdir mkdirat . 0 1
+    unlink unlinkat . 0 0x0
+    # AT_REMOVEDIR.
+    rmdir unlinkat . 0 0x200
+    rename renameat2 . 0 . 1 0x0
+    renameat renameat2 0 1 2 3 0x0
+    chmod fchmodat . 0 1
+    symlink symlinkat 0 . 1
+    link linkat . 0 . 1 0x0
+"""
 
 # AUDIT_ARCH_* of linux/audit.h: what a filter sees as the architecture.
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS and NEWTIME in one mask.
-CLONE_THREAD, CLONE_NEW_NAMESPACES = 0x10000, 0x7E020080
-AF_UNIX, SOCK_STREAM = 1, 1
-AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_SYMLINK_FOLLOW = 0xFFFFFF9C, 0x100, 0x400
-SOL_SOCKET = 1
-EVERY_BIT, SIGN = 0xFFFFFFFF, 0x80000000
+# The conditions of each guarded call, which all must hold: "0 = pid" says that word 0 of the arguments is
+# the process's own id, "2 & 0xf = 1 5" that word 2, masked, is one of these values. Arguments have 64
+# bits, a filter reads words of 32: word 2 * i is the low half of argument i.
+CONDITIONS = """
+    # A process may send signals to itself only.
+    kill tgkill: 0 = pid
+    # Asked about another process, each of these would reveal whether it exists. 0 is oneself.
+    getpgid getsid sched_getaffinity sched_getparam sched_getscheduler: 0 = 0 pid
+    getpriority: 0 = 0, 2 = 0 pid
+    # Negative numbers are the processor clocks of any process.
+    clock_gettime clock_getres clock_nanosleep: 0 & 0x80000000 = 0
+    # SOL_SOCKET: REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. Not PEERCRED and PEERPIDFD, which
+    # identify the parent.
+    getsockopt: 2 = 1, 4 = 2 3 4 7 8 38 39
+    # Flags: none or CLOEXEC. Not UNSHARE: there must be one table of descriptors.
+    close_range: 4 = 0 4
+    # A new thread (CLONE_THREAD), never a new process or namespace (CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
+    # NEWPID, NEWNET, NEWNS and NEWTIME).
+    clone: 0 & 0x7e030080 = 0x10000
+    # Limits of the process itself, and no other.
+    prlimit64: 0 = 0
+    # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
+    prctl: 0 = 15 16 0x53564d41
+    # DUPFD, GETFD, SETFD, GETFL, SETFL, locks (GETLK, SETLK, SETLKW, and the same of open files),
+    # DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL to anyone.
+    fcntl: 2 = 0 1 2 3 4 5 6 7 36 37 38 1030
+    # By a name seen from the working directory (AT_FDCWD), never of a descriptor: what is inherited belongs to
+    # the host. AT_SYMLINK_NOFOLLOW or none.
+    utimensat: 0 = 0xffffff9c, 6 = 0 0x100
+    # AT_SYMLINK_FOLLOW or none. Not AT_EMPTY_PATH, which makes a descriptor of the name.
+    linkat: 8 = 0 0x400
+    # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
+    ioctl: 2 = 0x5401 0x5413 0x541b 0x5421 0x5450 0x5451
+    # asyncio needs a pair of streams (AF_UNIX, SOCK_STREAM). A datagram pair could send to any address.
+    socketpair: 0 = 1, 2 & 0xf = 1
+    # Without an address (a pointer, so both halves are 0): only to the connected peer.
+    sendto: 8 = 0, 9 = 0
+"""
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """Return the words of each line of a table, without its comments."""
+    rows = [line.partition("#")[0].split() for line in table.splitlines()]
+    return [row for row in rows if row]
 
 
 def parse_table(table: str) -> dict[str, int]:
-    # "read=0 write=1" -> {"read": 0, "write": 1}
-    """Read `name=number` pairs into a dictionary."""
-    return {
-        name: int(number) for name, _, number in (pair.partition("=") for pair in table.split())
-    }
+    """Read `name=number` pairs into a dictionary: "read=0 write=1" -> {"read": 0, "write": 1}."""
+    pairs = (pair.partition("=") for pair in table.split())
+    return {name: int(number) for name, _, number in pairs}
 
 
 def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
-    """Return the conditions of each guarded call: (argument word, mask, allowed values).
+    """Return the conditions of each guarded call: (argument word, mask, allowed values)."""
+    found: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {}
+    for line in CONDITIONS.splitlines():
+        names, _, rules = line.partition("#")[0].partition(":")
+        for name in names.split():
+            found[name] = [parse_condition(rule, pid) for rule in rules.split(",")]
+    return found
 
-    Arguments have 64 bits, a filter reads words of 32: word 2 * i is the low half of argument i.
-    A call is allowed if (word & mask) is one of the values, for every condition in its list.
-    """
-    return {
-        # A process may send signals to itself only.
-        "kill": [(0, EVERY_BIT, (pid,))],
-        "tgkill": [(0, EVERY_BIT, (pid,))],
-        # Asked about another process, each of these would reveal whether it exists. 0 is oneself.
-        **{name: [(0, EVERY_BIT, (0, pid))] for name in ("getpgid", "getsid")},
-        **{
-            f"sched_get{name}": [(0, EVERY_BIT, (0, pid))]
-            for name in ("affinity", "param", "scheduler")
-        },
-        "getpriority": [(0, EVERY_BIT, (0,)), (2, EVERY_BIT, (0, pid))],
-        # Negative numbers are the processor clocks of any process.
-        **{f"clock_{name}": [(0, SIGN, (0,))] for name in ("gettime", "getres", "nanosleep")},
-        # REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, PROTOCOL, DOMAIN. Not PEERCRED and PEERPIDFD,
-        # which identify the parent.
-        "getsockopt": [(2, EVERY_BIT, (SOL_SOCKET,)), (4, EVERY_BIT, (2, 3, 4, 7, 8, 38, 39))],
-        # Flags: none or CLOEXEC. Not UNSHARE: there must be one table of descriptors.
-        "close_range": [(4, EVERY_BIT, (0, 4))],
-        # A new thread, never a new process or namespace.
-        "clone": [(0, CLONE_THREAD | CLONE_NEW_NAMESPACES, (CLONE_THREAD,))],
-        # Limits of the process itself, and no other.
-        "prlimit64": [(0, EVERY_BIT, (0,))],
-        # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
-        "prctl": [(0, EVERY_BIT, (15, 16, 0x53564D41))],
-        # DUPFD, GETFD, SETFD, GETFL, SETFL, locks (GETLK, SETLK, SETLKW, and the same of open files),
-        # DUPFD_CLOEXEC. F_SETOWN and F_SETSIG could send SIGKILL to anyone.
-        "fcntl": [(2, EVERY_BIT, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030))],
-        # By a name, never of a descriptor: what is inherited belongs to the host. No AT_EMPTY_PATH,
-        # which makes a descriptor of the name.
-        "utimensat": [(0, EVERY_BIT, (AT_FDCWD,)), (6, EVERY_BIT, (0, AT_SYMLINK_NOFOLLOW))],
-        "linkat": [(8, EVERY_BIT, (0, AT_SYMLINK_FOLLOW))],
-        # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
-        "ioctl": [(2, EVERY_BIT, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))],
-        # asyncio needs a pair of streams. A datagram pair could send to any address.
-        "socketpair": [(0, EVERY_BIT, (AF_UNIX,)), (2, 0xF, (SOCK_STREAM,))],
-        # Without an address (a pointer, so both halves are 0): only to the connected peer.
-        "sendto": [(8, EVERY_BIT, (0,)), (9, EVERY_BIT, (0,))],
-    }
+
+def parse_condition(rule: str, pid: int) -> tuple[int, int, tuple[int, ...]]:
+    """Read a condition: "2 & 0xf = 1 5" -> (2, 0xf, (1, 5))."""
+    subject, _, values = rule.partition("=")
+    word, _, mask = subject.partition("&")
+    allowed = tuple(pid if value == "pid" else int(value, 0) for value in values.split())
+    return int(word), int(mask or "0xffffffff", 0), allowed

@@ -401,7 +401,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
     # doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
-    sys.meta_path.append(ProgramFinder(TestModule("program", tester.fetch, theirs)))
+    sys.meta_path.append(ProgramFinder(TestModule("program", tester.fetch, theirs), source))
     scope = module.__dict__
     # Functions that the prepared test calls (`checks.prepare`)
     scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}

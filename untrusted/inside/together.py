@@ -17,9 +17,9 @@ from untrusted.inside.names import ProgramFinder
 from untrusted.inside.program import describe_exception, load_program
 from untrusted.inside.tester import FILE, failing_line
 
-# pytest without plugins, caches, configuration files or rewritten assertions.
-OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib", "-c", "/dev/null",
-           "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
+# pytest without plugins, caches, configuration files, metadata of packages or rewritten assertions.
+OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--import-mode=importlib", "--no-header",
+           "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
 
 
 def run_in_one(job: dict[str, Any], results: Channel) -> None:
@@ -27,7 +27,7 @@ def run_in_one(job: dict[str, Any], results: Channel) -> None:
     source = job["test"]
     try:
         scope = load_program(job["code"], job.get("prelude", ""))
-        sys.meta_path.append(ProgramFinder(sys.modules["__main__"]))
+        sys.meta_path.append(ProgramFinder(sys.modules["__main__"], source))
         tree = ast.parse(source, FILE)
         by_pytest = importlib.util.find_spec("pytest") is not None
         frameworks.make_fit(source)
@@ -74,8 +74,8 @@ def run_pytest(tests: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/test_program.py"
         open(path, "x").close()
-        status = main(
-            [*OPTIONS, f"--rootdir={folder}", f"--basetemp={folder}/tmp", path], [Plugin()]
-        )
+        # The folders above must not be listed.
+        own = [f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp"]
+        status = main([*OPTIONS, *own, path], [Plugin()])
     if status:
         raise AssertionError(failures[0] if failures else f"pytest ended with {status}")

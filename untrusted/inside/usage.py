@@ -7,7 +7,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from typing import Any
 
 # Bytes that all files of a program may have together, and the number of its files and folders.
 WORK_BYTES = 64 * 2**20
@@ -44,8 +43,8 @@ def files_held(folder: str) -> Iterator[tuple[int, int]]:
     """Yield inode and bytes of everything in a folder that is still there."""
     folders = [folder]
     while folders:
-        with contextlib.suppress(OSError), opened(folders.pop()) as entries:
-            for entry in entries:
+        with contextlib.suppress(OSError):
+            for entry in entries_of(folders.pop()):
                 with contextlib.suppress(OSError):
                     told = entry.stat(follow_symlinks=False)
                     # Blocks of 512 bytes, whatever the file system's: a sparse file counts only
@@ -55,23 +54,17 @@ def files_held(folder: str) -> Iterator[tuple[int, int]]:
                         folders.append(entry.path)
 
 
-@contextlib.contextmanager
-def opened(folder: str) -> Iterator[Any]:
+def entries_of(folder: str) -> list[os.DirEntry[str]]:
     """List a folder, also one whose permissions a program has taken away to hide what is in it."""
+    mode = stat.S_IMODE(os.lstat(folder).st_mode)
+    if mode & 0o500 == 0o500:
+        return list(os.scandir(folder))
+    os.chmod(folder, 0o700)
+    # Programs see nothing of it: their calls wait for the process that runs this.
     try:
-        entries = os.scandir(folder)
-    except PermissionError:
-        mode = stat.S_IMODE(os.lstat(folder).st_mode)
-        os.chmod(folder, 0o700)
-        # Programs see nothing of it: their calls wait for the process that runs this.
-        try:
-            with os.scandir(folder) as entries:
-                yield list(entries)
-        finally:
-            os.chmod(folder, mode)
-        return
-    with entries:
-        yield entries
+        return list(os.scandir(folder))
+    finally:
+        os.chmod(folder, mode)
 
 
 def removed_but_open(pid: int) -> Iterator[tuple[int, int]]:

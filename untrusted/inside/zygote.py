@@ -8,6 +8,7 @@ imports the standard library only.
 """
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -28,7 +29,6 @@ from untrusted.inside.confinement import (
     confine,
     prepare_children,
     save_address_space,
-    write_rules,
 )
 from untrusted.inside.deferred import ON_MENTION, tempfile
 from untrusted.inside.packages import Packages
@@ -48,7 +48,8 @@ TOO_MUCH = (
 )
 # Step in which address space that was loaded by the zygote is added to a program's limit.
 LOADED_STEP = 2**22
-# Descriptors are first duplicated to numbers from here on, clear of a child's own (0 to 4).
+# A child's own descriptors besides 0 to 3; they are first duplicated to numbers from FIRST_SPARE on.
+PEER, BROKER = 4, 5
 FIRST_SPARE = 100
 
 
@@ -60,34 +61,30 @@ class Zygote:
         strangers: children that are still being confined, by the socket on which each will hand
             over the listener for its calls.
         brokers: the broker of each confined child, by the listener's descriptor.
+        used: bytes in the folder when it was last measured; `grown` bounds what came since.
         reason: why the children were ended before the parent asked for it; empty otherwise.
     """
 
     def __init__(
         self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
     ) -> None:
-        self.control, self.tier, self.readable, self.folder = control, tier, readable, folder
+        self.control, self.tier, self.folder = control, tier, folder
         # Only this tier shares the host's namespaces, so only here names need an answer.
         self.world = World(readable, hidden, folder) if tier == "landlock" else None
-        self.children: list[int] = []
-        self.strangers: dict[int, int] = {}
-        self.brokers: dict[int, Broker] = {}
-        self.rules = -1
         # Bytes of address space before anything was loaded, and a bound of what was loaded since.
         self.bare, self.loaded = address_space(), LOADED_STEP
         if tier != "unsafe":
             prepare_children()
-        if tier == "landlock":
-            # If they cannot be written here, each child tries again and reports the error.
-            with contextlib.suppress(OSError):
-                self.rules = write_rules(readable, folder)
         self.begin()
 
     def begin(self) -> None:
-        """Start afresh: listen to the parent only, with an empty folder."""
+        """Start afresh: no children, listen to the parent only, with an empty folder."""
+        self.children: list[int] = []
+        self.strangers: dict[int, int] = {}
+        self.brokers: dict[int, Broker] = {}
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
-        self.reason, self.used, self.looked = "", 0, time.monotonic()
+        self.reason, self.used, self.grown, self.looked = "", 0, 0, time.monotonic()
 
     def serve(self, packages: dict[str, str]) -> None:
         """Serve the parent until it closes its end, and answer the children's calls."""
@@ -109,9 +106,11 @@ class Zygote:
                 elif descriptor in self.brokers:
                     self.poller.unregister(descriptor)
             # A child that only writes asks nothing, so the folder is measured at every tick.
-            if self.children and not self.reason and not self.may_grow(TICK):
-                self.reason = TOO_MUCH
-                end(self.children)
+            if self.children and not self.reason:
+                self.measure(TICK)
+                if self.used > WORK_BYTES:
+                    self.reason = TOO_MUCH
+                    end(self.children)
 
     def obey(self, packages: dict[str, str]) -> bool:
         """Carry out one request; returns whether there may be another."""
@@ -144,9 +143,7 @@ class Zygote:
         if child == 0:
             try:
                 self.control.close()
-                leave = live(
-                    descriptors, [far, self.rules], self.tier, request, self.readable, self.folder
-                )
+                leave = self.live(descriptors, far, request)
             except BaseException:  # the child must not go on as a second zygote, whatever happened
                 os._exit(1)
             if leave is None:
@@ -164,6 +161,60 @@ class Zygote:
         if near >= 0:
             self.strangers[near] = child
             self.poller.register(near, select.POLLIN)
+
+    def live(
+        self, descriptors: list[int], broker: int, request: dict[str, Any]
+    ) -> SystemExit | None:
+        """Run a child's life: keep only these descriptors, become confined, report it, do one job.
+
+        Args:
+            descriptors: the socket to the parent, standard input, output and error, and the socket to
+                the peer if there is one.
+            broker: leads to the broker in the Landlock tier, else -1.
+
+        Returns how a script leaves the interpreter; None for other jobs.
+        """
+        # A session of its own, so that the whole group can be killed.
+        os.setsid()
+        os.chdir(self.folder)
+        if self.tier == "unsafe" or "tempfile" in sys.modules:
+            # In the other tiers tempfile finds by itself that this is the only writable folder.
+            tempfile.tempdir = self.folder
+        # Results to 3, then standard input, output, error, and the peer.
+        wanted: dict[int, int] = dict(zip((3, 0, 1, 2, PEER), descriptors, strict=False))
+        has_peer = PEER in wanted
+        if broker >= 0:
+            wanted[BROKER] = broker
+        # Move them out of the way first, as a source may have the number of another's target:
+        # sources [0, 5, 6, 7] -> spares [100, 101, 102, 103] -> targets [3, 0, 1, 2]
+        spares = {n: fcntl.fcntl(old, fcntl.F_DUPFD, FIRST_SPARE) for n, old in wanted.items()}
+        # Close everything else: the spares, and what the zygote holds for itself and other children.
+        os.closerange(0, FIRST_SPARE)
+        for number, spare in spares.items():
+            os.dup2(spare, number)
+        os.closerange(FIRST_SPARE, 1024)
+        # Confine, and report the outcome either way.
+        results = Channel(3)
+        try:
+            introduction = socket.socket(fileno=BROKER) if broker >= 0 else None
+            confine(self.tier, request["memory_bytes"], request["seconds"], introduction)
+        except (OSError, ValueError) as error:
+            results.send({"refused": str(error)})
+            return None
+        results.send({"confined": True})
+        # Only now does the job arrive, in a process that is already confined.
+        job = results.receive(limit=-1)
+        if "script" in job:
+            return program.run_script(job["code"], results)
+        if "test" not in job:
+            program.run(job, results, PEER if has_peer else None)
+        elif has_peer:
+            tester.run(job, results, PEER)
+        else:
+            together.run_in_one(job, results)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return None
 
     def introduce(self, descriptor: int) -> None:
         """Take over the calls of a child that is being confined."""
@@ -187,8 +238,16 @@ class Zygote:
             self.poller.register(listeners[0], select.POLLIN)
             stranger.sendall(ACCEPTED)
 
-    def may_grow(self, seconds: float = RECENT) -> bool:
-        """Return whether the folder may grow, by a measurement at most `seconds` old."""
+    def may_grow(self) -> bool:
+        """Return whether the folder may get one more file, or more in a file."""
+        self.grown += NAME_BYTES
+        # Measured as often as it might be full by now, as that takes long where there is much.
+        if self.used + self.grown > WORK_BYTES:
+            self.measure(RECENT)
+        return self.used <= WORK_BYTES
+
+    def measure(self, seconds: float) -> None:
+        """Measure the folder, unless that was done within the latest seconds."""
         if time.monotonic() - self.looked > seconds:
             # bubblewrap's folder is a file system of limited size, but that size does not count
             # empty files and folders; so count names.
@@ -196,8 +255,7 @@ class Zygote:
                 self.used = names_used(self.folder) * NAME_BYTES
             else:
                 self.used = used_bytes(self.folder, self.children)
-            self.looked = time.monotonic()
-        return self.used <= WORK_BYTES
+            self.grown, self.looked = 0, time.monotonic()
 
     def collect(self) -> dict[str, Any]:
         """End all children and clean up after them.
@@ -213,81 +271,11 @@ class Zygote:
         for broker in self.brokers.values():
             broker.close()
         told = {"statuses": statuses, "reason": self.reason}
-        for gone in (self.children, self.strangers, self.brokers):
-            gone.clear()
         self.begin()
         # In bubblewrap a program may change the permissions of the folder itself.
         os.chmod(self.folder, 0o700)
         empty(self.folder)
         return told
-
-
-def live(
-    descriptors: list[int],
-    kept: list[int],
-    tier: str,
-    request: dict[str, Any],
-    readable: list[str],
-    folder: str,
-) -> SystemExit | None:
-    """Run a child's life: keep only these descriptors, become confined, report it, do one job.
-
-    Args:
-        descriptors: the socket to the parent, standard input, output and error, and the socket to
-            the peer if there is one.
-        kept: in the Landlock tier, the socket that leads to the broker and the descriptor of the
-            rules; negative where there is none.
-
-    Returns how a script leaves the interpreter; None for other jobs.
-    """
-    # A session of its own, so that the whole group can be killed.
-    os.setsid()
-    os.chdir(folder)
-    if tier == "unsafe" or "tempfile" in sys.modules:
-        # In the other tiers tempfile finds by itself that this is the only writable folder.
-        tempfile.tempdir = folder
-    # Move them out of the way first, as a source may have the number of another's target:
-    # sources [0, 5, 6, 7] -> spares [100, 101, 102, 103] -> targets [3, 0, 1, 2]
-    high = [
-        os.dup2(descriptor, FIRST_SPARE + index) for index, descriptor in enumerate(descriptors)
-    ]
-    last = FIRST_SPARE + len(high)
-    broker, rules = (
-        os.dup2(descriptor, last + index) if descriptor >= 0 else -1
-        for index, descriptor in enumerate(kept)
-    )
-    introduction = socket.socket(fileno=broker) if broker >= 0 else None
-    # Results to 3, then standard input, output, error; the peer's socket, if any, to 4.
-    targets = (3, 0, 1, 2, 4)[: len(high)]
-    for descriptor, target in zip(high, targets, strict=True):
-        os.dup2(descriptor, target)
-    # Close everything else: the spares, and what the zygote holds for itself and other children.
-    os.closerange(max(targets) + 1, last)
-    os.closerange(max(last, broker + 1, rules + 1), 1024)
-    # Confine, and report the outcome either way.
-    results = Channel(3)
-    try:
-        if tier == "landlock" and rules < 0:
-            rules = write_rules(readable, folder)
-        confine(tier, rules, request["memory_bytes"], request["seconds"], introduction)
-    except (OSError, ValueError) as error:
-        results.send({"refused": str(error)})
-        return None
-    results.send({"confined": True})
-    # Only now does the job arrive, in a process that is already confined.
-    job = results.receive(limit=-1)
-    peer = 4 if 4 in targets else None
-    if "script" in job:
-        return program.run_script(job["code"], results)
-    if "test" in job and peer is not None:
-        tester.run(job, results, peer)
-    elif "test" in job:
-        together.run_in_one(job, results)
-    else:
-        program.run(job, results, peer)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return None
 
 
 def end(children: list[int]) -> None:
@@ -306,6 +294,10 @@ def empty(folder: str) -> None:
         for entry in list(os.scandir(path)):
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
+                continue
+            # Most are empty.
+            with contextlib.suppress(OSError):
+                os.rmdir(entry.path)
                 continue
             # Move each folder directly below `folder`, as a nested path may be too long for the
             # kernel. The random part avoids names that the program may have made.

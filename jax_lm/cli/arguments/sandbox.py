@@ -100,6 +100,7 @@ class SandboxServe:
         port: port to listen on; 0 picks a free one.
         workers: number of programs run in parallel; the number of cores by default.
         queue: maximum number of accepted programs; more are refused with 503.
+        packages: installed packages that requests may choose from, and get unless they choose.
         executor: isolation of programs.
         allow_unsafe_exec: run without isolation if the host has none.
     """
@@ -108,5 +109,6 @@ class SandboxServe:
     port: int = 8700
     workers: int | None = None
     queue: int = 256
+    packages: tuple[str, ...] = ("numpy",)
     executor: ExecutorName = "auto"
     allow_unsafe_exec: bool = False

@@ -159,14 +159,12 @@ def run_sandbox_serve(arguments: SandboxServe) -> int:
         (arguments.host, arguments.port),
         workers=arguments.workers,
         queue_size=arguments.queue,
+        packages=arguments.packages,
         executor=arguments.executor,
         allow_unsafe=arguments.allow_unsafe_exec,
     )
     host, port = worker.server_address[:2]
-    print(
-        f"running programs in {worker.pool.tier} for http://{host}:{port}; Ctrl-C ends it",
-        flush=True,
-    )
+    print(f"running programs in {worker.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
     try:
         worker.serve_forever()
     finally:

@@ -1,0 +1,50 @@
+"""Build dataclasses from plain data, as JSON has it: the types of their fields say what is allowed.
+
+Imports the standard library only.
+"""
+
+import dataclasses
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+# What plain data is called in an error.
+TITLES = {
+    str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list", dict: "an object",
+    NoneType: "null",
+}  # fmt: skip
+
+
+def from_plain(kind: Any, data: Any, name: str) -> Any:
+    """Build a value of a type from plain data; raises ValueError that names the part and the rule.
+
+    Args:
+        kind: a dataclass, `tuple[kind, ...]`, a plain type, or a union of such.
+        name: of the part, for errors.
+    """
+    # str | Case -> {str: str, dict: Case}: at most one of a union has the shape of the data.
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    shapes = {shape_of(part): part for part in kinds}
+    part = shapes.get(type(data))
+    if part is None:
+        allowed = " or ".join(dict.fromkeys(TITLES[shape] for shape in shapes))
+        raise ValueError(f"{name}={data!r:.80}: must be {allowed}")
+    if isinstance(data, list):
+        return tuple(from_plain(get_args(part)[0], item, name) for item in data)
+    if not isinstance(data, dict):
+        return data
+    hints = get_type_hints(part)
+    fields = dataclasses.fields(part)
+    missing = dataclasses.MISSING
+    required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
+    if not required <= set(data) <= set(hints):
+        raise ValueError(
+            f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}"
+        )
+    return part(**{field: from_plain(hints[field], value, field) for field, value in data.items()})
+
+
+def shape_of(kind: Any) -> type:
+    """Return the type of plain data that stands for a type."""
+    if dataclasses.is_dataclass(kind):
+        return dict
+    return {tuple: list, Literal: str}.get(get_origin(kind), kind)
