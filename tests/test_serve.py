@@ -277,7 +277,7 @@ def test_half_open_connections_do_not_silence_the_server(start):
 
 def test_a_shape_that_cannot_fit_ends_the_process_with_advice(tiny_folder):
     """A real lack of memory: the program needs more than the process may have."""
-    shape = 65536
+    shape = 16384
     command = [sys.executable, "-m", "jax_lm", "serve", "--port", "0", "--model", str(tiny_folder)]
     command += ["--slots", str(shape), "--context", "512", "--warm-up", f"exact:512x{shape}"]
     limit = 12 * 2**30
@@ -292,7 +292,7 @@ def test_a_shape_that_cannot_fit_ends_the_process_with_advice(tiny_folder):
     assert process.returncode == 1
     lines = [json.loads(line) for line in process.stderr.splitlines() if line[:1] == "{"]
     (line,) = [line for line in lines if line["level"] in ("error", "critical")]
-    message = "the engine failed: out of memory: 65536 x 512 tokens in float32 take about "
+    message = "the engine failed: out of memory: 16384 x 512 tokens in float32 take about "
     assert line["message"].startswith(message)
     assert "Try " in line["message"]
     assert "`diffucoder plan` shows more" in line["message"]
