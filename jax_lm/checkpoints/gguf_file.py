@@ -21,7 +21,7 @@ from gguf.quants import dequantize, quantize
 
 from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
 from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
-from jax_lm.config import DreamConfig, invert, pairs, translate
+from jax_lm.config import DreamConfig, Fields, invert, pairs, translate
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.files import write_json
 
@@ -147,7 +147,7 @@ def list_tensors(folder: Path) -> dict[str, QuantizedTensor]:
     return tensors
 
 
-def read_index(path: Path, reader: gguf.GGUFReader) -> dict[str, Any]:
+def read_index(path: Path, reader: gguf.GGUFReader) -> Fields:
     """Return where the tensors of a file are: shape, type, offset and permuted heads by name.
 
     Their dtype is that of the matrices, or bfloat16 if they are quantized, as in the checkpoints

@@ -8,7 +8,7 @@ import gguf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from jax_lm.checkpoints.stored import CheckpointError
-from jax_lm.config import DreamConfig, pairs
+from jax_lm.config import DreamConfig, Fields, pairs
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.byte_level import QWEN_WORDS
 from jax_lm.tokenizer.files import TOKENIZER_CONFIG, write_json
@@ -122,7 +122,7 @@ def write_tokenizer(
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def splits(pipeline: dict[str, Any]) -> list[Any]:
+def splits(pipeline: Fields) -> list[Any]:
     """Return what decides how a tokenizer.json splits a text into words."""
     steps = pipeline["pre_tokenizer"] or {}
     facts: list[Any] = [(pipeline["normalizer"] or {}).get("type")]

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +27,7 @@ from jax_lm.checkpoints.stored import (
     group_by_size,
     save_tensors,
 )
+from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, output_folder, write_whole
 
 # The model that comes with the package, and its name.
@@ -161,7 +161,7 @@ def published_name(folder: Path) -> str:
     return next((part for part in parts if part.startswith("models--")), folder.name)
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> Fields:
     """Read a JSON object from a file of a checkpoint.
 
     Raises:
@@ -261,7 +261,7 @@ def headers(path: Path) -> Iterator[MappedTensor]:
         yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
 
 
-def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str], int]:
+def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
     """Read the header of a safetensors file: entries by tensor name, metadata, offset of the data.
 
     Raises:
@@ -281,9 +281,7 @@ def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str], 
     return entries, metadata, 8 + length
 
 
-def save(
-    folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Mapping[str, Any]
-) -> None:
+def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Fields) -> None:
     """Write `config.json` and one `model.safetensors`, each atomically."""
     folder = Path(folder)
     output_folder(folder)

@@ -18,6 +18,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.huggingface import MappedTensor
 from jax_lm.checkpoints.stored import CheckpointError, save_tensors
+from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, output_folder, write_whole
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -245,7 +246,7 @@ def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
     return tensors, roots.pop()
 
 
-def read_config(fields: Mapping[str, Any], path: Path) -> LoraConfig:
+def read_config(fields: Fields, path: Path) -> LoraConfig:
     """Convert the fields of an adapter_config.json.
 
     Raises:
@@ -259,7 +260,7 @@ def read_config(fields: Mapping[str, Any], path: Path) -> LoraConfig:
         if value not in allowed if allowed else value and name not in READ_FIELDS | INERT_FIELDS:
             only = f"only {' or '.join(map(repr, allowed))} is" if allowed else "it is not"
             raise CheckpointError(f"{path}: {name}={value!r}: {only} supported")
-    settings: dict[str, Any] = {**PEFT_DEFAULTS, **fields}
+    settings: Fields = {**PEFT_DEFAULTS, **fields}
     try:
         return LoraConfig(
             rank=as_numbers({"r": settings["r"]}, int)["r"],
@@ -285,7 +286,7 @@ def targets_of(value: Any) -> tuple[str, ...] | str:
     return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
 
 
-def as_numbers(values: Mapping[str, Any], kind: Callable[[Any], Value]) -> dict[str, Value]:
+def as_numbers(values: Fields, kind: Callable[[Any], Value]) -> dict[str, Value]:
     """Convert numbers to int or float.
 
     Raises:
@@ -363,7 +364,7 @@ def peft_name(name: str, root: str) -> str:
     return f"base_model.model.{root}{layer.removeprefix('model.')}.lora_{matrix[-1].upper()}.weight"
 
 
-def peft_fields(config: LoraConfig, base: NamedBase) -> dict[str, Any]:
+def peft_fields(config: LoraConfig, base: NamedBase) -> Fields:
     """Return the fields of an adapter_config.json, in which tuples become lists."""
     return {
         "peft_type": "LORA",

@@ -10,8 +10,9 @@ use if no model is given. Error messages are one line.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from jax_lm.config import Fields
 from jax_lm.host.declared import arguments_of, find_option, read_words
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
         raise
 
 
-def read_recipe(kind: type, path: Path, prog: str) -> dict[str, Any]:
+def read_recipe(kind: type, path: Path, prog: str) -> Fields:
     """Read a recipe into values by field.
 
     Raises:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 from huggingface_hub.utils import CachedRepoInfo, DeleteCacheStrategy
 
 from jax_lm.checkpoints.huggingface import HUB_ID
+from jax_lm.config import Fields
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import parameter_count
 
@@ -24,7 +24,7 @@ def model_repositories() -> list[CachedRepoInfo]:
     )
 
 
-def models_of(repository: CachedRepoInfo) -> Iterator[dict[str, Any]]:
+def models_of(repository: CachedRepoInfo) -> Iterator[Fields]:
     """Yield a row for each revision of a repository, the main branch first.
 
     `model` is its hub id, with the revision unless that is the main branch; `what` its type, size

@@ -14,6 +14,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+from jax_lm.config import Fields
+
 OUTLINES = "outlines_core"
 # Exit status of the process if there is no automaton; its output on stderr is the reason.
 REFUSED = 3
@@ -100,7 +102,7 @@ class RegularGrammar:
         return next((after for first, last, after in ranges if first <= byte <= last), -1)
 
 
-def make_automaton(kind: str, text: str, name: str, seconds: float) -> dict[str, Any]:
+def make_automaton(kind: str, text: str, name: str, seconds: float) -> Fields:
     """Make an automaton in a separate process, with limits on time, memory and size.
 
     Raises:

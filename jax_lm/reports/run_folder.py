@@ -41,7 +41,7 @@ class RunLog(ABC):
     name: ClassVar[str]
     kind: ClassVar[str]
 
-    def __init__(self, folder: Path | None, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | None, settings: Record) -> None:
         self.file: IO[str] | None = None
         if folder is None:
             return

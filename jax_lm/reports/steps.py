@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jax_lm.reports.run_folder import Record, RunLog
 
@@ -64,7 +63,7 @@ class Steps(RunLog):
 
     name, kind = "steps.jsonl", "step"
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: Record) -> None:
         self.outcomes: dict[str, Outcome] = {}
         # Beginnings without an end, by step: each one ended the process.
         self.unfinished: dict[str, int] = {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jax_lm.config import Fields
 from jax_lm.options import require_one_of
 from jax_lm.rewards.code import BinaryCode, Code, CodeFormat, CompletedCode
 from jax_lm.rewards.mathematics import Accuracy, Cosine, Length
@@ -132,7 +133,7 @@ def import_file(name: str) -> ModuleType:
 
 
 def weighted_sum(
-    weights: Mapping[str, float], settings: Mapping[str, Mapping[str, Any]] | None = None
+    weights: Mapping[str, float], settings: Mapping[str, Fields] | None = None
 ) -> WeightedSum:
     """Return the weighted sum of rewards.
 

@@ -4,7 +4,8 @@ Imports no JAX.
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+from jax_lm.config import Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class EngineArguments:
         return ", ".join(filter(None, (self.model, adapter))) or "built-in model"
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Fields:
         """Arguments of `jax_lm.inference.DiffuCoderInference`."""
         names = {"model": "model_path", "tokenizer": "tokenizer_path"}
         return {names.get(name, name): value for name, value in vars(self).items()}

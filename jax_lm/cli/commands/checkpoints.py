@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.checkpoints import Convert, Info, Push, Verify
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.conversion import push as hub
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import family_facts, verify
@@ -81,7 +80,7 @@ def describe_tokenizer(folder: Path) -> str:
     return f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"
 
 
-def model_facts(arguments: Info, config: DreamConfig) -> dict[str, Any]:
+def model_facts(arguments: Info, config: DreamConfig) -> Fields:
     """Return the JSON object of `info --json`; memory is in bytes per device."""
     devices, count, length = jax.devices(), parameter_count(config), arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
