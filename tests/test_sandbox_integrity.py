@@ -529,6 +529,13 @@ CARRIED_IN_PART = {
     "an object that equals plain data": "assert Base() == 5",
     "a pickle": "import pickle\nassert pickle.loads(pickle.dumps([1])) == [1] and Base().go() == 1",
     "a class of the test, as a class": "class Mine: pass\nassert is_a(Mine(), Mine)",
+    "an object of a package": (
+        "from packaging.version import Version\nassert isinstance(version(), Version)"
+    ),
+    "an object of a package, handed over": (
+        "from packaging.version import Version\nassert version(Version('1')).__class__ is Version"
+    ),
+    "a module that runs what it reads": "import doctest\nassert Base().go() == 1\ndoctest.testmod()",
     "a fixture of pytest itself": "def test_it(caplog): assert Base().go() == 1 and not caplog.records",
     "a subclass in a TestCase": (
         "import unittest\nclass Mine(Base): pass\nclass T(unittest.TestCase):\n"
@@ -543,7 +550,8 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
     code = (
         "class Boom(ValueError): pass\nclass Base:\n    def go(self): return 1\n"
         "    def __eq__(self, other): return other == 5\nasync def later(f): return await f()\n"
-        "def is_a(x, kind): return isinstance(x, kind)"
+        "def is_a(x, kind): return isinstance(x, kind)\nfrom packaging.version import Version\n"
+        "def version(given='1'): return Version(str(given))"
     )
     test = CARRIED_IN_PART[name]
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
@@ -584,6 +592,15 @@ FALSE_FAILURES = {
         "def f():\n    with open('x') as file: return [next(file), *file]",
         "from unittest.mock import mock_open, patch\nwith patch('builtins.open', mock_open(read_data='a\\nb\\n')):\n"
         "    assert f() == ['a\\n', 'b\\n']",
+    ),
+    "variables that are named as modules": (
+        "def f(x): return x",
+        "yaml = 'a: 1'\nclass Config:\n    yaml = yaml\ndef check(dill, marshal=1): assert f(dill) == marshal\n"
+        "check(1)\nassert f(Config.yaml) == yaml and f(x={'yaml': 3}) == dict(yaml=3)",
+    ),
+    "an import that is not used": (
+        "def f(x): return x",
+        "import doctest, pickle\nassert f(2) == 2",
     ),
     "words of what is refused": (
         "class Eval:\n    def eval(self, text): return len(text)\ndef f(x): return Eval()",

@@ -211,7 +211,10 @@ def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
     try:
         namespace = load_program(job["code"], job.get("prelude", ""))
     except BaseException as error:  # SystemExit too: the program did not reach its end
-        results.send(report_exception(error))
+        report = report_exception(error)
+        # Flush before the answer: after it, this process is killed.
+        sys.stderr.flush()
+        results.send(report)
         return
     # The tester waits for these names before it runs the test.
     channel.send({"names": [name for name in namespace if isinstance(name, str)]})

@@ -85,10 +85,13 @@ GENERATOR_STEPS = {"send", "throw", "close"}
 # Modules that look at objects in ways that the border does not carry. A test that imports one may
 # fail for that reason.
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
-# Names of what would run code of the program here: by what it has written, pickled or returned.
+# Packages whose objects cross as data, or run tests.
+CARRIED = {"numpy", "pytest"}
+# Names, and attributes and keywords with a dot, of what would run code of the program here: by what it
+# has written, pickled or returned.
 REFUSED = re.compile(
-    r"\.?(\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|run_path"
-    r"|load_source|spec_from_file_location|SourceFileLoader|exec_module)|eval|exec"
+    r"\.?(\w*pickle\w*|run_path|load_source|spec_from_file_location|SourceFileLoader|exec_module)"
+    r"|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|eval|exec"
 )
 # Built-in types: an object of a class derived from one has content that does not cross.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
@@ -101,6 +104,7 @@ class Tester(Peer):
         followed: by object and attribute, what was there at first, and what the program has there.
         outputs: what the test has put in the place of standard output and errors, and its buffers.
         imported: what the program imports from the library, genuine here, by its text.
+        packages: installed packages that the test uses, besides `CARRIED`, until an object crosses.
         named: library objects that the test has handed out, which the program may hand back.
         doubts: actions of the test that the border carries only in part. Only the test decides
             them, so no program can cause one. If the test then fails, it is not judged.
@@ -130,6 +134,7 @@ class Tester(Peer):
             self.share_environment()
         self.code, self.imported = code, genuine_imports(code)
         self.doubts: list[str] = []
+        self.packages: set[str] = set()
         self.named: dict[str, Any] = {}
         self.original: dict[str, tuple[Any, list]] = {}
         self.changed: set[str] = set()
@@ -169,6 +174,8 @@ class Tester(Peer):
         is_data = dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__)
         if is_own(kind) and is_data:
             self.doubts.append(f"hands an object of its class {kind.__name__} to the program")
+        if kind.__module__.partition(".")[0] in self.packages:
+            self.doubt_packages()
         # The program gets its class name and its special methods.
         parts = [vars(part) for part in kind.__mro__[:-1]]
         return {
@@ -193,7 +200,16 @@ class Tester(Peer):
         if form["k"] == "error class":
             bases = [self.decode(base) for base in form["b"]]
             return error_class(str(form["n"]), form["d"], bases)
+        if form["k"] == "object":
+            self.doubt_packages()
         return build_handle(form)
+
+    def doubt_packages(self) -> None:
+        """Note that an object has crossed in a test that uses packages: theirs cross in part."""
+        self.doubts += [
+            f"uses {name}, whose objects the border carries only in part" for name in self.packages
+        ]
+        self.packages = set()
 
     # Requests of the program that are allowed
 
@@ -369,11 +385,16 @@ def is_own(kind: Any) -> bool:
 
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     """Refuse a test that the border cannot carry, and note what it carries in part."""
-    modules = {module.partition(".")[0] for module, _ in checks.imports_of(nodes)}
-    words = checks.words_of(nodes) | modules
+    read, defined = checks.names_of(nodes)
+    imports = checks.imports_of(nodes)
+    # An import that is never used does nothing, and a variable is no module of the same name.
+    used = [module for module, name in imports if name == "*" or name.partition(".")[0] in read]
+    modules = {part for module in used for part in module.split(".")}
+    words = checks.words_of(nodes) - (defined - {name for _, name in imports}) | modules
     if runs := {word for word in words if REFUSED.fullmatch(word)}:
         said = f"the test may run code of the program in its own process: {min(runs)}"
         raise cannot_judge(said)
+    tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
     looking = sorted(modules & DOUBTFUL)
     tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
     # `x is math.inf`: a handle is never the library's object.
