@@ -336,7 +336,7 @@ def test_a_lost_block_is_done_again_without_its_guesses(make_slots):
     slots.advance(2)
     slots.leave(sequence)
     sequence.reopen()
-    assert sequence.drafts is None
+    assert sequence.extra is None
     finish(slots, sequence)
     assert told(sequence) == told(whole)
 

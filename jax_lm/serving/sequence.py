@@ -37,7 +37,6 @@ ALLOWED = {
     "refresh_steps": (None,),
     "freeze_prompt": (False,),
     "first_token": ("rule",),
-    "cache": ("none", "window"),
 }
 
 
@@ -122,7 +121,9 @@ class Sequence:
                 only = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name}={value!r}: sequences of a batch can only have {only}")
         # settings that depend on each other
-        steps, commit = options.steps, decoding.commit
+        steps, cache, commit = options.steps, decoding.cache, decoding.commit
+        if cache not in ("none", "window"):
+            raise ValueError(f"cache={cache!r}: must be none or window")
         if (steps is None) != (commit != "steps"):
             raise ValueError(
                 f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"
