@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from untrusted.results import BatchExecutor, Cancel, Program, Result, import_client, read_results
+from untrusted.results import Cancel, Executor, Program, Result, import_client, read_results
 from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
@@ -23,7 +23,7 @@ MARGIN_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class E2B(BatchExecutor):
+class E2B(Executor):
     """Runs programs in machines of E2B, a machine per batch and attempt, one after another.
 
     Untested against the service itself.

@@ -24,8 +24,8 @@ from typing import Any
 
 from untrusted.printable import printable
 from untrusted.results import (
-    BatchExecutor,
     Cancel,
+    Executor,
     Program,
     Result,
     read_request,
@@ -215,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpWorkers(BatchExecutor):
+class HttpWorkers(Executor):
     """Runs programs on workers: each batch goes to one in turn, and after a failure to the next.
 
     Attributes:

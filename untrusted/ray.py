@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from untrusted.results import BatchExecutor, Cancel, Program, Result, import_client, read_results
+from untrusted.results import Cancel, Executor, Program, Result, import_client, read_results
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayCluster(BatchExecutor):
+class RayCluster(Executor):
     """Runs programs on a Ray cluster, a batch per task.
 
     Attributes:

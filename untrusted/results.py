@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 from untrusted.cases import Test
 from untrusted.plain import from_plain
@@ -154,22 +154,9 @@ class Result:
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 
-@runtime_checkable
-class Executor(Protocol):
-    """Runs programs somewhere: this machine, a worker, a cluster, a provider."""
-
-    def run_many(
-        self,
-        programs: Sequence[Program],
-        *,
-        on_progress: Progress | None = None,
-        cancel: Cancel | None = None,
-    ) -> list[Result]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class BatchExecutor(ABC):
-    """An executor that runs programs in batches, each until it is answered.
+class Executor(ABC):
+    """Runs programs somewhere (this machine, a worker, a cluster, a provider), in batches.
 
     Attributes:
         batch: number of programs that are sent together.

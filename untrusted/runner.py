@@ -17,8 +17,8 @@ from untrusted.assertions import Call, call_of, is_script, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
 from untrusted.inside.wire import encode_literal
 from untrusted.results import (
-    BatchExecutor,
     Cancel,
+    Executor,
     Limits,
     Outcome,
     Program,
@@ -133,7 +133,7 @@ def answer_request(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Local(BatchExecutor):
+class Local(Executor):
     """Runs programs on this machine.
 
     Attributes:
