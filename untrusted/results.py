@@ -117,11 +117,6 @@ class Result:
     stderr: str = ""
     tier: str = ""
 
-    @classmethod
-    def error(cls, detail: str, tests: int) -> "Result":
-        """Return the result of a failed sandbox, which says nothing about the program."""
-        return cls((TestResult("sandbox_error", detail),) * max(1, tests))
-
     @property
     def outcome(self) -> Outcome:
         """How the program ended.
@@ -301,8 +296,9 @@ def import_client(name: str, title: str) -> Any:
 
 
 def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
-    """Return the results of programs that could not be run."""
-    return [Result.error(detail, len(program.tests)) for program in programs]
+    """Return the results of programs that could not be run: they say nothing about the programs."""
+    error = TestResult("sandbox_error", detail)
+    return [Result((error,) * max(1, len(program.tests))) for program in programs]
 
 
 def results_text(results: Sequence[Result]) -> str:

@@ -30,7 +30,7 @@ from untrusted.inside.confinement import (
     prepare_children,
     save_address_space,
 )
-from untrusted.inside.deferred import ON_MENTION, tempfile
+from untrusted.inside.deferred import tempfile
 from untrusted.inside.packages import Packages
 from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
 from untrusted.inside.world import World
@@ -86,7 +86,7 @@ class Zygote:
         self.poller.register(self.control, select.POLLIN)
         self.reason, self.used, self.grown, self.looked = "", 0, 0, time.monotonic()
 
-    def serve(self, packages: dict[str, str]) -> None:
+    def serve(self) -> None:
         """Serve the parent until it closes its end, and answer the children's calls."""
         self.control.sendall(b"ready\n")
         while True:
@@ -94,7 +94,7 @@ class Zygote:
             for descriptor, event in self.poller.poll(TICK * 1000 if self.children else None):
                 # a request of the parent
                 if descriptor == self.control.fileno():
-                    if not self.obey(packages):
+                    if not self.obey():
                         return
                 # a child hands over its listener
                 elif descriptor in self.strangers:
@@ -112,7 +112,7 @@ class Zygote:
                     self.reason = TOO_MUCH
                     end(self.children)
 
-    def obey(self, packages: dict[str, str]) -> bool:
+    def obey(self) -> bool:
         """Carry out one request; returns whether there may be another."""
         # At most 5 descriptors come along: results, standard input, output, error, the peer's
         # socket.
@@ -125,7 +125,7 @@ class Zygote:
             self.control.sendall(json.dumps(self.collect()).encode() + b"\n")
         else:
             settings = json.loads(request)
-            if load(settings["load"], packages):
+            if load(settings["load"]):
                 # In steps, so that the limit does not tell of every small module of a neighbour:
                 # 1 MiB and 3 MiB are 4 MiB.
                 loaded = address_space() - self.bare
@@ -311,14 +311,14 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def load(names: list[str], packages: dict[str, str]) -> bool:
+def load(names: list[str]) -> bool:
     """Import the modules that a job mentions, once for all children: a child has no time for it.
 
     Returns whether any was new.
     """
     before = len(sys.modules)
     for name in names:
-        if (name in packages or name in ON_MENTION) and name not in sys.modules:
+        if name not in sys.modules:
             # A package that cannot be imported here fails in the program that imports it.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -343,6 +343,6 @@ def main(
     save_address_space()
     # `exit` and `quit`, which programs call, are missing: the interpreter starts without `site`.
     site.setquit()
-    Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve(packages)
+    Zygote(socket.socket(fileno=descriptor), tier, readable, hidden, folder).serve()
     # Without exit handlers: nothing here needs them.
     os._exit(0)
