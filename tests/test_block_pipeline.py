@@ -17,7 +17,6 @@ from cases.generation import (
     with_random_weights,
 )
 from cases.sequences import make_sequence
-from flax import nnx
 
 from jax_lm.diffusion.block_pipeline import BlockPipeline
 from jax_lm.diffusion.canvas import Canvas
@@ -65,7 +64,7 @@ def visible(width, length):
 @partial(jax.jit, static_argnames="graph")
 def forward(graph, params, tokens, mask):
     positions = jnp.arange(tokens.shape[1])[None]
-    return nnx.merge(graph, params)(tokens, mask, positions)
+    return graph.merge(params)(tokens, mask, positions)
 
 
 def said(sampler, tokens, length):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -23,6 +22,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
+from jax_lm.models.graph import split
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import on_mesh
 
@@ -68,8 +68,8 @@ def random_model(
             tensor = draw_matrix(jax.random.fold_in(root, index), shape)
         tensors |= on_mesh({name: tensor}, config, mesh)
     # Merge the tensors into a model that was never allocated.
-    graph, state = nnx.split(DreamForCausalLM.abstract(config, dtype))
-    model = nnx.merge(graph, nest(tensors, nnx.to_pure_dict(state)))
+    graph, template = split(DreamForCausalLM.abstract(config, dtype))
+    model = graph.merge(nest(tensors, template))
     model.model.mesh = mesh
     return model
 
@@ -195,7 +195,7 @@ class JaxBackend:
         def compute(params: dict, ids: Array) -> dict[str, Array]:
             # The taps go into a copy of the model that belongs to this trace alone.
             # One entry per tapped module, filled while the model is traced.
-            model = nnx.merge(self.sampler.graph, params)
+            model = self.sampler.graph.merge(params)
             outputs: dict[str, Array] = {}
             for name in names:
                 # "model.layers.0.mlp" -> owner model.layers[0], last "mlp"

@@ -26,6 +26,7 @@ from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, flatten
+from jax_lm.models.graph import ModelGraph, split
 from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import PolicyLoss
@@ -379,10 +380,10 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     made = advantages(golden["rewards"], settings["num_generations"])
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
     # Loss, divergence and gradients of each inner iteration
-    graph, state = nnx.split(
+    graph, params = split(
         DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     )
-    params, size = nnx.to_pure_dict(state), settings["num_generations"]
+    size = settings["num_generations"]
     low, high = settings["epsilon_low"], settings["epsilon_high"]
     form = PolicyLoss(epsilon=low, epsilon_high=high, beta=settings["beta"], kl_clamp=math.inf)
     for iteration, ratio in enumerate(settings["mask_ratios"]):
@@ -410,13 +411,13 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
 
 @partial(jax.jit, static_argnames=("graph", "form", "chunk"))
 def loss_and_gradients(
-    graph: nnx.GraphDef, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
+    graph: ModelGraph, params: dict, batch: dict, copies: Copies, *, form: PolicyLoss, chunk: int
 ) -> tuple[tuple, dict]:
     """Compute (loss, (scores, KL)) and gradients of the recorded rows with given copies."""
 
     def loss_of(params: dict) -> tuple:
         tokens = batch["input_ids"]
-        model = nnx.merge(graph, params)
+        model = graph.merge(params)
         scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies, chunk)
         total, weight, metrics = policy_loss(
             scores,

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_lm.benchmark.backend import (
@@ -30,6 +29,7 @@ from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
 from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
+from jax_lm.models.graph import ModelGraph
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart
@@ -42,7 +42,7 @@ NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_block_logits(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: dict,
     tokens: Int[Array, "b t"],
     cache: KVCache,
@@ -55,7 +55,7 @@ def run_block_logits(
     longer on two cores. The head stays outside the loop: in a step it is inside a condition, out of
     which XLA moves nothing either.
     """
-    model = nnx.merge(graph, params)
+    model = graph.merge(params)
 
     def advance(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
         done, _, cache = carry

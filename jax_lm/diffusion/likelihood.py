@@ -13,12 +13,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.graph import ModelGraph
 from jax_lm.models.token_likelihood import column_parts
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
@@ -91,7 +91,7 @@ def log_likelihood(
 
 @partial(jax.jit, static_argnames=("graph", "mask_id"))
 def masked_log_probability(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: dict,
     tokens: Int[Array, "1 t"],
     present: Bool[Array, "1 t"],
@@ -99,7 +99,7 @@ def masked_log_probability(
     mask_id: int,
 ) -> Float[Array, "b"]:
     """Return the summed log-probability of the masked tokens of each row."""
-    model = nnx.merge(graph, params)
+    model = graph.merge(params)
     present = jnp.broadcast_to(present, masked.shape)
     is_noisy = masked & model.config.family.is_diffusion
     hidden = model.model(jnp.where(is_noisy, mask_id, tokens), present)

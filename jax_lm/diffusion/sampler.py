@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -47,6 +46,7 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.graph import ModelGraph, split
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
@@ -76,8 +76,7 @@ class Sampler:
         self.growth = growth_of(model.config)
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
-        self.graph, state = nnx.split(model)
-        self.params = nnx.to_pure_dict(state)
+        self.graph, self.params = split(model)
 
     def with_params(self, params: dict) -> "Sampler":
         """Make a sampler of the same model with other weights; it shares what is compiled."""
@@ -87,10 +86,10 @@ class Sampler:
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
         """Make a sampler of the same model for weights on another mesh; its own stay in place."""
-        model = nnx.merge(self.graph, self.params)
+        model = self.graph.merge(self.params)
         model.model.mesh = mesh
         other = copy.copy(self)
-        other.graph, other.mesh = nnx.split(model)[0], mesh
+        other.graph, other.mesh = split(model)[0], mesh
         return other
 
     def until(self, is_over: IsOver) -> "Sampler":
@@ -270,31 +269,35 @@ class Sampler:
             State and cache at the end of the block.
         """
         limit, is_open = int(inputs.window.until), True
+        step, forwards = int(state.step), int(state.forwards)
+        # Uploaded once; each call then uploads the limits of its window alone.
+        inputs = jax.device_put(inputs)
         # With refresh_steps == 4, forward passes 0, 4, 8, ... of the block are refreshes.
         refresh_at = 0 if len(passes) > 1 else NEVER
-        while is_open and int(state.step) < limit:
-            forwards = int(state.forwards)
+        while is_open and step < limit:
             is_refresh = forwards >= refresh_at
             chosen = passes[0 if is_refresh else -1]
             # The compiled loop returns after a refresh, before the next one, and for `every`.
             window = inputs.window.updated(
                 rows=chosen.first_row,
-                until=limit if every is None else min(limit, int(state.step) + every),
+                until=limit if every is None else min(limit, step + every),
                 forwards=forwards + 1 if is_refresh else refresh_at,
             )
             inputs, config = inputs._replace(window=window), chosen.config
             # Only the refresh that begins the block forces its first token; later ones do not.
             if refresh_at > 0:
                 config = replace(config, variant=replace(config.variant, forced=False))
-            state, cache, still_open = run(self.graph, self.params, state, cache, inputs, config)
+            state, cache, progress = run(self.graph, self.params, state, cache, inputs, config)
             if self.is_over is not None and config.stop_ids:
                 state = close_rows(state, self.is_over(state), config.stop_ids[0])
-                still_open &= jnp.any(state.masked)
+                progress = progress.at[-1].min(jnp.any(state.masked))
             yield state
+            begun = forwards
+            # The only read of a call.
+            step, forwards, is_open = np.asarray(progress).tolist()
             # No forward pass means that the refresh is still to come.
-            if is_refresh and int(state.forwards) > forwards:
-                refresh_at = min(forwards + refresh_steps, NEVER)
-            is_open = bool(still_open)
+            if is_refresh and forwards > begun:
+                refresh_at = min(begun + refresh_steps, NEVER)
         return state, cache
 
     def replay(
@@ -433,19 +436,20 @@ def step_limit(params: SamplingParams, length: int) -> int:
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: dict,
     state: SamplerState,
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
-) -> tuple[SamplerState, KVCache, Bool[Array, ""]]:
+) -> tuple[SamplerState, KVCache, Int[Array, "3"]]:
     """Take steps until the block is full or a limit of the window is reached.
 
     Returns:
-        State, cache, and whether a mask is left in the block.
+        State, cache, and what the host reads: step, forward passes, and whether a mask is left in
+        the block.
     """
-    model, variant = nnx.merge(graph, params), config.variant
+    model, variant = graph.merge(params), config.variant
 
     def is_going(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
         return variant.is_going(carry[0], inputs.window, config)
@@ -456,24 +460,26 @@ def run(
     carry = jax.lax.while_loop(is_going, advance, variant.enter(state, cache, inputs, config))
     state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host reads it.
-    state, is_open = replicate((state, variant.is_open(state, inputs.window, config)), model.mesh)
-    return state, cache, is_open
+    is_open = variant.is_open(state, inputs.window, config)
+    progress = jnp.stack([state.step, state.forwards, is_open.astype(jnp.int32)])
+    state, progress = replicate((state, progress), model.mesh)
+    return state, cache, progress
 
 
 @partial(jax.jit, static_argnames=("graph", "config"))
 def run_evaluation(
-    graph: nnx.GraphDef, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
+    graph: ModelGraph, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Evaluation:
     """Evaluate a canvas as the next step of `run` would, without a cache."""
-    return evaluate(nnx.merge(graph, params), state, KVCache(), inputs, config)[0]
+    return evaluate(graph.merge(params), state, KVCache(), inputs, config)[0]
 
 
 @partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))
 def run_empty_cache(
-    graph: nnx.GraphDef, params: dict, shape: tuple[int, int], has_tail: bool
+    graph: ModelGraph, params: dict, shape: tuple[int, int], has_tail: bool
 ) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
-    model = nnx.merge(graph, params).model
+    model = graph.merge(params).model
     weight = model.embed_tokens.weight[...]
     tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
     return KVCache(model.empty_cache(*shape), tail)
@@ -481,14 +487,14 @@ def run_empty_cache(
 
 @partial(jax.jit, static_argnames="graph")
 def run_logits(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: dict,
     tokens: Int[Array, "t"],
     length: Int[Array, ""],
     column: Int[Array, ""],
 ) -> Float[Array, "v"]:
     """Return the logits of one column of a canvas that is padded on the right."""
-    model, positions = nnx.merge(graph, params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    model, positions = graph.merge(params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
     hidden = model.model(tokens[None], positions < length, positions)
     row = jnp.take(align_rows(hidden, model.config), column, axis=1)
     return replicate(model.logits(row)[0], model.mesh)
@@ -496,7 +502,7 @@ def run_logits(
 
 @partial(jax.jit, static_argnames="graph")
 def run_forward(
-    graph: nnx.GraphDef, params: dict, tokens: Int[Array, "b t"]
+    graph: ModelGraph, params: dict, tokens: Int[Array, "b t"]
 ) -> Float[Array, "b t v"]:
     """Return the logits of a whole canvas, not shifted."""
-    return nnx.merge(graph, params)(tokens)
+    return graph.merge(params)(tokens)

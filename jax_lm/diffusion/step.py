@@ -297,13 +297,13 @@ def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> S
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)
     can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
-
-    def is_idle(now: Int[Array, ""]) -> Bool[Array, ""]:
-        # 3 masks and a ratio of 0.25: int(0.75) = 0 tokens, so the step is idle.
-        counts = commit_rules.commit_counts(masked, params.ratios[now - window.first_step])
-        return can_idle & (now < window.until) & ~jnp.any(counts > 0)
-
-    return state._replace(step=jax.lax.while_loop(is_idle, lambda now: now + 1, state.step))
+    # 3 masks, ratios [0.25, 0.25, 0.5, 1] and the next step 0: counts [0, 0, 1, 3], so steps 0 and
+    # 1 are idle. Not a loop: on a GPU, the host would read the condition of each iteration.
+    counts = jax.vmap(partial(commit_rules.commit_counts, masked))(params.ratios)
+    steps = window.first_step + jnp.arange(len(params.ratios), dtype=jnp.int32)
+    is_due = (steps >= state.step) & jnp.any(counts > 0, axis=1)
+    due = jnp.minimum(steps[jnp.argmax(is_due)], window.until)
+    return state._replace(step=jnp.where(can_idle, jnp.maximum(state.step, due), state.step))
 
 
 def block_columns(values: Array, window: Window, config: StepConfig) -> Array:

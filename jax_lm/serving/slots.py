@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.candidates import TokenLogProbs
@@ -28,6 +27,7 @@ from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
+from jax_lm.models.graph import ModelGraph
 from jax_lm.options import BLOCK_LENGTH
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
@@ -319,7 +319,7 @@ def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_slots(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: dict,
     cache: KVCache,
     slots: Int[Array, "l"] | None,
@@ -335,7 +335,7 @@ def run_slots(
         cache: cache of all slots.
         slots: slot of each sequence in the cache; None means all slots in order.
     """
-    model = nnx.merge(graph, params)
+    model = graph.merge(params)
     # on a mesh: rows split over the devices if they divide, and results whole on every device
     states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), stacked)
     # log-probabilities of this call's commits; sequences that report them collect them
@@ -376,8 +376,8 @@ def run_slots(
 
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))
-def run_empty_slots(graph: nnx.GraphDef, params: dict, size: int, columns: int) -> KVCache:
+def run_empty_slots(graph: ModelGraph, params: dict, size: int, columns: int) -> KVCache:
     # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
-    model = nnx.merge(graph, params).model
+    model = graph.merge(params).model
     layers = jax.vmap(lambda _: model.empty_cache(1, columns))(jnp.arange(size))
     return KVCache(jax.tree.map(lambda part: shard_rows(part, model.mesh), layers))

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flax import nnx
 from jaxtyping import Array
 
 from jax_lm.config import DreamConfig
@@ -186,7 +185,7 @@ class DiffuGRPOTrainer:
     @property
     def model(self) -> DreamForCausalLM:
         """The current policy."""
-        return nnx.merge(self.graph, merge_params(self.others, self.state.params))
+        return self.graph.merge(merge_params(self.others, self.state.params))
 
     def check_ratio(self, step: int, metrics: Mapping[str, float]) -> None:
         """Check that the first update of a rollout started from ratio 1.

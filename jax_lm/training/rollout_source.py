@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.graph import ModelGraph
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -88,7 +88,7 @@ ScoredRows = tuple[MaskedRows, Array | None, Array | None]
     jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk", "remat")
 )
 def policy_scores(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     params: Params,
     rows: MaskedRows,
     *,
@@ -109,7 +109,7 @@ def policy_scores(
         commit_step=rows.commit_step,
         completion_mask=rows.completion_mask,
     )
-    model = nnx.merge(graph, params)
+    model = graph.merge(params)
     scores = completion_scores(model, rows.tokens, rows.attention_mask, copies, chunk, remat=remat)
     return replicate(scores, model.mesh)
 
