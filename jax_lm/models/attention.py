@@ -155,7 +155,7 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Que
             admitted = jnp.tile(admitted, (1, groups, 1))
         scores = jnp.where(admitted[:, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    y = product(weights, v.swapaxes(2, 3)).astype(q.dtype)
+    y = product(weights, v.swapaxes(2, 3), q.dtype)
     # [b, k, groups * t, h] -> [b, t, n, h]
     return y.reshape(b, -1, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 

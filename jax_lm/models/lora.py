@@ -40,7 +40,7 @@ class LoraLinear(nnx.Module):
         self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
     ) -> Float[Array, "*b o"]:
         # [*, in] -> [*, rank] -> [*, out]; both summands are in float32, and their sum is rounded.
-        low = product(x, self.lora_a[...].astype(x.dtype)).astype(x.dtype)
+        low = product(x, self.lora_a[...].astype(x.dtype), x.dtype)
         added = product(low, self.lora_b[...].astype(x.dtype)) * self.scale
         return (self.base(x, dtype=jnp.float32) + added).astype(dtype or x.dtype)
 
