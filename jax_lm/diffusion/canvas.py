@@ -4,6 +4,7 @@ Knows neither model nor order. Given text never changes.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -222,6 +223,14 @@ class Canvas:
         return np.maximum.accumulate(np.where(self.first_columns, columns, 0), axis=1).astype(
             np.int32
         )
+
+    @property
+    def copies(self) -> int:
+        """Size of the groups of equal rows that the batch consists of, one after the other."""
+        # prompts [p, p, q, q, q, q] -> groups [p, p], [q, q] and [q, q]: 2
+        rows = np.concatenate([np.where(self.holes, -1, self.tokens), self.attention_mask], axis=1)
+        starts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+        return math.gcd(len(rows), *starts.tolist())
 
     @property
     def hole_counts(self) -> list[int]:

@@ -46,7 +46,7 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.graph import ModelGraph, split
+from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
@@ -76,7 +76,7 @@ class Sampler:
         self.growth = growth_of(model.config)
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
-        self.graph, self.params = split(model)
+        self.graph, self.params = split_model(model)
 
     def with_params(self, params: dict) -> "Sampler":
         """Make a sampler of the same model with other weights; it shares what is compiled."""
@@ -89,7 +89,7 @@ class Sampler:
         model = self.graph.merge(self.params)
         model.model.mesh = mesh
         other = copy.copy(self)
-        other.graph, other.mesh = split(model)[0], mesh
+        other.graph, other.mesh = split_model(model)[0], mesh
         return other
 
     def until(self, is_over: IsOver) -> "Sampler":
@@ -174,11 +174,8 @@ class Sampler:
                 f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one"
             )
         # start: state, cache and static configuration
-        decoding = options.decoding.settings
-        arrays, state = (
-            CanvasArrays.of(canvas),
-            self.start(canvas, seed) if state is None else state,
-        )
+        decoding, is_fresh = options.decoding.settings, state is None
+        arrays, state = CanvasArrays.of(canvas), state or self.start(canvas, seed)
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
         cache = KVCache()
@@ -188,6 +185,9 @@ class Sampler:
             )
         hooks = replace(hooks, admits_mask=strict_reference)
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
+        if is_fresh and hooks == NO_HOOKS and type(config.variant) is Variant:
+            # The samples of a prompt are equal until the first of them commits a token.
+            config = replace(config, copies=canvas.copies)
         # decode: one block after another
         done: list[Block] = []
         for block in config.variant.blocks(
@@ -284,9 +284,11 @@ class Sampler:
                 forwards=forwards + 1 if is_refresh else refresh_at,
             )
             inputs, config = inputs._replace(window=window), chosen.config
-            # Only the refresh that begins the block forces its first token; later ones do not.
+            # Only the refresh that begins the block forces its first token, and finds rows that are
+            # still equal; later ones do not.
             if refresh_at > 0:
-                config = replace(config, variant=replace(config.variant, forced=False))
+                unforced = replace(config.variant, forced=False)
+                config = replace(config, variant=unforced, copies=1)
             state, cache, progress = run(self.graph, self.params, state, cache, inputs, config)
             if self.is_over is not None and config.stop_ids:
                 state = close_rows(state, self.is_over(state), config.stop_ids[0])
@@ -403,7 +405,8 @@ def block_passes(
     #   window   0 to 15    7 to 11
     #   dual     0 to 15    8 to 11
     # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2.
-    config, chosen = replace(config, length=block.length), decoding.settings
+    copies = 1 if done else config.copies
+    config, chosen = replace(config, length=block.length, copies=1), decoding.settings
     width = canvas.tokens.shape[1]
     if chosen.cache == "none":
         return config.variant.passes([Pass(config, 0)])
@@ -420,7 +423,7 @@ def block_passes(
     with_row_before = chosen.cache != "dual" and not forces and block.start > 0
     start, end = block.start - with_row_before, width if chosen.cache == "prefix" else block.end
     variant = replace(config.variant, forced=forces)
-    refresh = replace(config, rows=end_row - first_row, variant=variant)
+    refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(
         [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]
     )

@@ -12,7 +12,7 @@ its own; this file names none of them.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -188,6 +188,8 @@ class StepConfig:
             in the reference.
         hooks: the reference's hooks, and whether MASK is a candidate.
         variant: the decoding method.
+        copies: rows of the batch that are equal, in groups of this size one after the other; only
+            the first of each group is computed.
         axes: names of the mapped axes; each canvas is a batch of one under `jax.vmap`.
     """
 
@@ -198,6 +200,7 @@ class StepConfig:
     stop_ids: tuple[int, ...] = ()
     hooks: Hooks = NO_HOOKS
     variant: Variant = PLAIN
+    copies: int = 1
     axes: tuple[str, ...] = ()
 
 
@@ -322,6 +325,14 @@ def block_hidden(
     config: StepConfig,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
+    # copies == 2: of the rows [p, p, q, q], p and q are computed, and what they give is repeated.
+    if (copies := config.copies) > 1:
+        distinct = jax.tree.map(lambda part: part[::copies], (tokens, cache, inputs.canvas))
+        tokens, cache, canvas = distinct
+        computed = block_hidden(
+            model, tokens, cache, inputs._replace(canvas=canvas), replace(config, copies=1)
+        )
+        return jax.tree.map(lambda part: jnp.repeat(part, copies, axis=0), computed)
     # Compute: all rows, or those that the cache does not cover.
     canvas, window = inputs.canvas, inputs.window
     if config.rows is None:
