@@ -8,13 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases.generation import count_compilations, greedy, ragged_prompts, tokens_of
+from flax import nnx
 
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
+from jax_lm.compilation.programs import step_programs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, Hooks
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import ALGS, Decoding
+from jax_lm.models.graph import split_model
+from jax_lm.options import ALGS, Decoding, GenerationOptions
+from jax_lm.planning.memory import PlannedStep
+from jax_lm.sharding import MeshShape
 
 PROMPT = np.array([[3, 5, 8, 13, 21]])
 CASES = range(13)
@@ -153,6 +158,58 @@ def test_steps_that_commit_nothing_cost_nothing(tiny):
     canvas = Canvas.after(PROMPT, None, 12)
     assert int(tiny.generate(canvas, greedy(24)).forwards) < 24
     assert int(tiny.generate(canvas, greedy(12)).forwards) == 11
+
+
+@pytest.mark.parametrize("decoding", [Decoding(), Decoding(preset="fast")], ids=["exact", "fast"])
+def test_a_call_hashes_no_model_and_reads_once(tiny, monkeypatch, decoding):
+    """Streamed steps, each of which is a call: a cost per call is a cost per token."""
+    canvas, options = Canvas.after(PROMPT, None, 12), greedy(12, decoding=decoding)
+    # compiled here, for which the model is hashed
+    tiny.generate(canvas, options)
+    counts = {"hashed": 0, "compared": 0, "read": 0}
+
+    def count(owner, name, what):
+        original = getattr(owner, name)
+
+        def counted(*arguments):
+            counts[what] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(nnx.GraphDef, "__hash__", "hashed")
+    count(nnx.GraphDef, "__eq__", "compared")
+    array = type(jnp.zeros(1))
+    for name in ("__array__", "__int__", "__bool__", "__index__", "tolist", "item"):
+        count(array, name, "read")
+    states = tiny.stream(canvas, options, every=1)
+    next(states)
+    counts["read"] = 0
+    for _ in range(10):
+        next(states)
+    assert counts == {"hashed": 0, "compared": 0, "read": 10}
+
+
+def test_a_step_has_no_loop_of_its_own(tiny_config):
+    """On a GPU, the host reads the condition of each iteration of a loop."""
+    decoding = Decoding(preset="fast")
+    planned = PlannedStep(precision="float32", canvas=64, new_tokens=32, decoding=decoding)
+    options = GenerationOptions(max_new_tokens=32, decoding=decoding)
+    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+    traced = {name: each.function.trace(*each.arguments) for name, each in programs.items()}
+    assert {name: str(each.jaxpr).count(" while[") for name, each in traced.items()} == {
+        "refresh": 1,
+        "step": 1,
+    }
+
+
+def test_equal_graphs_share_what_is_compiled(tiny_config):
+    """Two models of one shape: the same static argument, by value."""
+    first, second = (split_model(DreamForCausalLM.abstract(tiny_config))[0] for _ in range(2))
+    assert first is not second
+    assert (first, hash(first)) == (second, hash(second))
+    other = dataclasses.replace(tiny_config, num_hidden_layers=1)
+    assert first != split_model(DreamForCausalLM.abstract(other))[0]
 
 
 def test_confidence_is_the_probability_of_the_token(tiny):

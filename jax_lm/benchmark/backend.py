@@ -22,7 +22,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
-from jax_lm.models.graph import split
+from jax_lm.models.graph import split_model
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import on_mesh
 
@@ -68,7 +68,7 @@ def random_model(
             tensor = draw_matrix(jax.random.fold_in(root, index), shape)
         tensors |= on_mesh({name: tensor}, config, mesh)
     # Merge the tensors into a model that was never allocated.
-    graph, template = split(DreamForCausalLM.abstract(config, dtype))
+    graph, template = split_model(DreamForCausalLM.abstract(config, dtype))
     model = graph.merge(nest(tensors, template))
     model.model.mesh = mesh
     return model

@@ -26,7 +26,7 @@ from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, flatten
-from jax_lm.models.graph import ModelGraph, split
+from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.options import WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import PolicyLoss
@@ -380,7 +380,7 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     made = advantages(golden["rewards"], settings["num_generations"])
     yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
     # Loss, divergence and gradients of each inner iteration
-    graph, params = split(
+    graph, params = split_model(
         DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     )
     size = settings["num_generations"]

@@ -31,7 +31,7 @@ from jax_lm.models.dream import (
     parameters,
     published_parameters,
 )
-from jax_lm.models.graph import split
+from jax_lm.models.graph import split_model
 from jax_lm.options import require_one_of
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.tokenizer.files import write_json
@@ -262,7 +262,7 @@ def tensor_checksum(tensor: Array | np.ndarray) -> TensorChecksum:
 def probe_logits(model: DreamForCausalLM) -> np.ndarray:
     """Compute the logits of the tokens 0, 1, 2 and so on, `PROBE_TOKENS` of them."""
     tokens = jnp.arange(PROBE_TOKENS, dtype=jnp.int32)[None] % model.config.vocab_size
-    return np.asarray(run_forward(*split(model), tokens))
+    return np.asarray(run_forward(*split_model(model), tokens))
 
 
 def check_copy(

@@ -32,7 +32,7 @@ from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
 from jax_lm.config import DreamConfig, invert, set_dtype, translate
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
-from jax_lm.models.graph import split
+from jax_lm.models.graph import split_model
 from jax_lm.models.layers import (
     Batch,
     DreamDecoderLayer,
@@ -247,7 +247,7 @@ class DreamForCausalLM(nnx.Module):
             ValueError: the mesh does not split the parameters evenly.
         """
         # split into structure and arrays, move the arrays, and merge them again
-        graph, params = split(self)
+        graph, params = split_model(self)
         model = graph.merge(
             jax.device_put(params, sharding.tree_shardings(params, self.config, mesh))
         )
@@ -329,7 +329,7 @@ class DreamForCausalLM(nnx.Module):
         """Build a model from tensors by checkpoint name; with scales, its kernels are int8."""
         # An abstract model has the structure, so no random parameters are ever initialized.
         int8 = any(name.endswith(".scale") for name in tensors)
-        graph, template = split(cls.abstract(config, int8=int8))
+        graph, template = split_model(cls.abstract(config, int8=int8))
         model = graph.merge(nest(tensors, template))
         model.model.mesh = mesh
         return model

@@ -1,6 +1,6 @@
 """The structure of a model apart from its arrays, for functions under `jax.jit`.
 
-graph, params = split(model)
+graph, params = split_model(model)
 model = graph.merge(params)
 """
 
@@ -35,7 +35,7 @@ class ModelGraph(Generic[Model]):
         return nnx.merge(self.definition, params)
 
 
-def split(model: Model) -> tuple[ModelGraph[Model], dict]:
+def split_model(model: Model) -> tuple[ModelGraph[Model], dict]:
     """Split a model into its structure and a plain dict of its arrays."""
     definition, state = nnx.split(model)
     return ModelGraph(definition), nnx.to_pure_dict(state)
