@@ -1,5 +1,9 @@
 """The machine's limits and its description."""
 
+from types import SimpleNamespace
+
+import numpy as np
+
 from jax_lm.benchmark import machine
 
 
@@ -7,6 +11,25 @@ def test_limits_are_positive_and_finite():
     limits = machine.machine_limits("float32", copy_bytes=2**22)
     assert 1e8 < limits.matmul_flops < 1e16
     assert 1e7 < limits.copy_bytes < 1e14
+
+
+def test_a_call_chains_what_is_measured(monkeypatch):
+    """The cost of a call is shared by all of a chain."""
+    monkeypatch.setitem(machine.CHAIN, "cpu", 3)
+    monkeypatch.setattr(machine, "LIMIT_REPEATS", 1)
+    computed = []
+
+    def one_second(call, repeats):
+        computed.append(np.asarray(call()))
+        return SimpleNamespace(row={"all_seconds": [1.0] * repeats})
+
+    monkeypatch.setattr(machine, "time_call", one_second)
+    limits = machine.machine_limits("float32", copy_bytes=2**22)
+    assert limits.matmul_flops == 3 * 2 * 2048**3
+    assert limits.copy_bytes == 3 * 2 * 2**22
+    product, copy = computed
+    assert np.isfinite(product).all()
+    assert (copy == 3).all()
 
 
 def test_plain_data_names_versions_and_device():

@@ -32,6 +32,7 @@ gpu_device_info {{
   cuda_compute_capability {{ major: {generation.capability[0]} minor: {generation.capability[1]} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
+  driver_version: "13.0.0"
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
