@@ -80,15 +80,8 @@ def longest_run(
     The index i counts from 1, and the first position is always chosen.
     """
     # factor 1 and probabilities .9, .7, .6 in order: bounds 1/2, 2/3, 3/4 -> the first two
-    place = jnp.where(masked, rank, rank.shape[1])
-    ordered = (
-        jnp.zeros_like(probability)
-        .at[jnp.arange(len(rank))[:, None], place]
-        .set(probability, mode="drop")
-    )
     i = jnp.arange(1, rank.shape[1] + 1)
-    passes = (ordered >= 1 - factor / (i + 1)) | (i == 1)
-    return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
+    return masked & leading(ordered(probability, rank, masked) >= 1 - factor / (i + 1), rank)
 
 
 def within_entropy(
@@ -103,13 +96,24 @@ def within_entropy(
     for one alone.
     """
     # bound .5 and entropies .3, .4, .1, .6 in order: sums less the largest 0, .3, .4, .8 -> three
+    entropy = ordered(entropy, rank, masked)
+    shared = jnp.cumsum(entropy, axis=1) - jax.lax.cummax(entropy, axis=1)
+    return masked & leading(shared <= bound, rank)
+
+
+def ordered(
+    values: Float[Array, "b r"], rank: Int[Array, "b r"], masked: Bool[Array, "b r"]
+) -> Float[Array, "b r"]:
+    """Return the values of masked positions by rank, and zeros after them."""
     place = jnp.where(masked, rank, rank.shape[1])
-    ordered = (
-        jnp.zeros_like(entropy).at[jnp.arange(len(rank))[:, None], place].set(entropy, mode="drop")
-    )
-    shared = jnp.cumsum(ordered, axis=1) - jax.lax.cummax(ordered, axis=1)
-    passes = (shared <= bound) | (jnp.arange(rank.shape[1]) == 0)
-    return masked & (rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True))
+    return jnp.zeros_like(values).at[jnp.arange(len(rank))[:, None], place].set(values, mode="drop")
+
+
+def leading(passes: Bool[Array, "b r"], rank: Int[Array, "b r"]) -> Bool[Array, "b r"]:
+    """Return which positions have a rank before the first that fails; rank 0 always passes."""
+    # by rank [1, 1, 0, 1]: ranks 0 and 1
+    passes |= jnp.arange(rank.shape[1]) == 0
+    return rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True)
 
 
 def budget(

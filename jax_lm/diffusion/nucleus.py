@@ -36,10 +36,7 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
     """Apply a function that treats rows independently; on a CPU, to few enough rows for its caches."""
     count = logits.shape[1]
     size = max(1, CACHED_LOGITS // (logits.shape[0] * logits.shape[2]))
-    parts = -(-count // size)
-    while count % parts:
-        parts += 1
-    if parts == 1:
+    if (parts := -(-count // size)) == 1:
         return decide(logits, *others)
     return jax.lax.platform_dependent(
         logits, *others, cpu=partial(map_columns, decide, parts), default=decide
@@ -251,18 +248,11 @@ def bisected(
 
 
 def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
-    """Return the id of the `count`-th marked token of each row, or one beyond the last column."""
-    # Chunks of 4, marks 0110 1010 1000 and count 3: chunks hold 2, 2 and 1 marks, so the third mark
-    # is the first one of chunk 1: id 4.
-    chunks = in_chunks(marked.astype(jnp.int32))
-    marks = jnp.sum(chunks, axis=-1)
-    is_before = jnp.cumsum(marks, axis=-1) < count
-    chunk = jnp.sum(is_before, axis=-1, keepdims=True)
-    rest = count - jnp.sum(jnp.where(is_before, marks, 0), axis=-1, keepdims=True)
-    own = jnp.take_along_axis(chunks, jnp.minimum(chunk, marks.shape[-1] - 1)[..., None], axis=-2)[
-        ..., 0, :
-    ]
-    return chunk * CHUNK + jnp.sum(jnp.cumsum(own, axis=-1) < rest, axis=-1, keepdims=True)
+    """Return the id of the `count`-th marked token of each row, or of its last one."""
+    # 5 marks and count 3: the first token at which more than 2.5 of 5 have passed
+    marks = jnp.sum(marked, axis=-1, keepdims=True)
+    share = (jnp.minimum(count, marks) - 0.5) / marks
+    return inverse_cdf(marked.astype(jnp.float32), share[..., 0])[..., None]
 
 
 def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
