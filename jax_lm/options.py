@@ -18,7 +18,7 @@ from typing import Any
 
 from jax_lm.config import Fields
 
-ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right")
+ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied")
 DEFAULT_ALG = "entropy"
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
@@ -297,7 +297,9 @@ class GenerationOptions:
         tokens_per_step: number of tokens that a step commits; more is faster, and lowers quality.
         alg: order of unmasking. `origin`: positions are unmasked at random. `maskgit_plus`,
             `topk_margin` and `entropy`: most confident first, by the probability of the sampled
-            token, the margin of the two most likely tokens, or negative entropy. `random` and
+            token, the margin of the two most likely tokens, or negative entropy; ties go from left
+            to right. `untied`: as `maskgit_plus`, but positions with a single candidate left go by
+            the probability of their token before temperature and filters. `random` and
             `left_to_right` are controls with the same number of tokens per step.
         alg_temp: 0 commits the most confident positions; above 0, positions are sampled from
             softmax(confidence / alg_temp).

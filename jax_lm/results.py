@@ -4,7 +4,7 @@ Knows no model.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,15 @@ class Generation:
         return f"the built-in model is not sure of this answer ({sureness:.0%}): it knows small Python functions only"
 
 
+def tied_share(confidence: Sequence[float]) -> float | None:
+    """Return the share of tokens that were decided with a confidence of exactly 1; None of none.
+
+    One candidate was left after the filters. Their order among each other is a tie, which goes from
+    left to right.
+    """
+    return sum(p == 1 for p in confidence) / len(confidence) if len(confidence) else None
+
+
 @dataclass(frozen=True)
 class DecodedBatch:
     """Rows that were decoded in one batch, and its cost; tokens after a stop token do not count.
@@ -108,10 +117,12 @@ class DecodedBatch:
         return self.tokens / max(self.forwards, 1)
 
     def describe(self) -> str:
-        """Describe tokens, speed, forward passes and compilation in one line."""
+        """Describe tokens, speed, forward passes, ties and compilation in one line."""
+        tied = tied_share([p for row in self.rows for p in row.confidence]) or 0
         return (
             f"{self.tokens} tokens in {self.run_seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
             f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward · "
+            f"{tied:.0%} of them tied · "
             f"{self.compile_seconds:.1f} s of compilation before"
         )
 

@@ -8,7 +8,7 @@ from cases.generation import greedy
 
 from jax_lm.diffusion import candidates as of_candidates
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.candidates import Candidates, SamplingParams
+from jax_lm.diffusion.candidates import Candidates, SamplingParams, untied
 from jax_lm.diffusion.nucleus import Rows
 from jax_lm.options import ALGS, GenerationOptions
 
@@ -136,6 +136,12 @@ def test_left_to_right_scores_by_position():
     alg, positions = jnp.int32(ALGS.index("left_to_right")), jnp.array([[9, 2, 5]])
     scores = confidence(uniform(1, 3), candidates, jnp.ones((1, 3)), positions, alg)
     np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 0, 1]])
+
+
+def test_single_candidates_go_by_what_the_model_said():
+    scores = untied(jnp.array([[0.8, 1.0, 1.0]]), jnp.log(jnp.array([[0.7, 0.6, 0.9]])))
+    np.testing.assert_allclose(scores, [[0.8, 1.6, 1.9]], rtol=1e-6)
+    np.testing.assert_array_equal(ranks(scores, jnp.ones((1, 3), bool)), [[2, 1, 0]])
 
 
 def test_alg_temp_draws_from_the_softmax_of_confidence():

@@ -81,6 +81,7 @@ def trace(commit_step, end=4):
         "commit_step": list(commit_step),
         "confidence": [0.5, 1.0, 0.9, 0.8],
         "end": end,
+        "tied": 0.25,
     }
 
 
@@ -91,8 +92,19 @@ def test_measures_of_the_text_leave_out_what_comes_after():
     assert found["global_text"][:2] == [1.0, 1.0]
     # Too short for more than one step before.
     assert found["local_text"][1:] == [None] * 8
-    assert found["confidence_text"] == 0.75
-    assert order_measures([trace((0, 1, 2, 3), end=0)])["confidence_text"] is None
+    assert (found["confidence_text"], found["tied_text"]) == (0.75, 0.25)
+    empty = order_measures([trace((0, 1, 2, 3), end=0)])
+    assert (empty["confidence_text"], empty["tied_text"]) == (None, None)
+
+
+def test_ties_of_a_trace_are_single_candidates(engine):
+    untied, tied = (
+        decode_traces(engine, PROBLEMS, GenerationOptions(max_new_tokens=16, **filters), samples=1)
+        for filters in ({"temperature": 0.0, "top_p": None, "top_k": None}, {"top_k": 1})
+    )
+    assert all(trace["end"] for trace in untied + tied)
+    assert [trace["tied"] for trace in tied] == [1.0, 1.0]
+    assert all(trace["tied"] < 1 for trace in untied)
 
 
 def test_an_analysis_without_programs_that_pass_is_written(tmp_path):

@@ -76,8 +76,22 @@ def test_any_number_of_steps_fills_every_hole(tiny, steps):
 
 def test_order_depends_on_alg(by_alg):
     orders = {alg: np.asarray(state.commit_step)[:, 5:] for alg, state in by_alg.items()}
-    assert len({order.tobytes() for order in orders.values()}) == len(ALGS)
+    # Without filters, no position has a single candidate.
+    np.testing.assert_array_equal(orders.pop("untied"), orders["maskgit_plus"])
+    assert len({order.tobytes() for order in orders.values()}) == len(ALGS) - 1
     assert (np.diff(orders["left_to_right"], axis=1) >= 0).all()
+
+
+def test_ties_may_go_by_what_the_model_said_before_the_filters(tiny):
+    """With one candidate left, every confidence is 1: from left to right, or as without filters."""
+    canvas = Canvas.after(PROMPT, None, 12)
+    plain, tied, untied = (
+        np.asarray(tiny.generate(canvas, greedy(12, alg=alg, top_k=top_k)).commit_step)[0, 5:]
+        for alg, top_k in (("maskgit_plus", None), ("maskgit_plus", 1), ("untied", 1))
+    )
+    assert (np.diff(tied) >= 0).all()
+    assert (np.diff(plain) < 0).any()
+    np.testing.assert_array_equal(untied, plain)
 
 
 @pytest.mark.parametrize("alg", ["entropy", "origin"])

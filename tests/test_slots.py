@@ -201,10 +201,12 @@ def test_a_sequence_that_nothing_ends_fills_its_hole(golden_sampler):
 
 
 def test_every_order_differs(batches):
-    sequences = [make_sequence(1, greedy(40, alg=alg, temperature=0.7)) for alg in ALGS]
+    # Without a single candidate anywhere, `untied` is `maskgit_plus`.
+    algs = [alg for alg in ALGS if alg != "untied"]
+    sequences = [make_sequence(1, greedy(40, alg=alg, temperature=0.7)) for alg in algs]
     finish(batches[False], *sequences[:4])
     finish(batches[False], *sequences[4:])
-    assert len({sequence.commit_step.tobytes() for sequence in sequences}) == len(ALGS)
+    assert len({sequence.commit_step.tobytes() for sequence in sequences}) == len(algs)
 
 
 def test_a_block_whose_computation_was_lost_can_be_done_again(batched_sequences, batches):

@@ -24,6 +24,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.models.graph import split_model
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
 
@@ -122,10 +123,11 @@ LAYER_OUTPUTS = (
 
 
 class Answers(NamedTuple):
-    """New tokens [b, n], and the number of forward passes that they took."""
+    """New tokens [b, n], the forward passes that they took, and the share of tied commits."""
 
     tokens: np.ndarray
     forwards: int
+    tied: float | None = None
 
 
 @runtime_checkable
@@ -184,7 +186,11 @@ class JaxBackend:
         """
         state = self.sampler.generate(pad_canvas(prompts, options.max_new_tokens), options, seed=0)
         # The canvas is padded on the left, so the answer is its last columns.
-        return Answers(np.asarray(state.tokens)[:, -options.max_new_tokens :], int(state.forwards))
+        tokens, confidence = (
+            np.asarray(part)[:, -options.max_new_tokens :]
+            for part in (state.tokens, state.confidence)
+        )
+        return Answers(tokens, int(state.forwards), tied_share(confidence.ravel()))
 
     def module_outputs(
         self, ids: np.ndarray, names: Sequence[str]

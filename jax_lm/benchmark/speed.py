@@ -146,7 +146,8 @@ def time_generation(
 
     Returns:
         A row: the cell, and its times (see `Timing`). `recompilations`, of the later calls, must be
-        0. `tokens_per_forward` are those that a sequence gains. `compile_seconds` is the first call
+        0. `tokens_per_forward` are those that a sequence gains, `tied_commits` the share of them
+        with a confidence of exactly 1. `compile_seconds` is the first call
         minus the median. If asked for, `forward_seconds` is that of a forward pass over as many
         tokens, with the logits of every position.
     """
@@ -177,6 +178,7 @@ def generation_row(cell: Cell, timing: Timing) -> Row:
         "tokens_per_second": cell.batch * cell.new_tokens / timing.seconds,
         "forwards": forwards,
         "tokens_per_forward": cell.new_tokens / forwards,
+        "tied_commits": timing.result.tied,
         "compile_seconds": max(timing.row["first_seconds"] - timing.seconds, 0.0),
     }
 

@@ -336,8 +336,16 @@ def confidence(
         "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
+        # `untied` adds to it.
+        "untied": lambda: probability,
     }
     return jax.lax.switch(alg, [measures[name] for name in ALGS])
+
+
+def untied(scores: Float[Array, "b r"], log_probs: Float[Array, "b r"]) -> Float[Array, "b r"]:
+    """Order positions of probability 1, a single candidate, by the probability before the filters."""
+    # after the filters [.8, 1, 1], before them [.7, .6, .9]: scores [.8, 1.6, 1.9]
+    return jnp.where(scores == 1, 1 + jnp.exp(log_probs), scores)
 
 
 def disturbed(

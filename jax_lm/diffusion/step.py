@@ -31,6 +31,7 @@ from jax_lm.diffusion.candidates import (
     filtered,
     likeliest_candidates,
     row_entropy,
+    untied,
 )
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.masking import align_rows
@@ -49,7 +50,7 @@ from jax_lm.diffusion.state import (
 )
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.models.token_likelihood import column_parts
-from jax_lm.options import GenerationOptions
+from jax_lm.options import ALGS, GenerationOptions
 
 # Letters of the shapes: b batch, t columns of the canvas, r columns of the block, c gathered
 # columns of the block, d hidden, v vocabulary.
@@ -445,12 +446,22 @@ def decide_tokens(
     by_entropy = params.entropy_bound >= 0
     entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
     proposal, logprobs = draw_proposal(candidates, entropy, state, positions, params), None
+    tokens, scores = proposal.tokens, proposal.scores
+    by_model = params.alg == ALGS.index("untied")
+    before = if_any(
+        by_model,
+        lambda: TokenLogProbs.of(logits, tokens, 1, excluded_id).chosen,
+        jnp.zeros(shape),
+        config,
+    )
+    scores = jnp.where(by_model, untied(scores, before), scores)
+    proposal = proposal._replace(scores=scores)
     # log-probabilities, if anybody asked for them
     if state.logprobs is not None and params.keeps_logprobs is not None:
         count = state.logprobs.ids.shape[-1]
         logprobs = if_any(
             params.keeps_logprobs,
-            lambda: TokenLogProbs.of(logits, proposal.tokens, count, excluded_id),
+            lambda: TokenLogProbs.of(logits, tokens, count, excluded_id),
             TokenLogProbs.empty(shape, count),
             config,
         )

@@ -10,7 +10,8 @@ A decoded canvas is a trace, a row with these values:
 - `temperature`, `prompt`: of decoding, and the text before the canvas;
 - `text`: up to the first stop token; `end` is the number of positions before it;
 - `pieces`, `commit_step`, `confidence`: of each position, the text of its token, the step at which
-  it was decided, and the probability that the token had then.
+  it was decided, and the probability that the token had then;
+- `tied`: the share of the text's tokens whose probability was exactly 1.
 """
 
 import json
@@ -35,6 +36,7 @@ from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
 from jax_lm.reports.document import Section
 from jax_lm.reports.tables import Row, table_section
+from jax_lm.results import tied_share
 from jax_lm.templates import Template
 from untrusted.results import Executor
 
@@ -102,6 +104,7 @@ def measures_section(analysis: Row) -> Section:
             "text: local@1": row["local_text"][0],
             "text: global@1": row["global_text"][0],
             "confidence": row["confidence_text"],
+            "tied": row["tied_text"],
         }
         shown = {name: "-" if v is None else f"{v:.2f}" for name, v in values.items()}
         passes = ", ".join(f"{name} {value:.0%}" for name, (value, *_) in row["pass"].items())
@@ -211,6 +214,7 @@ def decode_traces(
             "commit_step": steps,
             "confidence": [round(value, 4) for value in confidence],
             "end": len(generation.token_ids),
+            "tied": tied_share(generation.confidence),
         }
         for (problem, sample), generation, (ids, steps, confidence) in zip(
             rows, engine.generations(canvas, state), decided, strict=True
@@ -266,14 +270,17 @@ def measure_temperature(
 
 
 def order_measures(traces: Sequence[Row]) -> Row:
-    """Compute the mean AR-ness of canvas and text, and the mean confidence of the text."""
+    """Compute the mean AR-ness of canvas and text, and confidence and ties of the text."""
     orders = [trace_order(trace) for trace in traces]
     ends = [trace["end"] for trace in traces]
     # Order of the text alone: order [0, 3, 1, 2], end=3 -> [0, 1, 2]. A text of less than two
     # positions has none.
     texts = [order[order < end] for order, end in zip(orders, ends, strict=True) if end > 1]
     decided = [value for trace in traces for value in trace["confidence"][: trace["end"]]]
-    measures: Row = {"confidence_text": mean(decided)}
+    measures: Row = {
+        "confidence_text": mean(decided),
+        "tied_text": mean(trace["tied"] for trace in traces if trace["end"]),
+    }
     for ending, part in (("", orders), ("_text", texts)):
         for name, measure, ks in AR_NESS:
             measures[name + ending] = [mean(measure(order, k) for order in part) for k in ks]

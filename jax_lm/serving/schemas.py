@@ -132,7 +132,9 @@ class DecodingBody(Part):
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     steps: int | None = Field(None, ge=1)
     alg: (
-        Literal["origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"]
+        Literal[
+            "origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied"
+        ]
         | None
     ) = None
     preset: Literal["exact", "fast", "turbo"] | None = None
