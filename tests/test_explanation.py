@@ -2,6 +2,8 @@
 purpose.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,6 +146,23 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
         assert found.read_again == ()
         rows = 33 if (preset, name) == ("fast", "step") else 64
         assert found.rows[rows] == 7 * tiny_config.num_hidden_layers
+
+
+def test_a_refresh_of_equal_prompts_computes_one_of_them(tiny_config):
+    decoding = Decoding(preset="fast")
+    planned = PlannedStep(precision="float32", batch=4, canvas=64, new_tokens=32, decoding=decoding)
+    options = GenerationOptions(max_new_tokens=32, decoding=decoding)
+    programs = step_programs(tiny_config, planned, MeshShape().mesh(jax.devices()[:1]), options)
+    refresh = programs["refresh"]
+    *arguments, config = refresh.arguments
+    shape = StepShape(vocabulary=96, hidden=32, memory=2**30, in_loop=True)
+    rows = []
+    for copies in (1, 4):
+        lowered = refresh.function.lower(*arguments, replace(config, copies=copies))
+        rows.append(explain(lowered.compile().as_text(), shape).rows)
+    products = 7 * tiny_config.num_hidden_layers
+    assert [found.get(4 * 64, 0) for found in rows] == [products, 0]
+    assert [found.get(64, 0) for found in rows] == [0, products]
 
 
 def test_turbo_runs_the_programs_of_fast(tiny_config):

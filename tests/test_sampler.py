@@ -380,6 +380,35 @@ def test_more_left_padding_changes_no_draw(golden_sampler):
     np.testing.assert_array_equal(tokens_of(shifted)[0, -14:], tokens_of(plain)[0, -14:])
 
 
+@pytest.mark.parametrize("cache", ["prefix", "dual", "window"])
+def test_samples_of_a_prompt_share_their_first_refresh(golden_sampler, cache):
+    """Each writes what it writes where its neighbours have another prompt, and nothing is shared."""
+    ids, mask = ragged_prompts()
+    decoding = Decoding(block_length=4, cache=cache, refresh_steps=3)
+    options = greedy(10, temperature=0.9, decoding=decoding)
+    keys, results = jax.random.split(jax.random.key(3), 6), []
+    for rows in ([0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1]):
+        canvas = Canvas.after(ids[rows], mask[rows], 10)
+        # the same key for the same sample of a prompt: [0, 1, 2, 3, 4, 5] and [0, 3, 1, 4, 2, 5]
+        order = np.argsort(np.argsort(rows, kind="stable"), kind="stable")
+        state = golden_sampler.generate(canvas, options, seed=keys[order])
+        back = np.argsort(order)
+        results.append((canvas.copies, tokens_of(state)[back], np.asarray(state.commit_step)[back]))
+    (shared, *first), (alone, *second) = results
+    assert (shared, alone) == (3, 1)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("rows", "copies"),
+    [([0, 0, 0, 0], 4), ([0, 0, 1, 1], 2), ([0, 0, 1, 1, 1, 1], 2), ([0, 1, 1, 0], 1), ([2], 1)],
+)
+def test_equal_rows_are_counted(rows, copies):
+    ids, mask = ragged_prompts()
+    assert Canvas.after(ids[rows], mask[rows], 4).copies == copies
+
+
 @pytest.fixture(scope="module")
 def without_cache(golden_sampler):
     """Blocks of seven that recompute every row."""
