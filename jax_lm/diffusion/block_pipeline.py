@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.config import DreamConfig
+from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import disturbed
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.state import (
@@ -237,21 +238,14 @@ class BlockPipeline(Variant):
         for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
         scores = disturbed(for_choice, proposal.scores, params.alg_temp)
         sure = masked & (proposal.probability > params.threshold)
-
-        def spread(values: Array, absent: float | bool) -> Array:
-            # Window columns 3 and 4 of 6: in [[a, b]] out [[absent, absent, absent, a, b, absent]]
-            columns = jnp.full(state.tokens.shape, absent, values.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(columns, values, window.block, axis=1)
-
-        # and the most confident one of each block that must decide and has none
-        ordered = self.split(spread(jnp.where(masked, scores, -jnp.inf), -jnp.inf), -jnp.inf)
-        lacks = is_forced & ~jnp.any(self.split(spread(sure, absent=False), absent=False), axis=-1)
-        # The first column of the largest score in each block, counted over the whole canvas.
-        best = self.start + self.length * jnp.arange(self.count) + jnp.argmax(ordered, axis=-1)
-        is_best = jnp.any(
-            (jnp.arange(state.tokens.shape[1]) == best[..., None]) & lacks[..., None], axis=1
-        )
-        return sure | (masked & block_columns(is_best, window, config))
+        columns = window.block + jnp.arange(config.length)
+        # and the most confident one of each block that must decide and has none:
+        # blocks [0, 0, 1, 1] and ranks [2, 0, 1, 3] have the first ranks [0, 0, 1, 1]
+        rank, block = commit_rules.ranks(scores, masked), self.number(columns)
+        shares = block[:, None] == block
+        is_best = rank == jnp.min(jnp.where(shares, rank, config.length), axis=1)
+        lacks = is_forced[:, block] & ~jnp.any(shares & sure, axis=1)
+        return sure | (masked & is_best & lacks)
 
     @property
     def count(self) -> int:
@@ -293,18 +287,11 @@ class BlockPipeline(Variant):
         of_keys = self.number(jnp.arange(present.shape[1]))
         return present[:, None] & (of_keys <= self.number(queries)[:, None])
 
-    def split(self, values: Array, absent: float | bool) -> Array:
-        """Split the answer's columns of an array [b, t] into blocks [b, n, l]; pad the last one."""
-        # start == 1, length == 2: in [[p, a, b, c]] out [[[a, b], [c, absent]]]
-        answer = values[:, self.start : self.end]
-        spare = self.count * self.length - answer.shape[1]
-        return jnp.pad(answer, ((0, 0), (0, spare)), constant_values=absent).reshape(
-            len(values), -1, self.length
-        )
-
     def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
         """Count the masks of each block."""
-        return jnp.sum(self.split(masked, absent=False), axis=-1)
+        # start == 1, length == 2, masks [0, 0, 1, 1]: blocks [-1, 0, 0, 1] -> counts [1, 1]
+        own = self.number(jnp.arange(masked.shape[1])) == jnp.arange(self.count)[:, None]
+        return jnp.sum(masked[:, None] & own, axis=-1)
 
     def is_filled(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
         """Return which blocks are decided to at least that share."""
