@@ -19,6 +19,7 @@ from documentation import ROOT
 from jax_lm import config
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER, compile_lowered, memory_of
+from jax_lm.models.attention import has_cudnn
 
 needs_libtpu = pytest.mark.skipif(
     not TPU_COMPILER.is_installed, reason="needs libtpu: the extra plan"
@@ -57,7 +58,8 @@ def test_plan_compiles_a_sharded_program_for_tpus(step):
 def test_plan_compiles_for_a_gpu(family):
     printed = diffucoder("plan", *SMALL, "--topology", f"{family}:1")
     assert "compiled for it by jax-cuda12-plugin" in printed
-    assert "speed is not known" in printed
+    lacks = "autotuning" if has_cudnn() else "autotuning and cuDNN's attention"
+    assert f"; without {lacks}, so that speed is not known" in printed
     assert "fits" in printed
 
 

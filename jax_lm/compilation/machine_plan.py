@@ -14,6 +14,7 @@ from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import Compiled, CompilerPackage
 from jax_lm.compilation.programs import step_programs
 from jax_lm.config import DreamConfig
+from jax_lm.models.attention import has_cudnn
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import memory
 from jax_lm.planning.memory import Memory, PlannedStep
@@ -88,11 +89,11 @@ class MachinePlan:
             return "arithmetic, an estimate"
         package = CompilerPackage.of(self.topology)
         source = f"compiled for it by {package}, jax {version('jax')}"
-        return (
-            source
-            if self.topology.is_tpu or self.topology.is_cpu
-            else f"{source}; without autotuning, so that speed is not known"
-        )
+        if self.topology.is_tpu or self.topology.is_cpu:
+            return source
+        # A card's machine has cuDNN, which then computes the attention of long rows.
+        lacks = "autotuning" if has_cudnn() else "autotuning and cuDNN's attention"
+        return f"{source}; without {lacks}, so that speed is not known"
 
     def memory_rows(self) -> Rows:
         """List the memory that a device needs, and the total next to its capacity."""
