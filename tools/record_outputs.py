@@ -377,7 +377,8 @@ def generations(models: Models, recorded: Mapping[str, Case] | None) -> Iterator
         if recorded is None
         else [each["case"] for each in recorded.values() if "case" in each]
     )
-    require_covered(cases)
+    if recorded is None:
+        require_covered(cases)
     for number, case in enumerate(cases):
         yield named(number, case), {"case": case} | generate(models, case)
     for name, seed in itertools.product(("tiny", "bfloat16", "builtin"), (0, 5)):

@@ -79,18 +79,20 @@ class Sampler:
         self.graph, self.params = split_model(model)
 
     def with_params(self, params: dict) -> "Sampler":
-        """Make a sampler of the same model with other weights; it shares what is compiled."""
+        """Make a sampler of the same model with other weights."""
+        return self.changed(params=params)
+
+    def changed(self, **fields: Any) -> "Sampler":
+        """Make a sampler that differs in some attributes; it shares what is compiled."""
         other = copy.copy(self)
-        other.params = params
+        vars(other).update(fields)
         return other
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
         """Make a sampler of the same model for weights on another mesh; its own stay in place."""
         model = self.graph.merge(self.params)
         model.model.mesh = mesh
-        other = copy.copy(self)
-        other.graph, other.mesh = split_model(model)[0], mesh
-        return other
+        return self.changed(graph=split_model(model)[0], mesh=mesh)
 
     def until(self, is_over: IsOver) -> "Sampler":
         """Make a sampler of the same model that also ends the rows that are over.
@@ -98,9 +100,7 @@ class Sampler:
         `is_over` is asked for every state that is yielded. The masks of such rows are closed with
         the first stop token, so that decoding ends when every row has ended.
         """
-        other = copy.copy(self)
-        other.is_over = is_over
-        return other
+        return self.changed(is_over=is_over)
 
     def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
         """Return the state before the first step, with MASK in every hole.

@@ -59,8 +59,6 @@ from jax_lm.options import ALGS, GenerationOptions
 ROWS, CANVASES = "rows", "canvases"
 # Fewest rows that the head is compiled for, unless the block is shorter.
 SMALLEST_HEAD = 16
-# The head runs on the smallest of these fractions of a block that holds its masked rows.
-HEAD_SHARES = (2, 1)
 
 
 @dataclass(frozen=True)
@@ -413,15 +411,14 @@ def propose(
         # The token hook reads these logits after the step.
         return decide(logits, positions, masked)._replace(logits=logits)
     # Compiled sizes: half of the block and all of it, at least SMALLEST_HEAD rows. For length 40
-    # and rows with 7 and 18 masks: sizes [20, 40], needed 18, branch 0.
-    halves = [max(-(-config.length // share), SMALLEST_HEAD) for share in HEAD_SHARES]
-    sizes = sorted({min(size, config.length) for size in halves})
+    # and rows with 7 and 18 masks: half 20, needed 18.
+    if (half := max(-(-config.length // 2), SMALLEST_HEAD)) >= config.length:
+        return gathered(config.length)
     needed = jnp.max(jnp.sum(masked, axis=1))
     # Under `jax.vmap` all rows must take the same branch, or every branch would run.
     if config.axes:
         needed = jax.lax.pmax(needed, config.axes)
-    branch = jnp.sum(needed > jnp.asarray(sizes[:-1], jnp.int32))
-    return jax.lax.switch(branch, [partial(gathered, size) for size in sizes])
+    return jax.lax.cond(needed > half, lambda: gathered(config.length), lambda: gathered(half))
 
 
 def decide_tokens(

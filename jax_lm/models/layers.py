@@ -54,15 +54,13 @@ class DreamLinear(nnx.Module):
     def __call__(
         self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
     ) -> Float[Array, "*b o"]:
-        dtype = dtype or x.dtype
-        if self.scale is None and self.bias is None:
-            return product(x, self.weight[...], dtype)
-        if self.scale is None:
-            y = product(x, self.weight[...])
-        else:
+        dtype, weight = dtype or x.dtype, self.weight[...]
+        if self.scale is not None:
             # A scale is constant along the contracted axis, so it can be applied to the output:
             # sum_i x_i (s_o W_oi) = s_o sum_i x_i W_oi.
-            y = product(*stored.widen(x, self.weight[...])) * self.scale[...]
+            y = product(*stored.widen(x, weight)) * self.scale[...]
+        else:
+            y = product(x, weight, dtype if self.bias is None else jnp.float32)
         if self.bias is not None:
             y = y + self.bias[...].astype(jnp.float32)
         return y.astype(dtype)
