@@ -127,7 +127,7 @@ def test_an_analysis_without_programs_that_pass_is_written(tmp_path):
     assert found["traces"][0]["commit_step"] == [1, 0, 2, 3]
     assert "&lt;m&gt;" in (tmp_path / "out" / "analysis.html").read_text()
     [cells] = measures_section(analysis).rows
-    assert cells == ["0", "0.33", "0.75", "0.33", "0.75", "0.80", "pass@1 0%"]
+    assert cells == ["0", "0.33", "0.75", "0.33", "0.75", "0.80", "0.25", "pass@1 0%"]
 
 
 LENGTHS = st.integers(1, 24)
