@@ -43,6 +43,7 @@ from jax_lm.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.data.batches import Batch
 from jax_lm.models import attention, dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.lora import add_lora, is_lora
 from jax_lm.planning.memory import PlannedStep, training_bound
 from jax_lm.planning.roofline import Topology
@@ -220,8 +221,8 @@ def training_program(
             f"mesh={model.mesh}, mask_token_id={model.config.mask_token_id}: must be given"
         )
     # settings that depend on the size of the model
-    mesh, (graph, state) = model.mesh, nnx.split(model)
-    weights, count = nnx.to_pure_dict(state), weight_count(state)
+    mesh, (graph, weights) = model.mesh, split_model(model)
+    count = weight_count(weights)
     # compute dtype: bfloat16 for large models
     training = resolve_trainer(settings.training, count)
     dtype = training.dtype
@@ -261,7 +262,7 @@ def training_program(
 
 
 def diffusion_update(
-    graph: nnx.GraphDef, model: DreamForCausalLM, settings: SftConfig | AdaptConfig, count: int
+    graph: ModelGraph, model: DreamForCausalLM, settings: SftConfig | AdaptConfig, count: int
 ) -> tuple[Any, Batch]:
     """Return the loss of fine-tuning or adaptation, and a batch sharded by rows."""
     # Adaptation always packs: its rows are cut from the concatenated texts.
@@ -270,7 +271,7 @@ def diffusion_update(
     packed = is_adapted or settings.packed
     loss = resolve_remat(settings.loss, count)
     loss = diffusion_loss(
-        graph, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0
+        graph.definition, replace(loss, masks_per_query=packed), model.config.mask_token_id or 0
     )
     # The batch is filled up to a multiple of the accumulation steps and devices: 6 rows on 4
     # devices are 8.
@@ -290,7 +291,7 @@ def diffusion_update(
 
 
 def policy_update(
-    graph: nnx.GraphDef, model: DreamForCausalLM, settings: GRPOConfig
+    graph: ModelGraph, model: DreamForCausalLM, settings: GRPOConfig
 ) -> tuple[Any, PolicyBatch]:
     """Return the loss of coupled-GRPO, and a batch that is replicated on every device."""
     assert settings.score_chunk is not None

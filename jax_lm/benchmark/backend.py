@@ -190,7 +190,7 @@ class JaxBackend:
             np.asarray(part)[:, -options.max_new_tokens :]
             for part in (state.tokens, state.confidence)
         )
-        return Answers(tokens, int(state.forwards), tied_share(confidence.ravel()))
+        return Answers(tokens, int(state.forwards), tied_share(confidence.ravel().tolist()))
 
     def module_outputs(
         self, ids: np.ndarray, names: Sequence[str]

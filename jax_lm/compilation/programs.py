@@ -22,6 +22,7 @@ from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
 from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Window
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
@@ -141,8 +142,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     # split the parameters into those that are trained and those that are frozen
     model = make_abstract_model(config, planned)
     model.model.mesh = mesh
-    graph, state = nnx.split(model)
-    params = nnx.to_pure_dict(state)
+    graph, params = split_model(model)
 
     # full training: every parameter; LoRA: the adapters alone
     def is_trained(name: str) -> bool:
@@ -183,7 +183,7 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCa
 
 
 def make_sft_inputs(
-    graph: nnx.GraphDef,
+    graph: ModelGraph,
     config: DreamConfig,
     planned: PlannedStep,
     mesh: Mesh,
@@ -198,7 +198,8 @@ def make_sft_inputs(
     settings = LossConfig(
         normalisation="token" if is_adapted else "sequence", masks_per_query=is_adapted, remat=True
     )
-    loss = masked_diffusion.diffusion_loss(graph, settings, config.mask_token_id or 0)
+    mask_id = config.mask_token_id or 0
+    loss = masked_diffusion.diffusion_loss(graph.definition, settings, mask_id)
 
     def make_batch() -> Batch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
@@ -212,7 +213,7 @@ def make_sft_inputs(
 
 
 def make_grpo_inputs(
-    graph: nnx.GraphDef, config: DreamConfig, planned: PlannedStep, mesh: Mesh
+    graph: ModelGraph, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
     """Return the coupled-GRPO loss with published settings, and a batch on every device."""
     # the size of the model decides on remat, the mesh on the chunks of scoring
