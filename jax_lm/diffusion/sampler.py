@@ -185,8 +185,9 @@ class Sampler:
             )
         hooks = replace(hooks, admits_mask=strict_reference)
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
-        if is_fresh and hooks == NO_HOOKS and type(config.variant) is Variant:
-            # The samples of a prompt are equal until the first of them commits a token.
+        if is_fresh and self.mesh is None and hooks == NO_HOOKS and type(config.variant) is Variant:
+            # The samples of a prompt are equal until the first of them commits a token. On a mesh,
+            # the repeated cache would lie otherwise than that of later refreshes.
             config = replace(config, copies=canvas.copies)
         # decode: one block after another
         done: list[Block] = []
