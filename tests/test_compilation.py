@@ -110,6 +110,35 @@ def test_a_step_is_explained(topology, tmp_path):
         assert each["read"] >= found["passes"][name]["least_bytes"]
 
 
+def outside_of_graphs(text):
+    """The lines of a sequence of thunks that are not part of a CUDA graph, and those that launch one."""
+    lines, graph = [], None
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip())
+        # What a graph consists of is indented below it.
+        if graph is not None and depth > graph:
+            continue
+        graph = depth if "kCommandBuffer" in line else None
+        lines.append(line)
+    return lines
+
+
+@needs_cuda
+def test_a_step_on_a_gpu_is_one_graph_and_one_read(tmp_path):
+    """The host launches the graph of a step, and reads whether another one follows."""
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_run$"
+    words = (*SMALL, "--topology", "h200:1", "--preset", "fast")
+    diffucoder(*words, program=EXPLAIN, XLA_FLAGS=flags)
+    texts = [path.read_text() for path in tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")]
+    # refresh and step
+    assert len(texts) == 2
+    for text in texts:
+        launched = "\n".join(outside_of_graphs(text))
+        kinds = ("kWhile", "kConditional", "kCommandBuffer")
+        # one graph before the loop, one in it
+        assert [launched.count(kind) for kind in kinds] == [1, 0, 2]
+
+
 def over_budget(found, target, preset):
     """What the passes of a preset take beyond their budgets."""
     over = []
