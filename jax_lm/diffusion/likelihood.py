@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
@@ -106,9 +107,7 @@ def masked_log_probability(
     hidden = align_rows(hidden, model.config)
 
     def log_probs(hidden: Float[Array, "b c d"], tokens: Int[Array, "b c"]) -> Float[Array, "b c"]:
-        logits = model.logits(hidden).at[..., mask_id].set(-jnp.inf)
-        own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-        return own - jax.nn.logsumexp(logits, axis=-1)
+        return TokenLogProbs.of(model.logits(hidden), tokens, 1, mask_id).chosen
 
     parts = column_parts(model, *masked.shape)
     each = map_columns(log_probs, parts, hidden, jnp.broadcast_to(tokens, masked.shape))

@@ -334,11 +334,7 @@ class Sampler:
         config = replace(
             self.step_config(options, region.length), hooks=Hooks(admits_mask=strict_reference)
         )
-        inputs = BatchInputs(
-            CanvasArrays.of(canvas),
-            Window.of(block=region.start, rows=0, first_step=0, until=step + 1, forwards=NEVER),
-            SamplingParams.of(options, region.length, region.length),
-        )
+        inputs = one_block(canvas, options, until=step + 1)
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         # Scores cover the region's columns alone.
@@ -357,13 +353,7 @@ class Sampler:
         region = canvas.region
         # `Drafts` is the variant whose evaluations return candidates; no draft is made here.
         config = replace(self.step_config(options, region.length), top_k=None, variant=Drafts(1))
-        inputs = BatchInputs(
-            CanvasArrays.of(canvas),
-            Window.of(block=region.start, rows=0, first_step=0, until=NEVER, forwards=NEVER),
-            SamplingParams.of(
-                options.with_settings(top_p=None, min_p=None), region.length, region.length
-            ),
-        )
+        inputs = one_block(canvas, options.with_settings(top_p=None, min_p=None), until=NEVER)
         candidates = run_evaluation(
             self.graph, self.params, state._replace(extra=None), inputs, config
         ).candidates
@@ -390,6 +380,14 @@ class Sampler:
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
+
+
+def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchInputs:
+    """Return the inputs of steps that take the whole region as one block."""
+    region = canvas.region
+    window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
+    params = SamplingParams.of(options, region.length, region.length)
+    return BatchInputs(CanvasArrays.of(canvas), window, params)
 
 
 def block_passes(
