@@ -99,12 +99,13 @@ SUBCLASS = Program("class Base: pass", ("class Mine(Base): pass\nassert Mine()",
 NUMPY = Program("import numpy", ("assert True",), Limits(memory_bytes=2**30))
 SLEEP = "import time\ndef f(n):\n    time.sleep(n)\n    return n"
 FILL = "def f(n): return len(bytearray(n * 2**20)) > 0"
+OTHER = {"packages": (), "same_process": True}
 FIELDS = {
     "tests": (PROGRAMS[0], {}, "failed"),
-    "packages: none": (NUMPY, {"packages": ()}, "failed"),
-    "packages: numpy": (NUMPY, {"packages": ("numpy",)}, "passed"),
+    "packages: none": (NUMPY, OTHER, "failed"),
+    "packages: numpy": (NUMPY, {}, "passed"),
     "same_process: no": (SUBCLASS, {}, "cannot_judge"),
-    "same_process: yes": (SUBCLASS, {"same_process": True}, "passed"),
+    "same_process: yes": (SUBCLASS, OTHER, "passed"),
     "seconds": (Program(SLEEP, ("assert f(2) == 2",), Limits(seconds=0.5)), {}, "timeout"),
     "total_seconds": (
         Program(SLEEP, ("assert f(0.5) == 0.5",) * 3, Limits(total_seconds=0.8)),
@@ -124,10 +125,17 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def local_results():
-    return {
-        name: Local(allow_unsafe=True, **settings).run_many([program])[0]
-        for name, (program, settings, _) in FIELDS.items()
-    }
+    return run_fields(functools.partial(Local, allow_unsafe=True))
+
+
+def run_fields(make):
+    """Run each program with its settings in an executor that `make` makes; results by field."""
+    found = {}
+    for settings in ({}, OTHER):
+        names = [name for name, (_, chosen, _) in FIELDS.items() if chosen == settings]
+        results = make(**settings).run_many([FIELDS[name][0] for name in names])
+        found |= dict(zip(names, results, strict=True))
+    return found
 
 
 def judged(result):
@@ -174,23 +182,12 @@ def test_every_executor_carries_the_whole_request(place, url, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "ray", RecordedRay())
     monkeypatch.setitem(sys.modules, "e2b", RecordedE2B(tmp_path))
 
-    def run(settings):
-        programs = [program for program, chosen, _ in FIELDS.values() if chosen == settings]
-        executor = {
-            "http": lambda: HttpWorkers(urls=(url,), **settings),
-            "ray": lambda: RayCluster(allow_unsafe=True, batch=32, **settings),
-            "e2b": lambda: E2B(allow_unsafe=True, **settings),
-        }[place]()
-        return zip(
-            [n for n, f in FIELDS.items() if f[1] == settings],
-            executor.run_many(programs),
-            strict=True,
-        )
-
-    distinct = [
-        dict(pairs) for pairs in {tuple(chosen.items()) for _, chosen, _ in FIELDS.values()}
-    ]
-    found = dict(pair for settings in distinct for pair in run(settings))
+    executors = {
+        "http": functools.partial(HttpWorkers, urls=(url,), batch=4),
+        "ray": functools.partial(RayCluster, allow_unsafe=True, batch=32),
+        "e2b": functools.partial(E2B, allow_unsafe=True),
+    }
+    found = run_fields(executors[place])
     assert {name: result.outcome for name, result in found.items()} == {
         name: outcome for name, (_, _, outcome) in FIELDS.items()
     }
