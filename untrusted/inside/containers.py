@@ -72,18 +72,12 @@ def fill(container: Any, items: list) -> None:
         # ["a", 1, "b", 2] -> ("a", 1), ("b", 2)
         for key, value in zip(items[::2], items[1::2], strict=True):
             container[key] = value
-    elif type(container) is set:
-        container.clear()
-        container.update(items)
     else:
-        # A deque has no slices.
-        del_all = (
-            container.clear
-            if hasattr(container, "clear")
-            else lambda: container.__delitem__(slice(None))
-        )
-        del_all()
-        container.extend(items)
+        if hasattr(container, "clear"):
+            container.clear()
+        else:  # an `array.array`
+            del container[:]
+        (container.update if type(container) is set else container.extend)(items)
 
 
 def hold_same(items: list, others: list) -> bool:

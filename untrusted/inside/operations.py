@@ -6,6 +6,7 @@ One fixed list, carried out in the program's process. Imports the standard libra
 import builtins
 import collections
 import copy
+import functools
 import importlib
 import inspect
 import math
@@ -123,21 +124,18 @@ def unpatch(target: Any, name: str) -> None:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 
 
-# The event loop in which the program's objects are awaited for the test; empty before the first.
-LOOP: list[Any] = []
+@functools.cache
+def event_loop() -> Any:
+    """Return the loop in which the program's objects are awaited for the test.
 
-
-async def settle(awaitable: Any) -> Any:
-    return await awaitable
+    One for good: locks and tasks that an object creates belong to the loop they are created in.
+    """
+    return asyncio.new_event_loop()
 
 
 def start_task(awaitable: Any) -> Any:
     """Begin to await an object; returns the task."""
-    if not LOOP:
-        # One loop for good: locks and tasks that an object creates belong to the loop they are
-        # created in.
-        LOOP.append(asyncio.new_event_loop())
-    return LOOP[0].create_task(settle(awaitable))
+    return asyncio.ensure_future(awaitable, loop=event_loop())
 
 
 def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
@@ -147,7 +145,7 @@ def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     """
     if cancelled:
         task.cancel()
-    LOOP[0].run_until_complete(asyncio.wait([task], timeout=seconds))
+    event_loop().run_until_complete(asyncio.wait([task], timeout=seconds))
     return (task.result(),) if task.done() and not cancelled else None
 
 
