@@ -411,12 +411,9 @@ class ErrorClass(type):
     They must be real classes, because Python's `except` accepts nothing else.
     """
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> Any:
-        # A `class` statement of the test comes here, too, without this member.
-        if "__number__" not in members:
-            raise cannot_judge("a class of the test derives from one of the program's")
-        members = {"__module__": "__main__", "__doc__": members["__doc__"]}
-        return super().__new__(mcs, name, bases, members)
+    def __new__(mcs, *_: Any) -> Any:
+        # Reached by `class` statements of the test only: see `error_class`.
+        raise cannot_judge("a class of the test derives from one of the program's")
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         return ask("call", cls, *arguments, **keywords)
@@ -453,5 +450,5 @@ def error_class(name: str, doc: Any, bases: list[Any]) -> type:
         raise TypeError("an exception class of unknown bases")
     # `Error` once per line of descent, before everything built in.
     own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
-    doc = doc if isinstance(doc, str) else None
-    return ErrorClass(name, (*own, *bases), {"__number__": 0, "__doc__": doc})
+    members = {"__module__": "__main__", "__doc__": doc if isinstance(doc, str) else None}
+    return type.__new__(ErrorClass, name, (*own, *bases), members)

@@ -321,14 +321,17 @@ class Tester(Peer):
         """Compute a value from the test's data as it wrote them, whatever the program did since."""
         if not self.original:
             return compute()
-        now = [(container, items_of(container)) for container, _ in self.original.values()]
+        self.swap()
         try:
-            for container, items in self.original.values():
-                fill(container, items)
             return copy_containers(compute())
         finally:
-            for container, items in now:
-                fill(container, items)
+            self.swap()
+
+    def swap(self) -> None:
+        """Exchange what containers hold now for what they held before the program changed them."""
+        for key, (container, items) in self.original.items():
+            self.original[key] = container, items_of(container)
+            fill(container, items)
 
     # Names of the program
 
