@@ -621,9 +621,13 @@ def test_a_folder_of_cases(program, tmp_path, capsys):
     assert out.splitlines()[-1].startswith("failed: 67% of 3")
     (folder / "test_more.py").write_text("assert True")
     (folder / "output1.txt").write_text("3")
-    status, out, _ = command(capsys, program, "--tests", folder)
+    status, out, _ = command(capsys, program, "--tests", folder, "--no-canary")
     assert (status, out.splitlines()[0]) == (0, "  1  passed         assert True")
     assert out.splitlines()[-1].startswith("passed: 100% of 4")
+    # A test that cannot fail
+    status, out, _ = command(capsys, program, "--tests", folder)
+    assert (status, out.split()[:2]) == (1, ["1", "cannot_judge"])
+    assert out.splitlines()[-1].startswith("cannot_judge: 75% of 4")
 
 
 def test_one_case(program, tmp_path, capsys):

@@ -800,20 +800,19 @@ def test_a_script_that_cannot_fail_cannot_be_judged(monkeypatch):
             printed = result.stdout
 
 
-def test_what_is_no_script_is_run_once(monkeypatch):
-    runs = []
+def test_what_is_no_script_is_run_once_and_scripts_again_after_all_tests(monkeypatch):
+    changed = []
     exchange = runner.Session.exchange
-    monkeypatch.setattr(
-        runner.Session,
-        "exchange",
-        lambda *given, **named: runs.append(0) or exchange(*given, **named),
-    )
-    tests = [
-        FRAMEWORKS["functions"],
-        FRAMEWORKS["TestCase"],
-        "assert f(1) == 2",
-        "x = f(1)\nassert x == 3",
-    ]
+
+    def record(session, jobs, *given):
+        changed.append("changed" in jobs[-1])
+        return exchange(session, jobs, *given)
+
+    monkeypatch.setattr(runner.Session, "exchange", record)
+    scripts = ["x = f(1)\nassert x == 2", "y = f(2)\nassert y == 4", "z = f(1)\nassert z == 3"]
+    tests = [*scripts, FRAMEWORKS["functions"], FRAMEWORKS["TestCase"], "assert f(1) == 2"]
     result = run("def f(x): return x * 2", tests, executor=tier(), allow_unsafe=True)
-    assert [test.outcome for test in result.tests] == ["passed"] * 3 + ["failed"]
-    assert len(runs) == 4
+    passed = ["passed", "passed", "failed", "passed", "passed", "passed"]
+    assert [test.outcome for test in result.tests] == passed
+    # A second run takes no time from any test.
+    assert changed == [False] * 6 + [True] * 2

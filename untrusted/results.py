@@ -47,8 +47,8 @@ class Limits:
         total_seconds: wall clock for all tests of a program.
         memory_bytes: address space of the program.
         output_bytes: bytes of each output stream that are kept; the rest is read and dropped.
-        canary: run a script of assertions that has passed once more with other assertions, within
-            the same seconds: if it passes again, it cannot be judged.
+        canary: run a script of assertions that has passed once more with other assertions, if there
+            is time left: if it passes again, it cannot be judged.
     """
 
     seconds: float | int = 5.0
