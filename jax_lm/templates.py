@@ -74,11 +74,8 @@ class Template:
         after = "".join(str(part) for part in self.parts[2:])
         if len(self.lengths) > 1:
             raise ValueError(f"{len(self.lengths)} holes: must be one, {LEFT_TO_RIGHT_ONLY}")
-        if after and any(tokenizer.backend.token_to_id(token) is None for token in GAP_TOKENS):
-            raise ValueError(
-                f"text after a hole: must be empty without the tokens {', '.join(GAP_TOKENS)}, "
-                f"{LEFT_TO_RIGHT_ONLY}"
-            )
+        if after:
+            gap_ids(tokenizer)
         prefix, suffix, middle = GAP_TOKENS
         # A prompt without a token has no row to predict from.
         prompt = (
@@ -122,6 +119,18 @@ class Template:
         """Fill the holes with texts, in order."""
         remaining = iter(texts)
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
+
+
+def gap_ids(tokenizer: DiffuCoderTokenizer) -> list[int]:
+    """Return the ids of the gap tokens. Raises ValueError if the tokenizer lacks one."""
+    found = (tokenizer.backend.token_to_id(token) for token in GAP_TOKENS)
+    ids = [token for token in found if token is not None]
+    if len(ids) < len(GAP_TOKENS):
+        raise ValueError(
+            f"text after a hole: must be empty without the tokens {', '.join(GAP_TOKENS)}, "
+            f"{LEFT_TO_RIGHT_ONLY}"
+        )
+    return ids
 
 
 def candidate_lengths(limit: int, middle_length: HoleLength) -> list[int]:

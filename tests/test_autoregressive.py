@@ -9,13 +9,19 @@ import pytest
 from flax import nnx
 from tokenizers import AddedToken, models
 
+from jax_lm.benchmark.backend import JaxBackend, greedy_options, random_canvas, random_prompts
+from jax_lm.benchmark.settings import Cell
+from jax_lm.benchmark.speed import time_forwards
 from jax_lm.conversion.verify import family_facts
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import log_likelihood
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.evaluation.order_analysis import decode_traces, first_confidence, trace_order
+from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.planning.roofline import MachineLimits
 from jax_lm.templates import GAP_TOKENS, Template
 from jax_lm.tokenizer import END_OF_TEXT
 from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, byte_level_bpe
@@ -124,3 +130,127 @@ def test_the_likelihood_is_exact(model):
 def test_info_says_what_can_be_done(model, tiny_config):
     assert "can be decoded left to right; adapt it for any order" in family_facts(model.config)
     assert "left to right" not in family_facts(tiny_config)
+
+
+# --- measured
+
+
+def test_bench_times_the_prompt_and_a_step(model):
+    sampler = Sampler(model)
+    cell = Cell(batch=2, prompt_tokens=5, new_tokens=9)
+    canvas = random_canvas(model.config, cell, seed=0)
+    limits = MachineLimits(matmul_flops=1e11, copy_bytes=1e10)
+    rows = time_forwards(sampler, canvas, limits, repeats=1)
+    # 14 tokens in a canvas of 32 columns: the prompt's pass ends with the first new token.
+    assert [(row["window"], row["rows"]) for row in rows] == [("prompt", 24), ("step", 3)]
+    assert all(row["seconds"] > 0 for row in rows)
+    prompts = random_prompts(model.config, 2, 5, seed=0)
+    answers = JaxBackend(sampler).generate(prompts, greedy_options(9))
+    alone = sampler.generate(Canvas.after(prompts, None, 9), GREEDY.left_to_right())
+    np.testing.assert_array_equal(answers.tokens, np.asarray(alone.tokens)[:, 5:])
+    assert answers.forwards == 9
+
+
+def test_an_analysis_has_one_order_and_one_first_position(causal_engine):
+    (problem,) = load_held_out_problems(1)
+    (trace,) = decode_traces(causal_engine, [problem], GREEDY, samples=1)
+    assert trace["commit_step"] == list(range(9))
+    assert trace_order(trace, by_confidence=False).tolist() == list(range(9))
+    assert trace["text"] == causal_engine.complete([problem.prefix], GREEDY)[0]
+    first = first_confidence(causal_engine, [problem], 9)
+    assert first.shape == (1, 1)
+    assert first[0, 0] == pytest.approx(trace["confidence"][0], abs=1e-4)
+
+
+# --- served
+
+# Slots bound the candidates.
+SERVED = replace(GREEDY, top_k=50)
+
+
+@pytest.fixture(scope="module")
+def served(causal_engine):
+    pytest.importorskip("fastapi")
+    from cases.server import OPTIONS, started
+
+    options = replace(OPTIONS, slots=3, warm_up=("1", "1x3"))
+    with started(causal_engine, options) as engine:
+        yield engine
+
+
+def served_texts(engine, requests):
+    from cases.server import RecordingListener
+
+    listener = RecordingListener()
+    jobs = engine.submit(requests, listener)
+    ends = listener.finished(len(jobs))
+    return [(ends[job].text, ends[job].forwards) for job in jobs]
+
+
+def served_request(engine, text, options=SERVED, **fields):
+    from jax_lm.serving.jobs import Request
+
+    ids = engine.tokenizer.encode_plain
+    after = ids(fields.pop("after", ""))
+    return Request(before=tuple(ids(text)), after=tuple(after), options=options, **fields)
+
+
+def test_served_answers_are_those_of_generate(served, causal_engine):
+    prompts = ["def f():", "x = 1\n", "a", "class Stack:\n    def push(self, item):"]
+    drawn = replace(SERVED, temperature=0.7, top_p=0.9)
+    for options in (SERVED, drawn):
+        alone = [causal_engine.complete([prompt], options, seed=5)[0] for prompt in prompts]
+        # Four requests, three slots: they are at different columns, and one comes later.
+        requests = [served_request(served, prompt, options, seed=5) for prompt in prompts]
+        found = served_texts(served, requests)
+        assert [text for text, _ in found] == alone
+        assert all(forwards == GREEDY.max_new_tokens for _, forwards in found)
+    assert len(set(alone)) == len(prompts)
+
+
+def test_a_served_gap_is_that_of_infill(served, causal_engine):
+    ((text, _),) = served_texts(served, [served_request(served, "a = ", after=" + 1\n")])
+    assert text == causal_engine.infill("a = ", " + 1\n", 9, options=GREEDY)
+
+
+def test_a_call_that_fails_costs_no_token(served, causal_engine, monkeypatch):
+    from jax_lm.serving.slots import Slots
+
+    run, calls = Slots.run, []
+
+    def run_once_broken(self, sequences, number, steps):
+        calls.append(number)
+        if len(calls) == 2:
+            raise RuntimeError("the device failed once")
+        run(self, sequences, number, steps)
+
+    monkeypatch.setattr(Slots, "run", run_once_broken)
+    ((text, _),) = served_texts(served, [served_request(served, "def f():")])
+    assert text == causal_engine.complete(["def f():"], GREEDY)[0]
+    # The first pass, the call that fails, and the first pass over all that is decided.
+    assert calls[:3] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"decoding": Decoding(preset="turbo")}, "preset='turbo'"),
+        ({"num_steps": 3}, "num_steps=3"),
+        ({"grammar": "json_object"}, "grammar='json_object'"),
+    ],
+)
+def test_requests_for_other_orders_are_refused(served, settings, named):
+    with pytest.raises(ValueError, match=f"{named}.*decoded left to right; adapt it for any order"):
+        served_texts(served, [served_request(served, "a", replace(SERVED, **settings))])
+
+
+def test_a_server_of_drafts_or_presets_is_refused(causal_engine):
+    pytest.importorskip("fastapi")
+    from jax_lm.serving.engine import Engine, EngineOptions
+
+    for options, named in (
+        (EngineOptions(draft=2), "draft=2"),
+        (EngineOptions(preset="fast"), "preset='fast'"),
+    ):
+        with pytest.raises(ValueError, match=f"{named}.*adapt it for any order"):
+            Engine(causal_engine, options)

@@ -20,7 +20,7 @@ from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.sampler import Sampler, restrict_options
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.models.graph import split_model
 from jax_lm.options import Decoding, GenerationOptions
@@ -184,6 +184,7 @@ class JaxBackend:
 
         No token ends an answer early, so the work is the same for every prompt.
         """
+        options = restrict_options(options, self.config)
         state = self.sampler.generate(pad_canvas(prompts, options.max_new_tokens), options, seed=0)
         # The canvas is padded on the left, so the answer is its last columns.
         tokens, confidence = (

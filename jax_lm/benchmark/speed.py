@@ -26,7 +26,7 @@ from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
+from jax_lm.diffusion.sampler import Sampler, block_passes, restrict_options, run, run_empty_cache
 from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.models.graph import ModelGraph
@@ -81,13 +81,14 @@ def time_forwards(
     Returns:
         A row for each `window`, the rows that are recomputed: `canvas` (all of them, without a
         cache), `refresh` (all of them, into the cache) and `window` (the block and the row before
-        it). `rows` are recomputed in each sequence, `head_rows` of them with logits. `overhead` is
-        the share of the step that is not the forward pass: filters, draw, selection, bookkeeping.
-        `bound` is the limit that sets `bound_seconds`: compute or memory. `roofline` is the share
-        of the machine's limits that the forward pass reaches.
+        it); of an autoregressive model `prompt` and `step`. `rows` are recomputed in each sequence,
+        `head_rows` of them with logits. `overhead` is the share of the step that is not the forward
+        pass: filters, draw, selection, bookkeeping. `bound` is the limit that sets `bound_seconds`:
+        compute or memory. `roofline` is the share of the machine's limits that the forward pass
+        reaches.
     """
     batch, width = canvas.tokens.shape
-    arrays, state = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
+    arrays, start = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
     dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
     times, cache = [], KVCache()
 
@@ -106,15 +107,19 @@ def time_forwards(
         return time_call(call, repeats).seconds
 
     # Without a cache there is one kind of pass, with one there are two.
-    for preset, names in (("exact", ("canvas",)), ("fast", ("refresh", "window"))):
-        options = model_card_options(canvas.region.length, preset)
+    kinds = (("exact", ("canvas",)), ("fast", ("refresh", "window")))
+    if not sampler.config.family.is_diffusion:
+        kinds = (("exact", ("prompt", "step")),)
+    for preset, names in kinds:
+        options = restrict_options(model_card_options(canvas.region.length, preset), sampler.config)
         if options.decoding.settings.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
-        block = next(canvas.blocks(options.decoding.block_columns(canvas.region.length)))
+        chosen = sampler.canvas_config(canvas, options)
+        state, variant = chosen.variant.begin(start, canvas), chosen.variant
+        length = options.decoding.block_columns(canvas.region.length)
+        block = next(iter(variant.blocks(canvas, length)))
         params = SamplingParams.of(options, block.length, canvas.region.length)
-        passes = block_passes(
-            canvas, block, [], options.decoding, sampler.canvas_config(canvas, options)
-        )
+        passes = block_passes(canvas, block, [], options.decoding, chosen)
         for name, (config, first_row) in zip(names, passes, strict=True):
             window = sampler.window(state, block, params).updated(rows=first_row, forwards=1)
             inputs = BatchInputs(arrays, window, params)

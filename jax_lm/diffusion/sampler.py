@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline
 from jax_lm.diffusion.candidates import Candidates, SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
@@ -372,9 +373,10 @@ class Sampler:
             run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)),
             np.float32,
         )
-        logits[
-            [self.mask_id] if self.growth is None else [self.mask_id, self.growth.expand_id]
-        ] = -np.inf
+        # the id behind the vocabulary is that of an autoregressive model, which has no MASK
+        logits[self.mask_id : self.mask_id + 1] = -np.inf
+        if self.growth is not None:
+            logits[self.growth.expand_id] = -np.inf
         return logits
 
     def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
@@ -388,6 +390,20 @@ def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchIn
     window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
     params = SamplingParams.of(options, region.length, region.length)
     return BatchInputs(CanvasArrays.of(canvas), window, params)
+
+
+def restrict_options(options: GenerationOptions, config: DreamConfig) -> GenerationOptions:
+    """Return the options as a model can follow them.
+
+    These are the blocks of its family, if it has any, or left to right if it is autoregressive.
+
+    Raises:
+        ValueError: the options contradict them.
+    """
+    if not config.family.is_diffusion:
+        return options.left_to_right()
+    decoding = options.decoding.within_blocks(config.attention_block, config.family.name)
+    return options.with_settings(decoding=decoding)
 
 
 def block_passes(
@@ -420,7 +436,11 @@ def block_passes(
     forces = chosen.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = chosen.cache != "dual" and not forces and block.start > 0
-    start, end = block.start - with_row_before, width if chosen.cache == "prefix" else block.end
+    # A block of the model's attention that begins in the prompt is recomputed as a whole: its given
+    # tokens attend to its masks.
+    lead = 0 if done else canvas.phase
+    start = max(block.start - lead - with_row_before, 0)
+    end = width if chosen.cache == "prefix" else block.end
     variant = replace(config.variant, forced=forces)
     refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(

@@ -266,7 +266,9 @@ class DiffuCoderLM(TemplateLM):
         )
         # width 5, length 2: holes [0, 0, 0, 1, 1]
         holes = np.broadcast_to(np.arange(ids.shape[1]) >= ids.shape[1] - length, ids.shape)
-        options = GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
+        options = self.engine.fit(
+            GenerationOptions(max_new_tokens=length, temperature=0.0, top_p=None)
+        )
         state = self.engine.sampler.generate(Canvas(ids, holes, mask.astype(bool)), options)
         return np.asarray(state.tokens)[:, -length:]
 

@@ -74,7 +74,7 @@ def analyze_order(
         ordered by confidence; the paper leaves their order open. `temperatures` are the measures of
         each temperature, `traces` the decoded canvases of all. `first_step_confidence` is the
         largest probability at each position while the whole canvas is masked, averaged over
-        problems.
+        problems; an autoregressive model has one at the first position only.
     """
     traces, rows = [], []
     for setting in options:
@@ -184,7 +184,7 @@ def decode_traces(
     )
     holes = int(canvas.holes.sum())
     options = replace(options, early_stop=False)
-    if not decides_several(options):
+    if not (decides_several(options) or engine.is_autoregressive):
         # The published schedule rounds: with as many steps as positions, some steps decide no
         # position and others several. A threshold rule with the same number of steps decides
         # exactly one per step, the first in the order.
@@ -239,7 +239,8 @@ def first_confidence(
     # With maskgit_plus and temperature 0, the scores of a step are the largest probabilities.
     tokens = np.where(canvas.holes, engine.sampler.mask_id, canvas.tokens)
     _, scores = engine.sampler.replay(tokens, canvas, options, 0)
-    return scores[canvas.holes].reshape(len(problems), new_tokens)
+    scores = scores[canvas.holes].reshape(len(problems), new_tokens)
+    return scores[:, :1] if engine.is_autoregressive else scores
 
 
 def measure_temperature(

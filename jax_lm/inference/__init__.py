@@ -25,7 +25,7 @@ from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.sampler import Sampler, restrict_options
 from jax_lm.diffusion.state import SamplerState
 from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
 from jax_lm.host import terminal
@@ -519,16 +519,8 @@ class DiffuCoderInference:
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def fit(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options as the model can follow them.
-
-        These are the blocks of its family, if it has any, or left to right if it is autoregressive.
-
-        Raises ValueError for options that contradict them.
-        """
-        if self.is_autoregressive:
-            return options.left_to_right()
-        size, family = self.config.attention_block, self.config.family.name
-        return options.with_settings(decoding=options.decoding.within_blocks(size, family))
+        """Return the options as the model can follow them, see `restrict_options`."""
+        return restrict_options(options, self.config)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """Read the text of each row, hole by hole, up to the stop token of each."""

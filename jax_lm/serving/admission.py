@@ -1,6 +1,7 @@
 """Create the sequence of a request, or report what does not fit. Knows neither queue nor slots."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from jax_lm.serving.growing import GrowingSequence
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.sequence import Sequence
-from jax_lm.templates import initial_length
+from jax_lm.templates import gap_ids, initial_length
 
 # Time limit for making the automaton of a regular expression or a schema.
 PREPARING_SECONDS = 10.0
@@ -43,6 +44,10 @@ def sequence_of(
     """
     # limits of the server
     options, hole = inference.fit(request.options), request.options.max_new_tokens
+    if inference.is_autoregressive and request.after:
+        prefix, suffix, middle = gap_ids(inference.tokenizer)
+        before = (prefix, *request.before, suffix, *request.after, middle)
+        request = replace(request, before=before, after=())
     if inference.config.attention_block is not None and len(request.after):
         raise ValueError(
             f"{inference.config.family.name} attends to earlier text alone: it fills no holes"
@@ -58,6 +63,7 @@ def sequence_of(
         # the grammar is the repair's, not the step's
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
+        "is_left_to_right": inference.is_autoregressive,
     }
     tokenizer, growth = inference.tokenizer, inference.sampler.growth
     # a hole that finds its own length

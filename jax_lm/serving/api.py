@@ -32,6 +32,7 @@ from jax_lm.serving.response_objects import ResponsesFormat
 from jax_lm.serving.responses import AnswerFormat, ChatFormat, DenoiseFormat, data
 from jax_lm.serving.schemas import Gap
 from jax_lm.serving.scoring import score
+from jax_lm.templates import GAP_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,10 @@ class Server:
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
+        # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
+        is_left_to_right = engine.inference.is_autoregressive
+        self.presets = () if is_left_to_right else tuple(PRESETS)
+        self.markers = len(GAP_TOKENS) if is_left_to_right else 0
         # requests with a grammar, or with a prompt to score, are prepared one at a time
         self.turn, self.preparing = asyncio.Lock(), 0
 
@@ -100,11 +105,10 @@ class Server:
         if name == self.settings.model:
             return ""
         model, _, preset = name.rpartition("@")
-        if model != self.settings.model or preset not in PRESETS:
-            message = (
-                f"model={name!r}: this server offers {self.settings.model!r}, also with "
-                f"{', '.join(f'@{each}' for each in PRESETS)}"
-            )
+        if model != self.settings.model or preset not in self.presets:
+            message = f"model={name!r}: this server offers {self.settings.model!r}"
+            if self.presets:
+                message += f", also with {', '.join(f'@{each}' for each in self.presets)}"
             raise Refusal(404, message, param=param, code="model_not_found")
         return preset
 
@@ -118,7 +122,7 @@ class Server:
         # an empty prompt is the beginning of a text, as in OpenAI's interface
         gaps = [
             gap._replace(before=gap.before or [self.tokenizer.end_id])
-            for gap in body.gaps(self.tokenizer, context)
+            for gap in body.gaps(self.tokenizer, context - self.markers)
         ]
         longest = max(len(gap.before) for gap in gaps)
         if (body.length == 0 or body.scores_prompt) and longest > context:
@@ -137,7 +141,7 @@ class Server:
     def requests(self, body: schemas.DecodingBody, gap: Gap) -> list[jobs.Request]:
         """Create the requests for the answers to one prompt."""
         # tokens of the context that are left for the hole
-        room = self.engine.context - len(gap.before) - len(gap.after or ())
+        room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
         length = body.length or max(1, min(schemas.DEFAULT_TOKENS, room))
         is_gap = gap.after is not None
         # answers to one prompt differ only in their index
@@ -399,7 +403,7 @@ class Server:
     async def models(self) -> dict[str, Any]:
         """List the models: the one that is served, plain and with each preset."""
         name = self.settings.model
-        names = [name, *(f"{name}@{preset}" for preset in PRESETS)]
+        names = [name, *(f"{name}@{preset}" for preset in self.presets)]
         return {"object": "list", "data": [await self.model(each) for each in names]}
 
     async def model(self, name: str) -> dict[str, Any]:

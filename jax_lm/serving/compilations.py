@@ -93,7 +93,8 @@ class CompileScheduler:
         """
         inference = self.inference
         for shape in shapes:
-            decoding = Decoding(preset=shape.preset)
+            # from left to right there is one kind of program, which takes the memory of a cache
+            decoding = Decoding(preset="fast" if inference.is_autoregressive else shape.preset)
             is_cached = decoding.settings.cache != "none"
             slots = next(
                 slots
@@ -175,7 +176,8 @@ class CompileScheduler:
 
     def sequence(self, slots: Slots) -> Any:
         """Create a short sequence that these slots hold."""
-        decoding = Decoding(preset="fast" if slots.is_cached else "exact")
+        is_windowed = slots.is_cached and not self.inference.is_autoregressive
+        decoding = Decoding(preset="fast" if is_windowed else "exact")
         # one given token and a hole of two: content and length do not matter for the shape
         request = Request(
             before=(self.inference.tokenizer.pad_id,),

@@ -15,7 +15,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.options import require_above_zero, require_counts, require_sizes
+from jax_lm.options import (
+    Decoding,
+    GenerationOptions,
+    require_above_zero,
+    require_counts,
+    require_sizes,
+)
 from jax_lm.planning.memory import OutOfMemoryError
 from jax_lm.planning.serving import CONTEXTS, SLOTS
 from jax_lm.serving.admission import sequence_of
@@ -94,11 +100,10 @@ class Engine:
         *,
         slots_type: type[Slots] = Slots,
     ) -> None:
-        if inference.is_autoregressive:
-            raise ValueError(
-                f"model {inference.found.name}: autoregressive, and the server does not decode left "
-                "to right; adapt the model, or generate with it"
-            )
+        # options that an autoregressive model cannot follow
+        inference.fit(
+            GenerationOptions(draft=options.draft, decoding=Decoding(preset=options.preset))
+        )
         self.inference, self.options = inference, options
         self.tokenizer = inference.tokenizer
         # the model's own limit bounds the context

@@ -48,7 +48,7 @@ class Sequence:
         tokens: ids; arbitrary where nothing is decided yet.
         hole: the columns to fill; at least one given token stands before them.
         options: order, draws and commit rule. `top_k` must be at most 50, `alg_temp` 0, and the
-            cache either none or a window that is refreshed at every block.
+            cache either none or a window that is refreshed at every block; from left to right, causal.
         stop_ids: tokens that end the text.
         key: data of a random key.
         masked: columns still to be decided.
@@ -86,6 +86,8 @@ class Sequence:
     seconds: float = 0.0
     served_at: float = 0.0
 
+    is_left_to_right: bool = False
+    """Whether the model is autoregressive, so that each step decides the first masked column."""
     is_growing = False
     """Whether the hole finds its own length."""
     is_held = False
@@ -117,7 +119,7 @@ class Sequence:
             )
         for name, allowed in ALLOWED.items():
             value = getattr(options if hasattr(options, name) else decoding, name)
-            if value not in allowed:
+            if value not in allowed and not (name == "cache" and self.is_left_to_right):
                 only = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name}={value!r}: sequences of a batch can only have {only}")
         # settings that depend on each other
@@ -132,7 +134,7 @@ class Sequence:
             raise ValueError(
                 f"steps={steps}: at most one for each of the {self.most} tokens of the hole"
             )
-        if self.is_cached and self.block_length != min(BLOCK_LENGTH, self.most):
+        if self.is_windowed and self.block_length != min(BLOCK_LENGTH, self.most):
             raise ValueError(
                 f"block_length={decoding.block_length}: must be {BLOCK_LENGTH} with a cache"
             )
@@ -142,7 +144,14 @@ class Sequence:
         return self.options.decoding.settings.cache != "none"
 
     @property
+    def is_windowed(self) -> bool:
+        """Whether its steps compute a block of columns."""
+        return self.is_cached and not self.is_left_to_right
+
+    @property
     def block_length(self) -> int:
+        if self.is_left_to_right:
+            return self.most
         return self.options.decoding.block_columns(self.most)
 
     @cached_property
@@ -154,7 +163,7 @@ class Sequence:
     def columns(self) -> int:
         """Columns that the batch needs; with a cache, the last window must fit too."""
         length = len(self.tokens)
-        return max(length, self.blocks[-1].start + BLOCK_LENGTH) if self.is_cached else length
+        return max(length, self.blocks[-1].start + BLOCK_LENGTH) if self.is_windowed else length
 
     @property
     def in_block(self) -> Bool[np.ndarray, "t"]:

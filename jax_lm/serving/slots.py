@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
+from jax_lm.diffusion.left_to_right import LeftToRight
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
@@ -193,13 +194,16 @@ class Slots:
 
         With a cache these are the refresh that begins the block, and the steps on a window.
         """
+        variant = Drafts(self.draft) if self.draft else PLAIN
+        if not self.sampler.config.family.is_diffusion:
+            variant = LeftToRight()
         config = StepConfig(
             length=self.columns,
             rows=None,
             mask_id=self.sampler.mask_id,
             top_k=TOP_K,
             stop_ids=self.stop_ids,
-            variant=Drafts(self.draft) if self.draft else PLAIN,
+            variant=variant,
         )
         # rows of a pass: all columns to refresh, then a block and the column before it
         rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
@@ -369,7 +373,7 @@ def run_slots(
     rows = replicate(rows, model.mesh)
     if slots is None:
         return rows, own
-    if config.rows != columns:
+    if config.rows != columns and not isinstance(config.variant, LeftToRight):
         # A window is recomputed before it is read, and columns outside it have not changed.
         return rows, cache
     return rows, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)

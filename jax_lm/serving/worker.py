@@ -78,6 +78,8 @@ class EngineWorker:
         # their loops have a pace of their own
         make_growing = partial(GrowingSlots, every=STEPS_PER_CALL, pace=Pace(), stop_ids=())
         kinds = [(make_slots, False), (make_slots, True)]
+        # from left to right, all sequences are cached
+        kinds = kinds[1:] if inference.is_autoregressive else kinds
         # only models that were trained for it have holes that find their length
         kinds += [(make_growing, False)] if inference.sampler.growth else []
         self.groups: list[Slots] = [
@@ -228,7 +230,7 @@ class EngineWorker:
         # empty the slots; a failed call has lost the cache, so that open blocks begin anew
         for sequence in sequences:
             slots.leave(sequence)
-            if sequence.is_cached:
+            if sequence.is_windowed:
                 sequence.reopen()
         # each sequence alone, to the end of its block: only then does its cache not matter
         failed = []
@@ -236,7 +238,7 @@ class EngineWorker:
             slots.join(sequence)
             try:
                 slots.advance(STEPS_PER_CALL)
-                while sequence.is_cached and not sequence.is_between_blocks:
+                while sequence.is_windowed and not sequence.is_between_blocks:
                     slots.advance(STEPS_PER_CALL)
             except Exception as error:  # the border: this is the sequence that failed
                 logger.error("a sequence failed alone too: %s", error)

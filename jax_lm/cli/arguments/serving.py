@@ -32,8 +32,8 @@ class Serve:
             and metrics may follow, and the requests per minute. SIGHUP reads the file again.
         allow_no_key: listen on other addresses than loopback without keys.
         allow_host: host names that clients may use for this server, besides its address.
-        preset: preset of requests that name none: exact, fast or turbo. A client may also name a
-            preset as the model: name@fast.
+        preset: preset of requests that name none: exact, fast or turbo (the default). A client may
+            also name a preset as the model: name@fast. Autoregressive models have none.
         temperature: temperature of requests that give none; by default that of the checkpoint's
             generation_config.json, else 0.3. So are `top_p` (0.95) and `top_k` (50).
         top_p: probability mass of nucleus sampling.
@@ -73,7 +73,7 @@ class Serve:
     api_key_file: Path | None = None
     allow_no_key: bool = False
     allow_host: tuple[str, ...] = ()
-    preset: str = "turbo"
+    preset: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

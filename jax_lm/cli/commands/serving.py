@@ -34,6 +34,8 @@ logger = logging.getLogger("jax_lm.serving")
 
 # Share of the free memory that a server takes of a host.
 HOST_SHARE = 0.5
+# The preset of requests that name none, unless the command does.
+DEFAULT_PRESET = "turbo"
 # Exit status if the engine ended on its own.
 ENGINE_FAILED = 1
 
@@ -54,7 +56,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         connections=ConnectionLimits.here(arguments.connections, arguments.keep_alive),
     )
     bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
-    given = {
+    given: dict[str, Any] = {
         name: value for name in bounds if (value := getattr(arguments, name)) not in (None, ())
     }
     options = EngineOptions(**given)
@@ -71,6 +73,10 @@ def run_serve(arguments: Serve) -> NoReturn:
         **arguments.engine.settings, replicas=arguments.replicas, verbose=False
     )
     logger.info(inference.describe())
+    if arguments.preset is None:
+        # presets are for models that decode in any order
+        defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
+        options = replace(options, preset=defaults["preset"])
     options = fit_options(inference, options, given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
@@ -84,6 +90,8 @@ def run_serve(arguments: Serve) -> NoReturn:
         logs_prompts=arguments.log_prompts,
         defaults=checkpoint_defaults(inference.found.folder) | defaults,
     )
+    # defaults that the model cannot follow are mistakes of the operator, not of every request
+    inference.fit(DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
     limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
     app = create_app(engine, settings, limits)
@@ -138,7 +146,9 @@ def fit_options(
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
     each = inference.split()[0]
-    planned = replace(each.planned, decoding=Decoding(preset=options.preset))
+    # a model that is decoded left to right has the cache of `fast`
+    preset = "fast" if inference.is_autoregressive else options.preset
+    planned = replace(each.planned, decoding=Decoding(preset=preset))
     weights = estimated_memory(each.config, planned, each.mesh_shape).weights
     # the weights are loaded already
     free = free_memory()

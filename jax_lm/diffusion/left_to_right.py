@@ -1,0 +1,38 @@
+"""Steps from left to right for a sequence of its own: the block is always its first masked column.
+
+With causal attention, the keys and values of decided columns stay in the cache, so a step computes
+only the row before the block and the block itself. `jax_lm.diffusion.block_pipeline` computes the
+same for a batch whose rows share their columns.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+
+from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState
+from jax_lm.diffusion.step import Pass, StepConfig, Variant, step
+from jax_lm.models.dream import DreamForCausalLM
+
+
+@dataclass(frozen=True)
+class LeftToRight(Variant):
+    """One column at a time, after a first pass that computes all rows of the canvas."""
+
+    def passes(self, passes: list[Pass]) -> list[Pass]:
+        first, steps = (each.config for each in passes)
+        return [Pass(replace(first, length=1), 0), Pass(replace(steps, length=1, rows=2), 0)]
+
+    def advance_row(
+        self,
+        model: DreamForCausalLM,
+        row: SamplerState,
+        cache: KVCache,
+        inputs: BatchInputs,
+        config: StepConfig,
+    ) -> tuple[SamplerState, KVCache]:
+        """Decide the first masked column of one row."""
+        # masked [0, 0, 0, 1, 1]: column 3, which row 2 predicts
+        column = jnp.maximum(jnp.argmax(row.masked[0]), 1).astype(jnp.int32)
+        rows = jnp.minimum(column - 1, row.tokens.shape[1] - (config.rows or 0))
+        window = inputs.window._replace(block=column, rows=rows)
+        return step(model, row, cache, inputs._replace(window=window), config)
