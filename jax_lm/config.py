@@ -116,6 +116,8 @@ LLADA = Architecture(
 QWEN2, QWEN3, LLAMA = Architecture(has_bias=True), Architecture(has_qk_norm=True), Architecture()
 CAUSAL_TYPES = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
 CAUSAL_CLASSES = {kind: f"{kind.title()}ForCausalLM" for kind in CAUSAL_TYPES}
+# The type that a model has once it is trained on blocks.
+BLOCK_TYPES = {"Dream": "Fast_dLLM_Qwen", "qwen2": "Fast_dLLM_Qwen", "qwen3": "qwen3"}
 A2D_TYPES = {f"a2d-{kind}": architecture for kind, architecture in CAUSAL_TYPES.items()}
 A2D_CLASSES = {f"a2d-{kind}": f"A2D{kind.title()}LMHeadModel" for kind in CAUSAL_TYPES}
 
@@ -173,6 +175,15 @@ FAMILIES = (
         mark="Fast_dLLM",
         mask_token="|<MASK>|",
         settings={"temperature": 0.0, "commit": "threshold", "threshold": 0.9, "block_length": 8},
+    ),
+    # What `diffucoder adapt --block-length` makes of a Qwen3; `block_size` is a field of ours.
+    Family(
+        name="adapted to blocks",
+        types={"qwen3": QWEN3},
+        classes={"qwen3": CAUSAL_CLASSES["qwen3"]},
+        attention="block_causal",
+        block_size=32,
+        settings={"temperature": 0.0, "commit": "threshold", "threshold": 0.9},
     ),
     Family(
         name="Stable-DiffCoder",
@@ -397,14 +408,24 @@ class DreamConfig:
             vocab_size=rows if tokens > self.vocab_size else self.vocab_size,
         )
 
-    def require_trainable(self) -> "DreamConfig":
-        """Return this configuration. Raises ValueError if no training here has its objective."""
-        if self.family.attention == "block_causal":
+    def with_blocks(self, length: int) -> "DreamConfig":
+        """Return the configuration of this model with block-causal attention, and the shift kept.
+
+        Raises:
+            ValueError: the model has other blocks, or no family has its architecture and blocks.
+        """
+        if self.block_size is not None:
+            if length != self.block_size:
+                blocks = f"{self.block_size}, the blocks of {self.family.name}"
+                raise ValueError(f"block_length={length}: must be {blocks}, or not given")
+            return self
+        if self.model_type not in BLOCK_TYPES:
+            known = ", ".join(BLOCK_TYPES)
             raise ValueError(
-                f"{self.family.name} is trained on clean and noisy blocks side by side, which is "
-                "not implemented: such a model can be used, but not trained"
+                f"block_length={length}: must not be given for a model of type {self.model_type}; "
+                f"blocks are for {known}"
             )
-        return self
+        return replace(self, model_type=BLOCK_TYPES[self.model_type], block_size=length)
 
     @property
     def attention_block(self) -> int | None:

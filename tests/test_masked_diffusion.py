@@ -258,8 +258,8 @@ MIXED = LossConfig(masks_per_query=True, weighting="plain", high_levels=True, co
 
 @pytest.fixture(
     scope="module",
-    params=[LossConfig(masks_per_query=True), MIXED],
-    ids=["drawn", "half by confidence"],
+    params=[LossConfig(masks_per_query=True), MIXED, LossConfig(block_length=4)],
+    ids=["drawn", "half by confidence", "blocks"],
 )
 def differentiate(request, shallow, shallow_config):
     """Gradient and metrics on a batch, float32."""

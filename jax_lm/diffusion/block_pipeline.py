@@ -39,6 +39,7 @@ from jax_lm.diffusion.step import (
     noise,
     write,
 )
+from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
 
@@ -285,7 +286,7 @@ class BlockPipeline(Variant):
         #   [0, 1, 1, 1, 0, 0]  and block 0
         #   [0, 1, 1, 1, 1, 1]  and block 1
         of_keys = self.number(jnp.arange(present.shape[1]))
-        return present[:, None] & (of_keys <= self.number(queries)[:, None])
+        return present[:, None] & attends_by_blocks(self.number(queries)[:, None], of_keys[None])
 
     def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
         """Count the masks of each block."""

@@ -49,6 +49,16 @@ def sample_positions(samples: Int[Array, "b t"]) -> Int[Array, "b t"]:
     return columns - jax.lax.cummax(jnp.where(sample_starts(samples), columns, 0), axis=1)
 
 
+def number_blocks(samples: Int[Array, "b t"], length: int) -> Int[Array, "b t"]:
+    """Number the pairs of a sample and a block of it; -1 where there is no sample.
+
+    A single block has the number of its sample.
+    """
+    # length 2, samples [0, 0, 0, 1, -1]: at most 3 blocks in each, [0, 0, 1, 3, -1]
+    most = -(-samples.shape[1] // length)
+    return jnp.where(samples < 0, -1, samples * most + sample_positions(samples) // length)
+
+
 def over_samples(
     reduce: str, values: Float[Array, "b t"], samples: Int[Array, "b t"]
 ) -> Float[Array, "b t"]:

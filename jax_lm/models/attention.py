@@ -214,8 +214,34 @@ def limit_to_blocks(
         block: length of a block; 1 is causal attention.
     """
     # block == 2: query 1 attends to keys 0 and 1, query 2 to keys 0 to 3.
-    earlier = keys[:, None] // block <= queries[..., None] // block
+    earlier = attends_by_blocks(queries[..., None] // block, keys[:, None] // block)
     return earlier if mask is None else earlier & query_mask(mask)
+
+
+def attends_by_blocks(
+    queries: Int[Array, "*b t 1"],
+    keys: Int[Array, "*#b #t s"],
+    noisy_queries: Bool[Array, "*#b t 1"] | bool = False,
+    noisy_keys: Bool[Array, "*#b #t s"] | bool = False,
+) -> Bool[Array, "*b t s"]:
+    """Return which keys a query attends to under block-causal attention, in decoding and training.
+
+    Clean tokens attend to the clean tokens of their own and of earlier blocks. In training, each
+    block has a noisy copy, which attends to itself and to the clean tokens of earlier blocks
+    (BD3LM, arXiv 2503.09573): what it will see when it is decoded.
+
+    Args:
+        queries: blocks of the queries.
+        keys: blocks of the keys.
+        noisy_queries: which queries belong to a noisy copy.
+        noisy_keys: which keys do.
+    """
+    # Blocks [0, 1 | 0, 1], of which the first two are noisy copies:
+    #   [1, 0, 0, 0]  noisy block 0 attends to itself
+    #   [0, 1, 1, 0]  noisy block 1 also to clean block 0
+    #   [0, 0, 1, 0]  clean block 0 to itself
+    #   [0, 0, 1, 1]  clean block 1 also to clean block 0
+    return jnp.where(noisy_keys, noisy_queries & (keys == queries), keys <= queries - noisy_queries)
 
 
 def splash(

@@ -227,6 +227,12 @@ class LossConfig:
         cart_p: share of the nearest visible token in cart's weight; the shares of tokens further
             away fall geometrically. The default is that of Dream's training configuration.
         masks_per_query: attention differs between the tokens of a row, for packed rows.
+        block_length: train block diffusion: each block of so many tokens has a level of its own and
+            attends to the clean blocks before it, in rows of twice the length. The saved model
+            attends by these blocks. None takes those of the model, if it has any.
+        complementary_masks: learn each sample twice, from its masks and from their complement, so
+            that every token counts once; requires plain weighting and token or sequence
+            normalisation.
         remat: recompute the inside of a layer for its gradient instead of keeping it; None does for
             models of 250 million parameters and more.
     """
@@ -240,6 +246,8 @@ class LossConfig:
     max_weight: float | None = None
     cart_p: float = 0.1
     masks_per_query: bool = False
+    block_length: int | None = None
+    complementary_masks: bool = False
     remat: bool | None = None
 
     def __post_init__(self) -> None:
@@ -251,8 +259,24 @@ class LossConfig:
         # The other weightings assume masks that are drawn independently.
         highest = 1 if self.weighting == "plain" else 0
         require(rule, lambda value: 0 <= value <= highest, self, "confident_share")
+        require_sizes(self, "block_length")
+        if self.block_length is not None and self.weighting == "cart":
+            raise ValueError(
+                f"block_length={self.block_length}: must be None with weighting='cart'"
+            )
+        counts_once = self.weighting == "plain" and self.normalisation in ("token", "sequence")
+        if self.complementary_masks and not counts_once:
+            raise ValueError(
+                f"complementary_masks=True: needs weighting='plain', not {self.weighting!r}, and "
+                f"normalisation='token' or 'sequence', not {self.normalisation!r}"
+            )
         rule = "must be at least 1, the weight of a full mask"
         require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
+
+    @property
+    def row_factor(self) -> int:
+        """Tokens that are computed for each token of a row."""
+        return 1 if self.block_length is None else 2
 
 
 SFT_LOSS = LossConfig(normalisation="sequence")
@@ -334,7 +358,7 @@ class AdaptConfig:
         max_length: tokens of a row; short texts share one, long texts fill several.
         batch_size: rows of a step, over all devices.
         annealing_steps: steps over which attention opens from causal to full; None is a tenth of the
-            run.
+            run, or 0 with `block_length`.
         cut_share: share of the texts that are cut to a random length.
         prefix_share: share of the texts with a random beginning that is never masked.
         held_out_share: share of the texts that are evaluated instead of learnt.
@@ -358,10 +382,17 @@ class AdaptConfig:
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
         if self.annealing_steps is not None:
             require_not_negative(self, "annealing_steps")
+            if self.annealing_steps and self.loss.block_length is not None:
+                raise ValueError(
+                    f"annealing_steps={self.annealing_steps}: must be 0 with block_length, whose "
+                    "blocks see what is before them from the first step on"
+                )
 
     @property
     def opening_steps(self) -> int:
         """Steps over which attention opens."""
+        if self.loss.block_length is not None:
+            return 0
         if self.annealing_steps is not None:
             return self.annealing_steps
         return round((self.training.max_steps or 0) / 10)

@@ -212,7 +212,11 @@ class DiffuGRPOTrainer:
 def require_room_for_completions(
     model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig
 ) -> None:
-    """Raise ValueError if prompts and completions exceed the model's context."""
+    """Raise ValueError if prompts and completions exceed the context, or attention is by blocks."""
+    if model.config.block_size is not None:
+        raise ValueError(
+            f"{model.config.family.name} attends by blocks, which coupled-GRPO does not score"
+        )
     new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
     length = prompts.width + new_tokens
     if length > context:

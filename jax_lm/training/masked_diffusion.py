@@ -9,6 +9,9 @@ weight.
   objective in adaptation and SFT.
 - `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions
   masked) are no bound, but train on the nearly empty canvas that generation starts from.
+- With a `block_length`, each block of a sample has a level and masks of its own, and attends to the
+  clean blocks before it (`jax_lm.models.attention.attends_by_blocks`). Blocks of one token make
+  this the autoregressive loss.
 - Decoding by confidence sees other canvases than random masks leave: a beginning, and the most
   likely tokens of the rest, the end of the text before its middle. A `confident_share` of the
   samples is masked in this way.
@@ -33,7 +36,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_lm.data.batches import Batch, fill_rows
 from jax_lm.diffusion import masking
-from jax_lm.models.attention import SampleMask
+from jax_lm.models.attention import SampleMask, attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.products import tie_operands
 from jax_lm.models.token_likelihood import token_log_probs
@@ -89,10 +92,16 @@ def loss_terms(
     canvas: Bool[Array, "b t"],
     samples: Int[Array, "b t"],
     levels: Float[Array, "b t"],
+    pairs: Int[Array, "b t"] | None = None,
 ) -> LossTerms:
-    """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser."""
+    """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser.
+
+    `pairs` numbers what has a level of its own, if that is not a sample.
+    """
+    drawn = samples if pairs is None else pairs
+    drawn_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), drawn)
+    weights = token_weights(config, masked, drawn, levels, drawn_sizes)
     sizes = masking.over_samples("sum", canvas.astype(jnp.float32), samples)
-    weights = token_weights(config, masked, samples, levels, sizes)
     # A sample with 4 canvas positions: each is 1/4 of the sample.
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
@@ -127,17 +136,23 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
-        # levels and attention
+        # levels and attention; `pairs` numbers what has a level of its own
         key_level, key_mask, key_attention = jax.random.split(key, 3)
-        levels = masking.noise_levels(key_level, samples, config.level_draws, config.minimum_level)
+        pairs, remat = samples, bool(config.remat)
+        if config.block_length is not None:
+            pairs = masking.number_blocks(samples, config.block_length)
+        levels = masking.noise_levels(key_level, pairs, config.level_draws, config.minimum_level)
         if openness is not None:
             attention = masking.attention_mask(samples, openness, key_attention)
         else:
             attention = SampleMask(samples) if config.masks_per_query else samples >= 0
 
         def log_probs(model: DreamForCausalLM, noisy: Int[Array, "b t"]) -> Float[Array, "b t"]:
+            if config.block_length is not None:
+                hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
+                return token_log_probs(model, hidden, tokens)
             positions = masking.sample_positions(samples)
-            hidden = model.model(noisy, attention, positions, remat=bool(config.remat))
+            hidden = model.model(noisy, attention, positions, remat=remat)
             hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
@@ -148,12 +163,12 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
                 share = f"confident_share={config.confident_share}"
                 raise ValueError(f"{share}: must be 0 where masks are drawn already")
             key_ranked, key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))
-            begun = masking.begun(key_begun, canvas, samples, levels)
+            begun = masking.begun(key_begun, canvas, pairs, levels)
             constant = nnx.merge(graph, jax.lax.stop_gradient(params))
             confidence = log_probs(constant, jnp.where(begun, tokens, empty))
             confidence = jnp.where(begun, jnp.inf, confidence)
             ranks = masking.confident_ranks(
-                key_ranked, confidence, canvas, samples, config.confident_share
+                key_ranked, confidence, canvas, pairs, config.confident_share
             )
         if config.high_levels:
             # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Not where ranks
@@ -161,16 +176,52 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             high = 1 - (1 - levels) ** 2
             levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
         # masks
-        noisy, masked = masking.mask_tokens(
-            key_mask, tokens, canvas, samples, levels, mask_id, ranks
-        )
+        noisy, masked = masking.mask_tokens(key_mask, tokens, canvas, pairs, levels, mask_id, ranks)
         # loss
         losses = -log_probs(model, noisy if drawn is None else empty)
         if drawn is not None:
             return drawn_loss_terms(config, losses, canvas, *drawn)
-        return loss_terms(config, losses, masked, canvas, samples, levels)
+        if config.complementary_masks:
+            # masked [1, 0, 0, 1] of a canvas of 4: the other copy masks [0, 1, 1, 0]
+            others = -log_probs(model, jnp.where(canvas & ~masked, mask_id, tokens))
+            losses, masked = jnp.where(masked, losses, others), canvas
+        return loss_terms(config, losses, masked, canvas, samples, levels, pairs)
 
     return loss
+
+
+def predict_blocks(
+    model: DreamForCausalLM,
+    noisy: Int[Array, "b t"],
+    clean: Int[Array, "b t"],
+    samples: Int[Array, "b t"],
+    length: int,
+    remat: bool,
+) -> Float[Array, "b t d"]:
+    """Return the hidden states that predict each position from its noisy block and those before it.
+
+    The noisy and the clean tokens stand side by side in a row of twice the length, so that one
+    forward pass computes all blocks.
+    """
+    positions = masking.sample_positions(samples)
+    blocks, owners, places = (
+        jnp.concatenate([each, each], axis=1) for each in (positions // length, samples, positions)
+    )
+    is_noisy = jnp.arange(blocks.shape[1])[None] < noisy.shape[1]
+    mask = attends_by_blocks(
+        blocks[:, :, None], blocks[:, None], is_noisy[:, :, None], is_noisy[:, None]
+    )
+    mask &= owners[:, :, None] == owners[:, None]
+    both = jnp.concatenate([noisy, clean], axis=1)
+    noisy_rows, clean_rows = jnp.split(model.model(both, mask, places, remat=remat), 2, axis=1)
+    if not model.config.family.shifts:
+        return noisy_rows
+    # Blocks of 2, noisy rows [n0, n1, n2, n3], clean rows [c0, c1, c2, c3]: a block begins after the
+    # last clean row before it, [n0, n0, c1, n2]. Nothing precedes the first row of a sample.
+    begins = masking.sample_starts(samples)
+    is_later = (positions % length == 0) & ~begins
+    within = masking.shift_right(noisy_rows, begins)
+    return jnp.where(is_later[..., None], masking.shift_right(clean_rows), within)
 
 
 class ByStep:
@@ -214,13 +265,14 @@ def train(
         identity: further settings that a resumed run must agree on.
 
     Raises:
-        ValueError: the model has no mask token, `out` holds another run, or a row holds several
-            samples that attention does not keep apart.
+        ValueError: the model has no mask token or other blocks, `out` holds another run, or a row
+            holds several samples that attention does not keep apart.
         FloatingPointError: the loss is not finite.
     """
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
     # settings that follow from the size of the model
+    loss = resolve_blocks(loss, model)
     graph, state = nnx.split(model)
     parameters = weight_count(state)
     config, loss = resolve_trainer(config, parameters), resolve_remat(loss, parameters)
@@ -234,7 +286,7 @@ def train(
         place_rows,
         mesh=model.mesh,
         parts=config.gradient_accumulation_steps,
-        masks_per_query=loss.masks_per_query,
+        masks_per_query=loss.masks_per_query or loss.block_length is not None,
     )
     # train
     trainer = Trainer(
@@ -245,8 +297,10 @@ def train(
         frozen=frozen,
         identity=where | {"loss": dataclasses.asdict(loss)} | dict(identity or {}),
         place=place,
-        token_flops=lambda length: training_flops(
-            model.config, length, length, all_weights=not others
+        token_flops=lambda length: (
+            loss.row_factor
+            * (1 + loss.complementary_masks)
+            * training_flops(model.config, loss.row_factor * length, length, all_weights=not others)
         ),
     )
     # evaluation
@@ -261,6 +315,17 @@ def train(
     # Not `frozen`: the model keeps the other weights in their own dtype.
     nnx.update(model, merge_params(others, trainer.state.params))
     return finished
+
+
+def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
+    """Return the loss with the blocks of the model; the model gets those of the loss if it has none.
+
+    Raises:
+        ValueError: they differ, or the model cannot have blocks.
+    """
+    if loss.block_length is not None:
+        model.become(model.config.with_blocks(loss.block_length))
+    return dataclasses.replace(loss, block_length=model.config.block_size)
 
 
 def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: bool) -> Any:

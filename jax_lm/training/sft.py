@@ -27,7 +27,7 @@ from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.planning.memory import PlannedStep, require_room
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
-from jax_lm.training.masked_diffusion import ByStep, train
+from jax_lm.training.masked_diffusion import ByStep, resolve_blocks, train
 from jax_lm.training.run_defaults import resolve_trainer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ def fine_tune(
     if config.expand_delete != (expansion is not None):
         raise ValueError(f"expand_delete={config.expand_delete}: must go with an expansion")
     config = resolve_length(config, samples, model.config.max_position_embeddings)
+    config = dataclasses.replace(config, loss=resolve_blocks(config.loss, model))
     # samples
     spare_pads = config.spare_pads if config.packed else None
     stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
@@ -165,7 +166,7 @@ def require_memory(
     planned = PlannedStep(
         precision="int8" if is_int8 else training.dtype,
         batch=-(-config.batch_size // training.gradient_accumulation_steps),
-        canvas=config.max_length,
+        canvas=config.loss.row_factor * config.max_length,
         new_tokens=config.max_length,
         kind=kind,
         lora_rank=ranks[0] if ranks else None,
@@ -202,6 +203,7 @@ def adapt(
     Raises:
         ValueError: no samples, or another run in `out`.
     """
+    config = dataclasses.replace(config, loss=resolve_blocks(config.loss, model))
     stream, held_out = make_streams(samples, config, pad_id, 0)
     require_memory(model, config, "adapt")
     opening = partial(openness, annealing_steps=config.opening_steps)

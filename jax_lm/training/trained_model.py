@@ -104,7 +104,7 @@ def load_for_training(
     """
     # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
-    config = DreamForCausalLM.read_config(found.folder).require_trainable()
+    config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     # where the result is saved; checked before the weights are loaded, which takes longest
     adapters = found.adapter.config if found.adapter else adapters

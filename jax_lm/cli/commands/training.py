@@ -51,6 +51,11 @@ def run_sft(arguments: Sft) -> int:
         form=arguments.form,
     )
     settings = resolve_length(settings, rows, context)
+    if target.adapters and settings.loss.block_length not in (None, model.config.block_size):
+        raise ValueError(
+            f"block_length={settings.loss.block_length}: adapters cannot change how their base "
+            "attends; train all weights (`adapt` or `sft` without lora_rank), or a base with blocks"
+        )
     expansion = None
     if settings.expand_delete:
         # Only now that the samples are read: tokenised data belong to the tokenizer without the new
@@ -152,8 +157,10 @@ def run_adapt(arguments: Adapt) -> int:
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
     # a causal model becomes a diffusion model: same weights, a mask token, and rows for it
-    config = DreamForCausalLM.read_config(folder).require_trainable()
+    config = DreamForCausalLM.read_config(folder)
     config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
+    if settings.loss.block_length is not None:
+        config = config.with_blocks(settings.loss.block_length)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     target = TrainedModel(arguments.out, tokenizer, arguments.save_dtype, folder)
     # data

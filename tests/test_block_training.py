@@ -1,0 +1,275 @@
+"""Block diffusion training: noisy and clean tokens side by side, against a loop over the blocks."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jax_lm.cli.main import main
+from jax_lm.data.batches import Row, collate
+from jax_lm.diffusion import masking
+from jax_lm.inference import DiffuCoderInference
+from jax_lm.models import lora
+from jax_lm.models.attention import attends_by_blocks, limit_to_blocks
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.training.config import SFT_LOSS, AdaptConfig, LossConfig, SftConfig
+from jax_lm.training.masked_diffusion import diffusion_loss, resolve_blocks, token_weights
+
+WIDTH, KEY = 16, jax.random.key(2)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    return replace(tiny_config, num_hidden_layers=1, initializer_range=0.3)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two packed rows of three samples; the first tokens are given, and nothing predicts them."""
+    rng = np.random.default_rng(0)
+    sizes, given = ((7, 6), (11,)), {7: 1, 6: 2, 11: 3}
+
+    def sample(size):
+        canvas = (False,) * given[size] + (True,) * (size - given[size])
+        return Row(tuple(map(int, rng.integers(0, 90, size))), canvas, open=False)
+
+    return collate([[sample(size) for size in row] for row in sizes], WIDTH, 91)
+
+
+def value_and_gradient(model, loss, batch):
+    graph, state = nnx.split(model)
+    objective = diffusion_loss(graph, loss, model.config.mask_token_id)
+
+    @jax.jit
+    def compute(weights):
+        return jax.value_and_grad(lambda weights: objective(weights, batch, KEY)[:2], has_aux=True)(
+            weights
+        )
+
+    (total, weight), gradient = compute(nnx.to_pure_dict(state))
+    return float(total), float(weight), gradient
+
+
+def assert_close(ours, theirs):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + 1e-7)
+
+
+def test_the_mask_of_training_is_that_of_decoding():
+    blocks = np.arange(6) // 2
+    noisy = np.arange(12) < 6
+    both = jnp.asarray(np.concatenate([blocks, blocks]))
+    mask = np.asarray(
+        attends_by_blocks(
+            both[:, None], both[None], jnp.asarray(noisy)[:, None], jnp.asarray(noisy)[None]
+        )
+    )
+    # Clean tokens attend as the tokens of a text that is decided.
+    decided = limit_to_blocks(None, jnp.arange(6)[None], jnp.arange(6)[None], 2)[0]
+    np.testing.assert_array_equal(mask[6:, 6:], decided)
+    assert not mask[6:, :6].any()
+    for query in range(6):
+        # A noisy block sees what decoding sees at that block: the clean text before it, and itself.
+        block = blocks[query]
+        np.testing.assert_array_equal(mask[query, :6], blocks == block)
+        np.testing.assert_array_equal(mask[query, 6:], blocks < block)
+
+
+def test_one_block_is_the_loss_of_the_whole_text(config, batch):
+    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
+    whole = value_and_gradient(model, LossConfig(masks_per_query=True), batch)
+    ours = value_and_gradient(model, LossConfig(block_length=WIDTH), batch)
+    assert whole[0] > 1
+    assert_close(ours, whole)
+
+
+def test_blocks_of_one_token_are_the_autoregressive_loss(config, batch):
+    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
+    total, weight, gradient = value_and_gradient(model, LossConfig(block_length=1), batch)
+    graph, state = nnx.split(model)
+    samples = batch.samples
+    causal = jnp.asarray(
+        (samples[:, :, None] == samples[:, None]) & np.tril(np.ones((WIDTH, WIDTH), bool))
+    )
+    positions = masking.sample_positions(jnp.asarray(samples))
+
+    @jax.jit
+    def next_token_loss(weights):
+        logits = nnx.merge(graph, weights)(jnp.asarray(batch.tokens), causal, positions)
+        log_probs = jax.nn.log_softmax(logits[:, :-1])
+        own = jnp.take_along_axis(log_probs, batch.tokens[:, 1:, None], axis=-1)[..., 0]
+        return -jnp.sum(own * batch.canvas[:, 1:])
+
+    expected, theirs = jax.value_and_grad(next_token_loss)(nnx.to_pure_dict(state))
+    assert weight == batch.canvas.sum()
+    assert total == pytest.approx(float(expected), rel=1e-5)
+    assert_close(gradient, theirs)
+
+
+# (family, loss, adapters): shifted and not, all weights and LoRA, one copy and its complement.
+CASES = {
+    "shifted": ("Fast_dLLM_Qwen", LossConfig(block_length=4), False),
+    "not shifted": ("a2d-qwen2", LossConfig(block_length=3, normalisation="sequence"), False),
+    "adapters": ("Fast_dLLM_Qwen", LossConfig(block_length=2), True),
+    "complement": (
+        "qwen3",
+        LossConfig(block_length=4, weighting="plain", complementary_masks=True),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_a_loop_over_blocks(config, batch, case):
+    kind, loss, has_adapters = CASES[case]
+    length = loss.block_length
+    model = DreamForCausalLM(replace(config, model_type=kind, block_size=length), rngs=nnx.Rngs(0))
+    if has_adapters:
+        lora.add_lora(model, lora.LoraConfig(rank=2), seed=0)
+        # New adapters begin with factors of zero, whose partners have no gradient.
+        for _, adapter in lora.adapters(model):
+            adapter.lora_b[...] = 0.1 * jax.random.normal(
+                jax.random.key(3), adapter.lora_b[...].shape
+            )
+    assert resolve_blocks(loss, model) == loss
+    ours = value_and_gradient(model, loss, batch)
+    # masks and weights, drawn as the loss draws them
+    samples, canvas = jnp.asarray(batch.samples), jnp.asarray(batch.canvas)
+    pairs = masking.number_blocks(samples, length)
+    key_level, key_mask, _ = jax.random.split(KEY, 3)
+    levels = masking.noise_levels(key_level, pairs)
+    mask_id = config.mask_token_id
+    noisy, masked = masking.mask_tokens(
+        key_mask, jnp.asarray(batch.tokens), canvas, pairs, levels, mask_id
+    )
+    pair_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), pairs)
+    weights = np.asarray(token_weights(loss, masked, pairs, levels, pair_sizes))
+    copies = [(np.asarray(noisy), np.asarray(masked))]
+    if loss.complementary_masks:
+        others = batch.canvas & ~copies[0][1]
+        copies.append((np.where(others, mask_id, batch.tokens), others))
+    graph, state = nnx.split(model)
+    shift = model.config.family.shifts
+
+    @jax.jit
+    def naive(params):
+        """Each block of each sample by itself, after the clean text before it."""
+        model, total = nnx.merge(graph, params), 0.0
+        for noisy, masked in copies:
+            for row, number in [(0, 0), (0, 1), (1, 2)]:
+                columns = np.flatnonzero(batch.samples[row] == number)
+                share = 1 / batch.canvas[row, columns].sum() if "seq" in loss.normalisation else 1
+                for begin in range(0, len(columns), length):
+                    block = columns[begin : begin + length]
+                    text = np.concatenate([batch.tokens[row, columns[:begin]], noisy[row, block]])
+                    log_probs = jax.nn.log_softmax(model(jnp.asarray(text)[None])[0])
+                    for offset, column in enumerate(block):
+                        if masked[row, column]:
+                            place = max(begin + offset - shift, 0)
+                            own = log_probs[place, batch.tokens[row, column]]
+                            total -= share * weights[row, column] * own
+        return total
+
+    expected, theirs = jax.value_and_grad(naive)(nnx.to_pure_dict(state))
+    assert ours[0] == pytest.approx(float(expected), rel=1e-5)
+    assert_close(ours[2], theirs)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: LossConfig(block_length=0), "block_length=0: must be at least 1"),
+        (lambda: LossConfig(block_length=4, weighting="cart"), "block_length=4: must be None"),
+        (lambda: LossConfig(complementary_masks=True), "needs weighting='plain', not '1/t'"),
+        (
+            lambda: AdaptConfig(loss=LossConfig(block_length=4), annealing_steps=3),
+            "annealing_steps=3: must be 0 with block_length",
+        ),
+        (
+            lambda: SftConfig(expand_delete=True, loss=replace(SFT_LOSS, block_length=4)),
+            "block_length=4: must be None with expand_delete",
+        ),
+    ],
+)
+def test_settings_that_contradict_are_named(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_other_blocks_than_those_of_the_model_are_refused(config):
+    model = DreamForCausalLM.abstract(replace(config, model_type="Fast_dLLM_Qwen", block_size=4))
+    with pytest.raises(ValueError, match="block_length=8: must be 4, the blocks of Fast-dLLM v2"):
+        resolve_blocks(LossConfig(block_length=8), model)
+    # Without a length, the model's own.
+    assert resolve_blocks(LossConfig(), model).block_length == 4
+    model = DreamForCausalLM.abstract(replace(config, model_type="llama"))
+    with pytest.raises(
+        ValueError, match="block_length=8: must not be given for a model of type llama"
+    ):
+        resolve_blocks(LossConfig(block_length=8), model)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_folder):
+    """The folder of a model that `adapt` has trained on blocks of 4."""
+    folder = tmp_path_factory.mktemp("blocks")
+    texts = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 2} for i in range(24)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    command = [
+        "adapt",
+        "--data",
+        folder / "texts.jsonl",
+        "--model",
+        tiny_folder,
+        "--out",
+        folder / "out",
+    ]
+    options = ["--block-length", 4, "--max-length", 64, "--batch-size", 4, "--max-steps", 3]
+    assert main(list(map(str, [*command, *options, "--learning-rate", 0.01]))) == 0
+    return folder / "out" / "model"
+
+
+def test_a_trained_model_attends_by_its_blocks_and_decodes_with_and_without_a_cache(trained):
+    engine = DiffuCoderInference(trained, dtype="float32", verbose=False)
+    assert (engine.config.family.name, engine.config.block_size) == ("Fast-dLLM v2", 4)
+    options = GenerationOptions(
+        max_new_tokens=14,
+        temperature=0.0,
+        top_p=None,
+        early_stop=False,
+        decoding=Decoding(commit="threshold", threshold=0.5),
+    )
+    prompt = "def f(x):\n"
+    texts = {
+        cache: engine.complete([prompt], options.with_settings(cache=cache))[0]
+        for cache in ("none", "prefix", "window")
+    }
+    # The prompt does not end with a block of the model.
+    assert len(engine.tokenizer.encode(prompt)) % 4
+    assert len(set(texts.values())) == 1
+    assert texts["none"]
+
+
+def test_adapters_do_not_change_how_a_base_attends(trained, tiny_folder, tmp_path, capsys):
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 4)
+    command = [
+        "sft",
+        "--data",
+        str(tmp_path / "chat.jsonl"),
+        "--lora-rank",
+        "2",
+        "--max-steps",
+        "1",
+    ]
+    small = ["--max-length", "64", "--batch-size", "2"]
+    refused = [*command, *small, "--out", str(tmp_path / "a"), "--model", str(tiny_folder)]
+    assert main([*refused, "--block-length", "4"]) != 0
+    assert (
+        "block_length=4: adapters cannot change how their base attends" in capsys.readouterr().err
+    )
+    assert main([*command, *small, "--out", str(tmp_path / "b"), "--model", str(trained)]) == 0
