@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases.reference import GOLDEN
-from family_cases import KINDS, SHAPES, config_fields, random_rows, random_tensor
+from family_cases import KINDS, NEW_TOKENS, SHAPES, config_fields, random_rows, random_tensor
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -20,12 +20,15 @@ from jax_lm.checkpoints import huggingface
 from jax_lm.config import FAMILIES, DreamConfig
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import verify
+from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.masking import align_rows
+from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, published_parameters
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
+from jax_lm.training.coupled_grpo import require_room_for_completions
 
 # The bound of every forward pass in float32.
 TOLERANCE = 2e-5
@@ -86,6 +89,23 @@ def test_forward_is_that_of_the_published_code(recorded, name, shape):
     # A row of the other family would be seen.
     for change in ({"shifts": not config.family.shifts}, other_attention(config)):
         assert distance(with_rule(model, **change), name, shape, expected) > 0.05, change
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("autoregressive-qwen2", 0), ("autoregressive-qwen3", 0), ("autoregressive-llama", 1)],
+)
+def test_greedy_answers_are_those_of_transformers(recorded, name, shape):
+    config = DreamConfig.from_dict(config_fields(name, shape))
+    expected = recorded[f"{name}.{shape}.greedy"]
+    options = GenerationOptions(
+        max_new_tokens=NEW_TOKENS, temperature=0.0, top_p=None, top_k=None
+    ).left_to_right()
+    # The second row has padding on its left.
+    canvas = Canvas.after(*random_rows(name, shape), NEW_TOKENS)
+    state = Sampler(build(config)).generate(canvas, options)
+    np.testing.assert_array_equal(np.asarray(state.tokens)[:, -NEW_TOKENS:], expected)
+    assert len(np.unique(expected)) > 5
 
 
 def other_attention(config):
@@ -270,5 +290,5 @@ def test_what_a_family_cannot_do_is_refused_by_name(tmp_path):
         ValueError, match=r"block_length=8: must lie in \[1, 4\], the blocks of Stable"
     ):
         decode(folder, "abc", block_length=8)
-    with pytest.raises(ValueError, match="Stable-DiffCoder is trained on clean and noisy blocks"):
-        engine.config.require_trainable()
+    with pytest.raises(ValueError, match="Stable-DiffCoder attends by blocks, which coupled-GRPO"):
+        require_room_for_completions(DreamForCausalLM.abstract(engine.config), None, None)

@@ -48,6 +48,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
 WIDE_HEAD = 16
 # Rows of a case; the second has this many columns of padding on its left.
 ROWS, COLUMNS, PADDING = 2, 19, 3
+# Tokens of a recorded answer.
+NEW_TOKENS = 24
 LLADA_FIELDS = {
     "hidden_size": "d_model", "intermediate_size": "mlp_hidden_size", "num_hidden_layers": "n_layers",
     "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import torch
-from family_cases import KINDS, SHAPES, WIDE_HEAD, random_rows, random_tensor
+from family_cases import KINDS, NEW_TOKENS, SHAPES, WIDE_HEAD, random_rows, random_tensor
 from safetensors.numpy import save_file
 from transformers import (
     LlamaConfig,
@@ -85,6 +85,17 @@ def evaluate(name: str, shape: int, dtype: torch.dtype) -> np.ndarray:
     return logits.float().numpy()
 
 
+@torch.no_grad()
+def answer(name: str, shape: int) -> np.ndarray:
+    """Continue the rows of a case greedily, by transformers' own loop; returns new tokens [b, n]."""
+    tokens, present = map(torch.from_numpy, random_rows(name, shape))
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = build(name, shape).generate(
+        tokens.long(), attention_mask=present.long(), max_new_tokens=NEW_TOKENS, **settings
+    )
+    return found[:, tokens.shape[1] :].numpy().astype(np.int32)
+
+
 def main(path: str) -> None:
     recorded = {}
     for name in KINDS:
@@ -95,6 +106,8 @@ def main(path: str) -> None:
             recorded[f"{case}.bfloat16"] = evaluate(name, shape, torch.bfloat16)[0].astype(
                 np.float16
             )
+            if name.startswith("autoregressive"):
+                recorded[f"{case}.greedy"] = answer(name, shape)
     save_file(recorded, path)
     print(f"{path}: {len(recorded)} outputs of {len(KINDS)} kinds")
 
