@@ -31,7 +31,7 @@ class Bench:
     Attributes:
         model: folder or hub id; the built-in model by default.
         dtype: float32 or bfloat16; depends on the device by default.
-        presets: decoding presets to measure.
+        presets: decoding presets to measure; an autoregressive model has only exact.
         workload: batch sizes and lengths.
         random_shape: use random weights instead of a model: small (the published vocabulary, 8
             layers of width 512) or 7b (the published shape).

@@ -1,0 +1,87 @@
+"""Peak memory of training commands on this machine, beside what `plan` says for other machines.
+
+python experiments/peak_memory.py --model Qwen2.5-Coder-0.5B-Instruct --out docs/results/measurements/peak_memory.json
+
+Each case is a command of its own, ended after its second update; the peak is that of the process, as
+the kernel counts it (ru_maxrss). Rows of 7B are planned, not run. A case that is refused or killed
+has no peak, and its last line says why. Needs about 20 GB free for the largest case; `--cases` picks
+some.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TEXT = 'def add_{0}(a, b):\n    """Return the sum of a, b and {0}."""\n    return a + b + {0}\n\n\n'
+# Name: command, what is trained, options.
+CASES = {
+    "adapt 8 x 512": ("adapt", "texts", "--batch-size 8 --max-length 512"),
+    "adapt 2 x 512": ("adapt", "texts", "--batch-size 2 --max-length 512"),
+    "adapt 2 x 512, blocks of 4": (
+        "adapt",
+        "texts",
+        "--batch-size 2 --max-length 512 --block-length 4",
+    ),
+    "sft lora, 16 short samples": ("sft", "samples", "--lora-rank 8"),
+}
+PLANS = {
+    "7B, adapt 8 x 512, v5e:4x4": "--topology v5e:4x4 --step adapt --batch-size 8 --max-length 512",
+    "7B, adapt 8 x 512, h100:8": "--topology h100:8 --step adapt --batch-size 8 --max-length 512",
+    "7B, sft lora over int8, rtx4090:1": (
+        "--topology rtx4090:1 --step sft --lora-rank 8 --dtype int8 --batch-size 1 --max-length 512"
+    ),
+}
+
+
+def run(words: list[str]) -> tuple[int, int, str]:
+    """Run a command; returns its status, the peak of its memory in bytes, and its last line."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        output.seek(0)
+        lines = output.read().strip().splitlines()
+    code = os.waitstatus_to_exitcode(status)
+    return code, usage.ru_maxrss * 1024, lines[-1] if lines else ""
+
+
+def write_data(folder: Path) -> None:
+    """Write texts of some 100,000 tokens, and sixteen samples of two lines."""
+    texts = ["".join(TEXT.format(100 * n + i) for i in range(20)) for n in range(160)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    samples = [{"prompt": f"Add {n} to x.", "response": f"x + {n}\n"} for n in range(16)]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    arguments = parser.parse_args()
+    command, rows = [sys.executable, "-m", "jax_lm"], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_data(folder)
+        for number, case in enumerate(arguments.cases):
+            kind, data, options = CASES[case]
+            words = [*command, kind, "--model", str(arguments.model), "--data"]
+            words += [str(folder / f"{data}.jsonl"), "--out", str(folder / str(number))]
+            words += [*options.split(), "--max-steps", "2", "--stop-after", "2"]
+            code, peak, last = run(words)
+            rows.append({"case": case, "status": code, "peak_gb": round(peak / 1e9, 2)})
+            if code not in (0, 143):
+                rows[-1] = {"case": case, "status": code, "why": last}
+            print(json.dumps(rows[-1]), flush=True)
+    for case, options in PLANS.items():
+        words = [*command, "plan", "--model-config", "7b", "--estimate", "--json", *options.split()]
+        found = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        rows.append({"case": case, "plan": json.loads(found)})
+    arguments.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
