@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases.causal import write_causal
 from flax import nnx
-from tokenizers import AddedToken, models
 
 from jax_lm.benchmark.backend import JaxBackend, greedy_options, random_canvas, random_prompts
 from jax_lm.benchmark.settings import Cell
@@ -22,9 +22,8 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.planning.roofline import MachineLimits
-from jax_lm.templates import GAP_TOKENS, Template
+from jax_lm.templates import Template
 from jax_lm.tokenizer import END_OF_TEXT
-from jax_lm.tokenizer.byte_level import BYTES_OF_LETTERS, byte_level_bpe
 
 IDS = np.array([[0, 0, 3, 5, 8], [7, 1, 2, 9, 4]])
 PRESENT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
@@ -42,15 +41,7 @@ def model(request, tiny_config):
 @pytest.fixture(scope="module")
 def causal_engine(tmp_path_factory, tiny_config):
     """A checkpoint of random weights over bytes, whose tokenizer has gap tokens and no mask."""
-    folder = tmp_path_factory.mktemp("causal")
-    backend = byte_level_bpe(models.BPE(vocab=dict(BYTES_OF_LETTERS), merges=[]))
-    tokens = (END_OF_TEXT, *GAP_TOKENS)
-    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    config = replace(
-        tiny_config, model_type="qwen2", mask_token_id=None, vocab_size=264, initializer_range=0.3
-    )
-    DreamForCausalLM(config, rngs=nnx.Rngs(0)).save_pretrained(folder)
-    backend.save(str(folder / "tokenizer.json"))
+    folder = write_causal(tmp_path_factory.mktemp("causal"), tiny_config)
     return DiffuCoderInference(folder, verbose=False)
 
 

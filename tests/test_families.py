@@ -29,6 +29,8 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.training.coupled_grpo import require_room_for_completions
+from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.prompt_set import PromptSet
 
 # The bound of every forward pass in float32.
 TOLERANCE = 2e-5
@@ -290,5 +292,6 @@ def test_what_a_family_cannot_do_is_refused_by_name(tmp_path):
         ValueError, match=r"block_length=8: must lie in \[1, 4\], the blocks of Stable"
     ):
         decode(folder, "abc", block_length=8)
+    model = DreamForCausalLM.abstract(engine.config)
     with pytest.raises(ValueError, match="Stable-DiffCoder attends by blocks, which coupled-GRPO"):
-        require_room_for_completions(DreamForCausalLM.abstract(engine.config), None, None)
+        require_room_for_completions(model, PromptSet((), 0, 1), GRPOConfig())

@@ -76,8 +76,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     if arguments.preset is None:
         # presets are for models that decode in any order
         defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
-        options = replace(options, preset=defaults["preset"])
-    options = fit_options(inference, options, given)
+    options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
     # "out/model" is offered as "model"
     source = arguments.engine.adapter or arguments.engine.model or "builtin"
