@@ -245,3 +245,13 @@ def test_a_server_of_drafts_or_presets_is_refused(causal_engine):
     ):
         with pytest.raises(ValueError, match=f"{named}.*adapt it for any order"):
             Engine(causal_engine, options)
+
+
+def test_a_scored_prompt_has_its_exact_likelihood(served, causal_engine):
+    from jax_lm.serving.scoring import score
+
+    ids = served.tokenizer.encode_plain("x = 1\n")
+    commits = score(served.workers[0], served.tokenizer, ids, 0, float("inf"))
+    exact = log_likelihood(causal_engine.sampler, ids[:1], ids[1:], samples=1, seed=0)
+    found = sum(commit.logprob.value for commit in commits[1:])
+    assert found == pytest.approx(exact.log_likelihood, abs=1e-4)
