@@ -146,7 +146,7 @@ def test_an_analysis_has_one_order_and_one_first_position(causal_engine):
     (problem,) = load_held_out_problems(1)
     (trace,) = decode_traces(causal_engine, [problem], GREEDY, samples=1)
     assert trace["commit_step"] == list(range(9))
-    assert trace_order(trace, by_confidence=False).tolist() == list(range(9))
+    assert trace_order(trace).tolist() == list(range(9))
     assert trace["text"] == causal_engine.complete([problem.prefix], GREEDY)[0]
     first = first_confidence(causal_engine, [problem], 9)
     assert first.shape == (1, 1)
