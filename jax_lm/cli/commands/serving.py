@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from pydantic import ValidationError
