@@ -119,12 +119,12 @@ class Sequence:
             )
         for name, allowed in ALLOWED.items():
             value = getattr(options if hasattr(options, name) else decoding, name)
-            if value not in allowed and not (name == "cache" and self.is_left_to_right):
+            if value not in allowed:
                 only = " or ".join(map(repr, allowed))
                 raise ValueError(f"{name}={value!r}: sequences of a batch can only have {only}")
         # settings that depend on each other
         steps, cache, commit = options.steps, decoding.cache, decoding.commit
-        if cache not in ("none", "window"):
+        if cache not in ("none", "window") and not self.is_left_to_right:
             raise ValueError(f"cache={cache!r}: must be none or window")
         if (steps is None) != (commit != "steps"):
             raise ValueError(
