@@ -151,6 +151,18 @@ def test_a_filter_answers_every_number_as_its_table_says(machine):
             assert call(arguments_of(words | {word: wrong})) == refused, (name, word)
 
 
+@pytest.mark.parametrize("machine", syscalls.ALLOWED)
+def test_roots_changes_in_bubblewrap_do_nothing(machine):
+    """And `Path.touch`, which first asks for the present time, makes its file."""
+    table = syscalls.parse_table(syscalls.ALLOWED[machine] + syscalls.GUARDED[machine])
+    call = functools.partial(bpf.answer, confinement.owner_program(machine), machine)
+    refused = confinement.ERRNO | confinement.EPERM
+    assert call(table["utimensat"], [0, 4096, 0, 0, 0, 0]) == refused
+    assert call(table["utimensat"], [0, 4096, 8192, 0, 0, 0]) == confinement.ERRNO
+    assert call(table["fchmodat"]) == confinement.ERRNO
+    assert {call(table[name]) for name in ("openat", "read")} == {confinement.ALLOW}
+
+
 def arguments_of(words):
     """Six arguments of their halves."""
     return [words[2 * index] | words[2 * index + 1] << 32 for index in range(6)]

@@ -319,11 +319,19 @@ def owner_program(machine: str) -> bytes:
     """Return the filter under which changes of permissions and times succeed and do nothing.
 
     For root in bubblewrap: a program has a name for /dev/null, which is the host's and belongs to
-    root. `shutil.copy` and others need the calls to succeed.
+    root. `shutil.copy` and others need the calls to succeed. Without times (a pointer, argument 2),
+    the call fails: `Path.touch` then makes the file.
     """
     table = callable_numbers(machine)
-    calls = [table[name] for name in ("chmod", "fchmodat", "utimensat") if name in table]
-    return b"".join(calls_by_number(machine, dict.fromkeys(calls, ERRNO), ALLOW))
+    answers: dict[int, int | None] = {table["utimensat"]: None}
+    answers |= {table[name]: ERRNO for name in ("chmod", "fchmodat") if name in table}
+    has_times = [
+        instruction(BPF_LOAD, 16 + 4 * 4),
+        instruction(BPF_JUMP_EQUAL, 0, if_false=1),
+        instruction(BPF_RETURN, ERRNO | EPERM),
+        instruction(BPF_RETURN, ERRNO),
+    ]
+    return b"".join([*calls_by_number(machine, answers, ALLOW), *has_times])
 
 
 def prepare_children() -> None:
