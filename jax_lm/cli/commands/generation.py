@@ -94,7 +94,7 @@ def advice(options: GenerationOptions, width: int) -> str:
     # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
     blocks = -(-steps // BLOCK_LENGTH)
     fast = blocks * width + (steps - blocks) * (BLOCK_LENGTH + 1)
-    return f"--preset fast computes {steps * width / fast:.1f} times fewer rows, turbo still fewer"
+    return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
 
 
 def shows_given(arguments: Generate) -> bool:
