@@ -218,10 +218,14 @@ STRINGS = Kind(
 )  # fmt: skip
 
 
-def draw_pipeline(rng: random.Random) -> Pipeline:
+LENGTHS = (1, 2, 2, 3)
+"""Numbers of steps in the corpus, of which one is drawn."""
+
+
+def draw_pipeline(rng: random.Random, lengths: tuple[int, ...] = LENGTHS) -> Pipeline:
     """Draw the kind of list, the steps with their constants, and the result."""
     kind = NUMBERS if rng.random() < 0.7 else STRINGS
-    steps = rng.sample(kind.steps, rng.choice((1, 2, 2, 3)))
+    steps = rng.sample(kind.steps, rng.choice(lengths))
     drawn = tuple((step, rng.choice(step.constants) if step.constants else None) for step in steps)
     return Pipeline(kind, drawn, rng.choice(kind.finals))
 
@@ -235,9 +239,9 @@ def pipeline_tests(pipeline: Pipeline, name: str, rng: random.Random) -> tuple[s
     return tuple(tests)
 
 
-def draw_composition(rng: random.Random) -> BuiltinTask:
+def draw_composition(rng: random.Random, lengths: tuple[int, ...] = LENGTHS) -> BuiltinTask:
     """Draw a pipeline in one wording, with its tests."""
-    pipeline = draw_pipeline(rng)
+    pipeline = draw_pipeline(rng, lengths)
     kind = pipeline.kind
     parameter, name = rng.choice(kind.parameter_names()), rng.choice(VAGUE_NAMES)
     description = pipeline.describe(rng)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builtin_model.corpus import draw_task
 from jax_lm.data.prompts import TASKS_FILE, BuiltinTask
-from jax_lm.host.declared import run_main
+from jax_lm.host.declared import Positional, run_main
 
 HELD_OUT_SEED, HELD_OUT_COUNT = 20_000_000, 2000
 TRAINING_SEED, TRAINING_COUNT = 10_000_000, 4000
@@ -42,8 +42,7 @@ def distinct_tasks(seed: int, count: int, *, held_out: bool) -> list[BuiltinTask
 
 
 def main(
-    out: Path = TASKS_FILE,
-    /,
+    out: Positional[Path] = TASKS_FILE,
     *,
     held_out_count: int = HELD_OUT_COUNT,
     training_count: int = TRAINING_COUNT,

@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_lm.data.prompts import builtin_prompts
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.host.declared import run_main
+from jax_lm.host.declared import Positional, run_main
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
@@ -36,8 +36,7 @@ BATCH_SIZE = 16
 
 
 def main(
-    out: Path,
-    /,
+    out: Positional[Path],
     tasks: int = 4000,
     model: Path = BUILTIN_MODEL,
     preset: str = "fast",

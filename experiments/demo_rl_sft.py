@@ -21,7 +21,7 @@ from builtin_model.train import LOSS, Chunks
 from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch, close_sample, collate
 from jax_lm.data.prompts import read_shipped_tasks
-from jax_lm.host.declared import run_main
+from jax_lm.host.declared import Positional, run_main
 from jax_lm.host.terminal import TERMINATED
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
@@ -37,9 +37,8 @@ MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
 
 
 def main(
-    prompts: Path,
-    out: Path,
-    /,
+    prompts: Positional[Path],
+    out: Positional[Path],
     seed: int = 0,
     steps: int = 20,
     rate: float = 5e-5,

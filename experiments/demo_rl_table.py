@@ -29,7 +29,17 @@ COMPARED = (*((arm, CONTROL) for arm in ARMS if arm != "shuffled"), ("trace", "c
             ("sft", "trace"))  # fmt: skip
 """Arms that a line of the table compares on the same seeds and tasks."""
 MEASURES = ("sampled", "greedy")
-CURVES = ("reward", "eval_reward", "kl", "completion_tokens", "zero_variance_groups")
+CURVES = (
+    "reward",
+    "eval_reward",
+    "rewarded_logprob",
+    "entropy",
+    "kl",
+    "eval_kl_start",
+    "completion_tokens",
+    "unfinished_completions",
+    "zero_variance_groups",
+)
 DRAWS = 10_000
 SMOOTHED = 5
 """Points of a curve that are averaged."""

@@ -149,9 +149,9 @@ def policy_optimisation(
             np.random.default_rng((1, number, first)),
         )
         tokens = rng.integers(0, 400, (len(prompts), width + new_tokens)).astype(np.int32)
-        return cut_at_stop(
-            tokens, np.zeros_like(tokens), np.ones(tokens.shape, bool), width, tokenizer
-        )
+        zeros = np.zeros_like(tokens)
+        present = np.ones(tokens.shape, bool)
+        return cut_at_stop(tokens, present, zeros, zeros.astype(np.float32), width, tokenizer)
 
     trainer.source.rollouts.complete = given
     return trainer.trainer, trainer.source

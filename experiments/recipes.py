@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.masked_diffusion import diffusion_loss
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.prompt_set import WIDTH_BUCKET
-from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, policy_scores
+from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, make_scorer
 from jax_lm.training.run_defaults import resolve_grpo, resolve_remat, resolve_trainer, weight_count
 from jax_lm.training.update import in_dtype, make_update, partition
 
@@ -294,18 +293,9 @@ def policy_update(
     graph: ModelGraph, model: DreamForCausalLM, settings: GRPOConfig
 ) -> tuple[Any, PolicyBatch]:
     """Return the loss of coupled-GRPO, and a batch that is replicated on every device."""
-    assert settings.score_chunk is not None
     assert model.mesh is not None
     rows, new_tokens = settings.completions, settings.generation.max_new_tokens
-    score = partial(
-        policy_scores,
-        graph,
-        completion_length=new_tokens,
-        mask_id=model.config.mask_token_id or 0,
-        masks=settings.masks,
-        chunk=settings.score_chunk,
-        remat=bool(settings.remat),
-    )
+    score = make_scorer(graph, model.config.mask_token_id or 0, settings)
     # prompts are padded to a multiple of the bucket: 500 -> 512 with WIDTH_BUCKET = 32
     width = settings.max_prompt_length + -settings.max_prompt_length % WIDTH_BUCKET
 

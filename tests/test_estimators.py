@@ -8,33 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases.grpo import FIVES, GENERATION, assert_equal, entries, fives, trainer_of, training
+from cases.grpo import (
+    FIVES,
+    GENERATION,
+    assert_equal,
+    entries,
+    fives,
+    settings,
+    trainer_of,
+    training,
+)
 
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.options import Decoding
 from jax_lm.rewards import WeightedSum
 from jax_lm.training.grpo_config import Estimator
-from jax_lm.training.policy_loss import completion_scores, forward_process, segments
-from jax_lm.training.rollouts import has_variance, sample_keys
+from jax_lm.training.policy_loss import completion_scores, forward_process
+from jax_lm.training.rollouts import cut_at_stop, has_variance, sample_keys
 
 PROMPT, COLUMNS, MASK = 3, 12, 95
-TRACE = Estimator(estimator="trace", num_segments=3)
-
-
-def decoded(rng, rows=4):
-    """Rows, the steps that decided their completions (some several positions), and what counts of
-    them.
-    """
-    tokens = rng.integers(0, 90, (rows, PROMPT + COLUMNS)).astype(np.int32)
-    steps = rng.integers(0, 7, (rows, COLUMNS)).astype(np.int32)
-    counted = np.arange(COLUMNS) < rng.integers(1, COLUMNS + 1, (rows, 1))
-    return tokens, steps, counted
-
-
-def copies_of(tokens, estimator, seed=0, **decoding):
-    keys = sample_keys(seed, 0, 1, jnp.arange(len(tokens)))
-    process = jax.jit(partial(forward_process, estimator=estimator), static_argnums=(2, 3))
-    return process(keys, jnp.asarray(tokens), COLUMNS, MASK, **decoding)
 
 
 def scored(model, tokens, copies):
@@ -43,78 +34,43 @@ def scored(model, tokens, copies):
     return np.asarray(score(tokens, np.ones(tokens.shape, bool), copies))
 
 
-@pytest.mark.parametrize("count", [1, 3, 5, 40])
-def test_segments_are_runs_of_steps_of_about_as_many_tokens(count):
-    for seed in range(20):
-        _, steps, counted = decoded(np.random.default_rng(seed))
-        found = np.asarray(segments(jnp.asarray(steps), jnp.asarray(counted), count))
-        for row in range(len(steps)):
-            total = counted[row].sum()
-            for column in range(COLUMNS):
-                before = sum(
-                    steps[row, other] < steps[row, column] and counted[row, other]
-                    for other in range(COLUMNS)
-                )
-                assert found[row, column] == min(count * before // total, count - 1)
-            # A step is never cut in two, and later steps are not in earlier segments.
-            order = np.argsort(steps[row], kind="stable")
-            assert (np.diff(found[row, order]) >= 0).all()
-            for step in set(steps[row]):
-                assert len(set(found[row, steps[row] == step])) == 1
+def test_random_masks_do_not_follow_the_steps():
+    keys, tokens = sample_keys(0, 0, 1, jnp.arange(1)), jnp.zeros((1, PROMPT + COLUMNS), jnp.int32)
+    with pytest.raises(ValueError, match="estimator='trace': has no random masks"):
+        forward_process(keys, tokens, COLUMNS, MASK, Estimator(estimator="trace"))
 
 
-def test_the_trace_shows_no_copy_what_it_scores_or_what_came_later():
-    tokens, steps, counted = decoded(np.random.default_rng(1))
-    copies = copies_of(
-        tokens, TRACE, commit_step=jnp.asarray(steps), completion_mask=jnp.asarray(counted)
-    )
-    hidden = np.asarray(copies.tokens)[:, :, PROMPT:] == MASK
-    scored = np.asarray(copies.scored)
-    assert (scored.sum(axis=1) == 1).all()
-    assert (hidden | ~scored).all()
-    for row in range(len(tokens)):
-        for copy in range(TRACE.num_segments):
-            if scored[row, copy].any():
-                first = steps[row, scored[row, copy]].min()
-                np.testing.assert_array_equal(hidden[row, copy], steps[row] >= first)
-    assert (np.asarray(copies.tokens)[:, :, :PROMPT] == tokens[:, None, :PROMPT]).all()
-    np.testing.assert_array_equal(copies.weights, 1)
-    np.testing.assert_array_equal(copies.terms, 1)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoding": Decoding(preset="fast", refresh_every=2)}, "refresh_every=2: estimator='trace'"),
+        ({"decoding": Decoding(preset="fast", freeze_prompt=True)}, "freeze_prompt=True: estimator='trace'"),
+        ({"lookahead": 2, "decoding": Decoding(preset="turbo", cache="none")}, "lookahead=2: estimator='trace'"),
+    ],
+)  # fmt: skip
+def test_a_decoding_that_cannot_be_scored_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settings(masks=Estimator(estimator="trace"), generation=replace(GENERATION, **changes))
+    settings(generation=replace(GENERATION, **changes))
 
 
-def test_a_trace_of_every_step_is_what_the_sampler_saw(tiny_model):
-    """With as many segments as steps, a score is the log-probability on the canvas from which the
-    token was drawn.
-    """
-    sampler = Sampler(tiny_model)
-    prompt = np.random.default_rng(2).integers(0, 90, (3, PROMPT)).astype(np.int32)
-    options = replace(GENERATION, max_new_tokens=COLUMNS, num_steps=COLUMNS, top_p=None, top_k=None)
-    state = sampler.generate(Canvas.after(prompt, None, COLUMNS), options, seed=5)
-    tokens, steps = np.asarray(state.tokens), np.asarray(state.commit_step)[:, PROMPT:]
-    everything = jnp.ones((3, COLUMNS), bool)
-    estimator = Estimator(estimator="trace", num_segments=COLUMNS)
-    copies = copies_of(
-        tokens, estimator, commit_step=jnp.asarray(steps), completion_mask=everything
-    )
-    scores = scored(tiny_model, tokens, copies)
-    forward = jax.jit(tiny_model.__call__)
-    for row in range(3):
-        for column in range(COLUMNS):
-            canvas = tokens[row].copy()
-            canvas[PROMPT:][steps[row] >= steps[row, column]] = MASK
-            logits = np.asarray(forward(canvas[None]))[0, PROMPT + column - 1].astype(np.float64)
-            expected = logits[tokens[row, PROMPT + column]] - np.log(np.exp(logits).sum())
-            assert scores[row, column] == pytest.approx(expected, abs=2e-5)
-
-
-def test_the_trace_needs_the_steps():
-    with pytest.raises(ValueError, match="commit_step=None: estimator='trace' needs the steps"):
-        copies_of(np.zeros((1, PROMPT + COLUMNS), np.int32), TRACE)
+def test_the_trace_reads_what_was_sampled_behind_the_stop_token(policy, letters, tmp_path):
+    width, end = 4, letters.stop_ids[0]
+    sampled = np.array([[0, 0, 1, 2, 5, end, 7, 8, 9, 9, 9, 9]], np.int32)
+    zeros, present = np.zeros_like(sampled), np.ones(sampled.shape, bool)
+    completions = cut_at_stop(sampled, present, zeros, zeros.astype(np.float32), width, letters)
+    assert (completions.tokens[0, 6:] == letters.pad_id).all()
+    for name, expected in (("trace", sampled), ("coupled", completions.tokens)):
+        trainer = trainer_of(policy, letters, tmp_path / name, masks=Estimator(estimator=name))
+        rows = trainer.source.make_rows(completions, 0, 1)
+        np.testing.assert_array_equal(rows.tokens, expected)
 
 
 def test_strata_part_the_completion_at_random():
     tokens = np.zeros((4000, PROMPT + COLUMNS), np.int32)
-    copies = copies_of(tokens, Estimator(estimator="stratified", num_segments=5))
+    estimator = Estimator(estimator="stratified", num_segments=5)
+    process = jax.jit(partial(forward_process, estimator=estimator), static_argnums=(2, 3))
+    copies = process(sample_keys(0, 0, 1, jnp.arange(4000)), tokens, COLUMNS, MASK)
     scored = np.asarray(copies.scored)
     assert (scored.sum(axis=1) == 1).all()
     assert set(np.unique(scored.sum(axis=2))) == {2, 3}

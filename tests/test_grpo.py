@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jax_lm.cli import main as cli
+from jax_lm.cli.commands.training import run_grpo
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.reports.run_folder import list_settings
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
@@ -58,11 +59,13 @@ def test_the_published_recipe_is_the_default():
     assert recipe.settings == GRPOConfig() == parsed().settings
     stated = (ROOT / "recipes" / "grpo_paper.yaml").read_text()
     practical = {
+        "negative_scale", "negative_power", "negative_floor", "delta",
         "max_steps", "top_k", "generation_batch_size", "epsilon_high", "score_chunk", "gradient_accumulation_steps",
         "shuffle_rewards", "seed", "log_every", "save_every", "evaluate_every", "resume", "track", "keep", "stop_after",
         "remat", "rollout_mesh", "draft", "lookahead", "profile", "warmup_steps", "adam_epsilon",
         "muon_learning_rate", "tokens_per_step", "alg_temp", "early_stop", "grammar", "growth",
-        "held_out_prompts", "dynamic_sampling", "num_segments", "min_p", "optim", "async_checkpointing",
+        "held_out_prompts", "dynamic_sampling", "num_segments", "sampling_temperature", "min_p", "optim",
+        "async_checkpointing",
         "metric_for_best_model", "load_best_model_at_end", "early_stopping_patience",
     }  # fmt: skip
     # Of decoding, the preset says everything.
@@ -184,6 +187,54 @@ def test_options_reach_their_settings(tmp_path):
         parsed("--config", str(recipe), "--preset", "turbo").settings.generation.decoding.preset
         == "turbo"
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "instruct", "data", "is_chat"),
+    [
+        ("auto", True, "given", True),
+        ("auto", False, "given", False),
+        ("auto", True, "builtin", False),
+        ("chat", False, "given", True),
+        ("chat", False, "builtin", True),
+        ("none", True, "given", False),
+    ],
+)
+def test_texts_become_messages_as_the_template_says(
+    policy, letters, tmp_path, monkeypatch, template, instruct, data, is_chat
+):
+    """By default for instruct models; messages stay, and so do the columns that rewards read."""
+    policy.save_pretrained(tmp_path / "policy")
+    letters.save_pretrained(tmp_path / "policy")
+    (tmp_path / "digits.py").write_text(REWARD)
+    messages = [{"role": "user", "content": "cd"}]
+    rows = [{"prompt": "ab", "answer": 1}, {"prompt": messages, "answer": 2}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seen = []
+
+    def collect(model, tokenizer, rows, settings, **others):
+        seen.extend(rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jax_lm.cli.commands.training.is_instruct", lambda *_: instruct)
+    monkeypatch.setattr("jax_lm.cli.commands.training.DiffuGRPOTrainer", collect)
+    options = {
+        "data": tmp_path / "data.jsonl" if data == "given" else data,
+        "limit": 2,
+        "model": tmp_path / "policy",
+        "template": template,
+        "reward-funcs": f"{tmp_path / 'digits.py'}:fives",
+        "out": tmp_path / "run",
+    }
+    command = cli.parse(["grpo", *(f"--{name}={value}" for name, value in options.items())])
+    with pytest.raises(KeyboardInterrupt):
+        run_grpo(command)
+    assert len(seen) == 2
+    if data == "given":
+        asked = [{"role": "user", "content": "ab"}] if is_chat else "ab"
+        assert seen == [{"prompt": asked, "answer": 1}, {"prompt": messages, "answer": 2}]
+    else:
+        assert [isinstance(row["prompt"], list) for row in seen] == [is_chat] * 2
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ def test_weight_decay_spares_vectors_and_adapters(muon_learning_rate, optim):
 def test_learning_rate_table():
     """The published recipe: 10 % of the steps up, a cosine down to 10 %."""
     rate = schedule(settings(warmup_ratio=0.1), 100, 1e-5)
-    expected = {0: 0.0, 1: 1e-6, 5: 5e-6, 10: 1e-5, 55: 5.5e-6, 100: 1e-6, 150: 1e-6}
+    # Nothing is lost: the first of ten updates of warm-up has a tenth of the peak.
+    expected = {0: 1e-6, 1: 2e-6, 4: 5e-6, 9: 1e-5, 100: 1e-6, 150: 1e-6}
     for step, value in expected.items():
         assert float(rate(step)) == pytest.approx(value, rel=1e-5, abs=1e-12), step
     assert settings(warmup_ratio=0.1, warmup_steps=3).warmup(100) == 3
@@ -63,8 +64,8 @@ def test_updates_follow_the_schedule():
         updates, state = update({"weight": jnp.ones(1)}, state, params)
         sizes.append(-float(updates["weight"][0]))
     # Adam moves a weight under a constant gradient by the learning rate.
-    np.testing.assert_allclose(sizes[:6], np.linspace(0, 0.1, 6), atol=1e-5)
-    assert sizes[5:] == sorted(sizes[5:], reverse=True)
+    np.testing.assert_allclose(sizes[:5], np.linspace(0.02, 0.1, 5), atol=1e-5)
+    assert sizes[4:] == sorted(sizes[4:], reverse=True)
     assert sizes[-1] == pytest.approx(0, abs=1e-6)
 
 

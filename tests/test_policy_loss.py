@@ -22,7 +22,7 @@ from jax_lm.training.policy_loss import (
     forward_process,
     policy_loss,
     selective_log_softmax,
-    token_scores,
+    weighted_scores,
 )
 from jax_lm.training.rollouts import advantages, sample_keys
 from jax_lm.training.update import gradient
@@ -33,7 +33,14 @@ TOLERANCE = 0.5
 # Compiled once for all tests; called plainly, every small operation is a program of its own.
 LOSS = jax.jit(policy_loss, static_argnames=("form", "tolerance"))
 FORWARD = jax.jit(forward_process, static_argnums=(2, 3, 4))
-TOKEN_SCORES = jax.jit(token_scores)
+
+
+@jax.jit
+def scores_of(logits, index, copies):
+    """Scores of copies from the logits at each of their positions."""
+    log_probs = jax.nn.log_softmax(logits)
+    own = jnp.take_along_axis(log_probs, index[:, None, :, None], axis=-1)[..., 0]
+    return weighted_scores(own, copies.scored, copies.weights, copies.terms)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +80,12 @@ def plain_terms(inputs, form):
             ratio = np.exp((scores[row, chosen] - old[row, chosen]).mean())
         clipped = min(max(ratio, 1 - form.epsilon), 1 + high)
         kl = plain_divergence(reference[row, place] - scores[row, place], form.kl_clamp)
-        surrogate = min(ratio * advantage[row], clipped * advantage[row])
-        terms[row, place] = -surrogate + form.beta * kl
+        bound = form.delta if form.delta is not None and advantage[row] < 0 else np.inf
+        surrogate = min(min(ratio, bound) * advantage[row], clipped * advantage[row])
+        p = np.exp(old[row, place])
+        weight = form.negative_scale * p**form.negative_power * (p >= form.negative_floor)
+        weight = weight if advantage[row] < 0 else 1
+        terms[row, place] = -weight * surrogate + form.beta * kl
     return terms, mask
 
 
@@ -91,7 +102,12 @@ def expected(inputs, form):
 
 @pytest.mark.parametrize("loss_type", ["bnpo", "grpo", "dapo", "dr_grpo", "gspo"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.5, "kl_clamp": 0.7}]
+    "changes",
+    [
+        {},
+        {"epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.5, "kl_clamp": 0.7},
+        {"negative_scale": 0.3, "negative_power": 0.5, "negative_floor": 0.01, "delta": 1.7},
+    ],
 )
 def test_loss_is_the_formula(inputs, loss_type, changes):
     form = PolicyLoss(**({"loss_type": loss_type} | changes))
@@ -199,7 +215,10 @@ def test_metrics_do_not_depend_on_accumulation(inputs, loss_type):
         gradient(loss, {"shift": jnp.zeros(())}, {}, batch, jax.random.key(0), parts=parts)
         for parts in (1, 3)
     )
-    assert whole.keys() == {"loss", "kl", "clipped_share", "unequal_share", "max_log_ratio"}
+    assert whole.keys() == {
+        *("loss", "kl", "clipped_share", "unequal_share", "max_log_ratio"),
+        *("logprob", "rewarded_logprob", "rate_scale"),
+    }
     for name, value in whole.items():
         assert float(split[name]) == pytest.approx(float(value), rel=1e-6), name
 
@@ -244,18 +263,14 @@ def test_what_was_not_judged_belongs_to_no_baseline():
         ({"epsilon_high": 0.0}, r"epsilon_high=0\.0: must be positive"),
         ({"beta": -0.1}, r"beta=-0\.1: must not be negative"),
         ({"kl_clamp": 0.0}, r"kl_clamp=0\.0: must be positive"),
+        ({"delta": 1.0}, r"delta=1\.0: must be above 1"),
+        ({"negative_floor": 1.5}, r"negative_floor=1\.5: must lie in \[0, 1\]"),
+        ({"negative_power": -1.0}, r"negative_power=-1\.0: must not be negative"),
     ],
 )
 def test_settings_are_checked(changes, message):
     with pytest.raises(ValueError, match=message):
         PolicyLoss(**changes)
-
-
-def test_groups_are_checked():
-    with pytest.raises(ValueError, match="num_generations=4: must be at least 2 and divide 6"):
-        advantages(np.zeros(6, np.float32), 4)
-    with pytest.raises(ValueError, match="baseline='median'"):
-        advantages(np.zeros(6, np.float32), 3, baseline="median")
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +383,7 @@ def test_scores_are_the_formula(rows, pairs):
     shape = (4, 1 + 2 * pairs, COMPLETION, 13)
     logits = (np.random.default_rng(1).normal(size=shape) * 3).astype(np.float32)
     index = rows[:, PROMPT:] % 13
-    ours = TOKEN_SCORES(logits, index, copies.scored, copies.weights)
+    ours = scores_of(logits, index, copies)
     np.testing.assert_allclose(
         ours, plain_scores(logits, index, np.asarray(copies.scored), copies.weights), rtol=2e-6
     )
@@ -380,13 +395,13 @@ def test_selective_log_softmax_is_the_score_of_three_stacked_versions(rows):
     index = jnp.asarray(rows[:, PROMPT:] % 13)
     stacked = logits.swapaxes(0, 1).reshape(12, COMPLETION, 13)
     ours = selective_log_softmax(stacked, index, copies.weights.T, copies.scored[:, 1])
-    np.testing.assert_array_equal(ours, token_scores(logits, index, copies.scored, copies.weights))
+    np.testing.assert_allclose(ours, scores_of(logits, index, copies), rtol=1e-6)
     shared = selective_log_softmax(
         stacked, index, jnp.array([1.0, 4.0, 4 / 3]), copies.scored[:, 1]
     )
     weights = jnp.broadcast_to(jnp.array([1.0, 4.0, 4 / 3]), (4, 3))
     np.testing.assert_allclose(
-        shared, token_scores(logits, index, copies.scored, weights), rtol=1e-6
+        shared, scores_of(logits, index, copies._replace(weights=weights)), rtol=1e-6
     )
     with pytest.raises(ValueError, match="logits has 8 rows: must have 3 for each of the 4"):
         selective_log_softmax(stacked[:8], index, copies.weights.T, copies.scored[:, 1])
@@ -399,9 +414,7 @@ def test_full_mask_scores_are_log_probabilities(rows):
     expected = np.take_along_axis(
         np.asarray(jax.nn.log_softmax(logits[:, 0])), np.asarray(index)[..., None], -1
     )
-    np.testing.assert_allclose(
-        TOKEN_SCORES(logits, index, copies.scored, copies.weights), expected[..., 0], rtol=1e-6
-    )
+    np.testing.assert_allclose(scores_of(logits, index, copies), expected[..., 0], rtol=1e-6)
 
 
 def test_padding_changes_no_score(scored, rows):

@@ -153,7 +153,7 @@ def test_the_log_of_completions_can_be_shown(tmp_path):
     batches.out = tmp_path
     empty = np.zeros((1, 2), int)
     completions = Completions(
-        empty, empty > 0, empty > 0, empty, np.array([NASTY]), np.zeros(1, bool)
+        empty, empty > 0, empty > 0, empty, empty, empty * 1.0, np.array([NASTY]), np.zeros(1, bool)
     )
     batches.log(
         3, Rollout(np.array([Prompt(NASTY, (), {})]), completions, np.ones(1), OrderedDict())

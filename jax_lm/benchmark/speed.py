@@ -61,7 +61,7 @@ def run_block_logits(
         done, _, cache = carry
         # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
-        hidden, cache = block_hidden(model, read, cache, inputs, config)
+        hidden, cache = block_hidden(model, read, cache, inputs.canvas, inputs.window, config)
         return done + 1, hidden, cache
 
     # Hidden states of the block [b, length, d], before the first pass.

@@ -5,7 +5,7 @@ runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from jax_lm.training import coupled_grpo, masked_diffusion
 from jax_lm.training.config import LossConfig, OptimizerConfig
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.optimizer import make_optimizer, schedule
-from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, policy_scores
+from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, make_scorer
 from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
@@ -218,16 +218,9 @@ def make_grpo_inputs(
     """Return the coupled-GRPO loss with published settings, and a batch on every device."""
     # the size of the model decides on remat, the mesh on the chunks of scoring
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
-    assert settings.score_chunk is not None
-    score = functools.partial(
-        policy_scores,
-        graph,
-        completion_length=planned.new_tokens,
-        mask_id=config.mask_token_id or 0,
-        masks=settings.masks,
-        chunk=settings.score_chunk,
-        remat=bool(settings.remat),
-    )
+    generation = replace(settings.generation, max_new_tokens=planned.new_tokens)
+    settings = replace(settings, generation=generation)
+    score = make_scorer(graph, config.mask_token_id or 0, settings)
 
     def make_batch() -> PolicyBatch:
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)

@@ -140,15 +140,13 @@ def builtin_prompts(count: int, seed: int = 0) -> list[Fields]:
     Raises:
         ValueError: `count` is less than 1 or more than the number of tasks.
     """
-    return [
-        {
-            "prompt": task.prompt,
-            "prefix": task.prompt,
-            "test_cases": list(group_tests(task.tests)),
-            "key": task.key,
-        }
-        for task in load_tasks(count, "training", seed)
-    ]
+    return [task_prompt(task) for task in load_tasks(count, "training", seed)]
+
+
+def task_prompt(task: BuiltinTask) -> Fields:
+    """Return the prompt row of a task; its completion is the body."""
+    tests = list(group_tests(task.tests))
+    return {"prompt": task.prompt, "prefix": task.prompt, "test_cases": tests, "key": task.key}
 
 
 def group_tests(tests: Sequence[Any]) -> tuple[Any, ...]:

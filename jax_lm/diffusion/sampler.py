@@ -44,7 +44,7 @@ from jax_lm.diffusion.state import (
     close_rows,
     rewrite,
 )
-from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, evaluate
+from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, empty_cache, evaluate
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
@@ -501,10 +501,7 @@ def run_empty_cache(
     graph: ModelGraph, params: dict, shape: tuple[int, int], has_tail: bool
 ) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
-    model = graph.merge(params).model
-    weight = model.embed_tokens.weight[...]
-    tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
-    return KVCache(model.empty_cache(*shape), tail)
+    return empty_cache(graph.merge(params), shape, has_tail=has_tail)
 
 
 @partial(jax.jit, static_argnames="graph")

@@ -39,6 +39,7 @@ from jax_lm.diffusion.nucleus import Rows, in_parts, map_columns
 from jax_lm.diffusion.state import (
     NO_HOOKS,
     BatchInputs,
+    CanvasArrays,
     Evaluation,
     Hooks,
     KVCache,
@@ -239,7 +240,7 @@ def evaluate(
     config: StepConfig,
 ) -> tuple[Evaluation, KVCache]:
     """Recompute rows and propose a token for each masked position of the block."""
-    hidden, cache = block_hidden(model, state.tokens, cache, inputs, config)
+    hidden, cache = block_hidden(model, state.tokens, cache, inputs.canvas, inputs.window, config)
     return propose(model, hidden, state, inputs, config), cache
 
 
@@ -320,8 +321,11 @@ def block_hidden(
     model: DreamForCausalLM,
     tokens: Int[Array, "b t"],
     cache: KVCache,
-    inputs: BatchInputs,
+    canvas: CanvasArrays,
+    window: Window,
     config: StepConfig,
+    *,
+    remat: bool = False,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
     # copies == 2: of the rows [p, p, q, q], p and q are computed, and what they give is repeated.
@@ -333,9 +337,9 @@ def block_hidden(
         )
         return jax.tree.map(lambda part: jnp.repeat(part, copies, axis=0), computed)
     # Compute: all rows, or those that the cache does not cover.
-    canvas, window = inputs.canvas, inputs.window
     if config.rows is None:
-        hidden, layers = model.model(tokens, canvas.attention_mask, canvas.position_ids), None
+        hidden = model.model(tokens, canvas.attention_mask, canvas.position_ids, remat=remat)
+        layers = None
     else:
         assert cache.layers is not None
         tokens, positions = (
@@ -343,7 +347,7 @@ def block_hidden(
             for values in (tokens, canvas.position_ids)
         )
         hidden, layers = model.model.recompute(
-            tokens, canvas.attention_mask, positions, cache.layers, window.rows
+            tokens, canvas.attention_mask, positions, cache.layers, window.rows, remat=remat
         )
     # Align: row p predicts column p + 1. Block columns 3 and 4, rows 2 to 4 recomputed:
     #   hidden   [h2, h3, h4]
@@ -360,6 +364,13 @@ def block_hidden(
         first = jnp.where(window.block > 0, cache.tail, aligned[:, :1])
         aligned = jnp.concatenate([first, aligned[:, 1:]], axis=1)
     return aligned, KVCache(layers, aligned[:, :1])
+
+
+def empty_cache(model: DreamForCausalLM, shape: tuple[int, int], *, has_tail: bool) -> KVCache:
+    """Return a cache of zeros for a canvas of shape [b, t]."""
+    weight = model.model.embed_tokens.weight[...]
+    tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
+    return KVCache(model.model.empty_cache(*shape), tail)
 
 
 def propose(

@@ -112,6 +112,8 @@ class DreamModel(nnx.Module):
         position_ids: Batch,
         cache: tuple[KeyValues, ...],
         start: Row,
+        *,
+        remat: bool = False,
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:
         """Compute the last hidden states of rows [start, start + t) only.
 
@@ -124,6 +126,7 @@ class DreamModel(nnx.Module):
             position_ids: positions of these rows.
             cache: keys and values per layer, of all s positions.
             start: position of the first recomputed row.
+            remat: as in `hidden_states`.
 
         Returns:
             The hidden states of these rows, and the cache with these rows replaced.
@@ -137,7 +140,13 @@ class DreamModel(nnx.Module):
         new_cache = []
         # layers: each writes its new keys and values into the cache, and attends to all of it
         for layer, past in zip(self.layers, cache, strict=True):
-            x, seen = layer(x, rotary, attention_mask, (past, start), self.mesh)
+
+            def outputs(
+                x: Hidden, past: KeyValues, layer: DreamDecoderLayer = layer
+            ) -> tuple[Hidden, KeyValues]:
+                return layer(x, rotary, attention_mask, (past, start), self.mesh)
+
+            x, seen = (jax.checkpoint(outputs) if remat else outputs)(x, past)
             new_cache.append(seen)
         return self.norm(x), tuple(new_cache)
 

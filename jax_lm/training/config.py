@@ -50,7 +50,7 @@ class OptimizerConfig:
         optim: adafactor instead of AdamW. It keeps no first moment, and only row and column sums of
             a matrix's second moment, so it takes almost no memory; it ignores the adam settings.
         learning_rate: peak, after the warm-up.
-        warmup_ratio: share of the steps over which the learning rate rises from 0; `warmup_steps`
+        warmup_ratio: share of the steps over which the learning rate rises; `warmup_steps`
             overrides it.
         warmup_steps: number of those steps.
         min_lr_ratio: share of the peak to which the cosine falls.
@@ -122,7 +122,8 @@ class TrainerConfig:
             only, as on a CPU it takes a copy of the state and the cores that train.
         metric_for_best_model: of an evaluation, such as loss or reward; higher is better, unless
             the name ends in loss. Each new best evaluation is saved, and the best one is kept.
-        load_best_model_at_end: end with the weights of the best evaluation instead of the last.
+        load_best_model_at_end: end with the weights of the best evaluation instead of the last;
+            None does in coupled-GRPO with held-out prompts, by their reward.
         early_stopping_patience: evaluations in a row without improvement that end the run.
         resume: auto continues from the newest checkpoint, never refuses a folder that has one.
         track: tensorboard, wandb.
@@ -141,7 +142,7 @@ class TrainerConfig:
     keep: int = 2
     async_checkpointing: bool | None = None
     metric_for_best_model: str | None = None
-    load_best_model_at_end: bool = False
+    load_best_model_at_end: bool | None = None
     early_stopping_patience: int | None = None
     resume: str = "auto"
     track: tuple[str, ...] = ()

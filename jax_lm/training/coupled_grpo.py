@@ -16,6 +16,8 @@ Source: DiffuCoder, arXiv 2506.20639. The steps of an update:
 import hashlib
 import json
 import logging
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -52,6 +54,9 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 # says nothing.
 UNEQUAL_SHARE, UNEQUAL_ROLLOUTS = 0.01, 3
 
+# Updates from which the scores of rewarded rows are compared with earlier ones.
+WATCHED_UPDATES = 4
+
 
 class DiffuGRPOTrainer:
     """Trains a masked-diffusion model on the rewards of its own completions.
@@ -86,6 +91,9 @@ class DiffuGRPOTrainer:
     ) -> None:
         self.out = out
         self.unequal_rollouts = 0
+        # Scores of rewarded rows, and step, value and error of the best of what is watched.
+        self.scores: list[float] = []
+        self.best: dict[str, tuple[int, float, float]] = {}
 
         # What the policy learns from: prompts and rewards.
         ids = {"mask_token_id": model.config.mask_token_id, "vocab_size": model.config.vocab_size}
@@ -111,7 +119,10 @@ class DiffuGRPOTrainer:
 
         # Settings that follow from the size of the model and from the devices.
         self.config = resolve_grpo(config, weight_count(weights), model.mesh)
-        training = self.config.training
+        training, reads_steps = self.config.training, self.config.masks.reads_steps
+        if self.held_out and training.load_best_model_at_end is None:
+            metric = training.metric_for_best_model or "reward"
+            training = replace(training, metric_for_best_model=metric, load_best_model_at_end=True)
         frozen = in_dtype(self.others, training.dtype)
 
         # Where batches come from, and what minimises the loss on them.
@@ -125,7 +136,8 @@ class DiffuGRPOTrainer:
             out=out,
             frozen=frozen,
             identity=self.describe(model, prompts) | dict(identity or {}),
-            token_flops=partial(self.count_flops, model.config),
+            # The passes of `trace` differ in their rows.
+            token_flops=None if reads_steps else partial(self.count_flops, model.config),
         )
 
     def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> dict[str, Any]:
@@ -155,8 +167,8 @@ class DiffuGRPOTrainer:
         """Start the run or continue it; returns whether it reached its end.
 
         Args:
-            evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
-                the end. The mean reward of held-out prompts, if there are any, is added to them.
+            evaluate: returns metrics of the trained weights, at the start, every `evaluate_every`
+                steps and at the end. The mean reward of held-out prompts, if there are any, is added to them.
 
         Raises:
             RuntimeError: in several rollouts in a row, the first update did not see the policy,
@@ -164,18 +176,52 @@ class DiffuGRPOTrainer:
             FloatingPointError: loss or gradient is not finite.
             ValueError: `out` holds a run that may not be, or cannot be, continued.
         """
-        self.unequal_rollouts = 0
+        self.unequal_rollouts, self.scores, self.best = 0, [], {}
         # Held-out rewards come first, so that the caller's metrics win where names are equal.
         evaluations = [evaluate] if evaluate else []
         if self.held_out:
-            evaluations.insert(0, partial(self.source.evaluate, self.held_out))
+            evaluations.insert(0, self.evaluate_held_out)
 
         def evaluate_all(params: Params) -> dict[str, float]:
             return {name: value for each in evaluations for name, value in each(params).items()}
 
         return self.trainer.run(
-            self.source, evaluate=evaluate_all if evaluations else None, check=self.check_ratio
+            self.source,
+            evaluate=evaluate_all if evaluations else None,
+            evaluates_start=True,
+            check=self.check,
         )
+
+    def evaluate_held_out(self, params: Params) -> dict[str, float]:
+        """Return the metrics of held-out prompts; warns if their reward has fallen."""
+        metrics = self.source.evaluate(self.held_out, params)
+        self.watch(
+            "the held-out reward", self.state.step, metrics["reward"], metrics["reward_error"]
+        )
+        return metrics
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Check the metrics of an update: its ratios, and the scores of rewarded rows."""
+        self.check_ratio(step, metrics)
+        if metrics["rate_scale"]:
+            score = metrics["rewarded_logprob"]
+            self.scores.append(score)
+            if len(self.scores) >= WATCHED_UPDATES:
+                # What is rewarded should become likelier; if not, negative rows rule the update.
+                error = statistics.stdev(self.scores)
+                self.watch("the mean log-probability of rewarded rows", step, score, error)
+
+    def watch(self, name: str, step: int, value: float, error: float) -> None:
+        """Warn if a value is two standard errors below the best so far."""
+        since, best, best_error = self.best.setdefault(name, (step, value, error))
+        if best - value > 2 * math.hypot(error, best_error):
+            logger.warning(
+                "step %d: %s is %.3f, more than two standard errors below the %.3f of step %d: lower "
+                "learning_rate or negative_scale, or stop",
+                *(step, name, value, best, since),
+            )
+        elif value > best:
+            self.best[name] = step, value, error
 
     @property
     def state(self) -> State:

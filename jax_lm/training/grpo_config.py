@@ -7,6 +7,7 @@ Imports no JAX, because the command line reads these. Docstrings are its help.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from jax_lm.options import (
     GenerationOptions,
@@ -44,15 +45,17 @@ class Estimator:
     Attributes:
         estimator: `coupled` draws m1 and takes its exact complement, so that each token is
             predicted once per pair. The paper's controls: `decoupled` draws the second mask
-            independently at 1 - t, `full_mask` scores the fully masked copy alone. `trace` cuts the
-            steps in which a completion was decoded into segments, and scores each with itself and
-            the later ones masked, as the sampler saw it (TraceRL, arXiv 2509.06949). `stratified`
-            divides the positions into as many random parts, and masks each once.
+            independently at 1 - t, `full_mask` scores the fully masked copy alone. `trace` scores
+            each token on the canvas that it was drawn from, by the passes of the sampler (TraceRL,
+            arXiv 2509.06949). `stratified` divides the positions into random parts, and masks each
+            once.
         num_mask_pairs: mask pairs per completion, the paper's lambda; each costs two forward passes
             and reduces the variance.
-        num_segments: segments of `trace`, parts of `stratified`; each costs one forward pass.
+        num_segments: parts of `stratified`; each costs one forward pass. `trace` has one canvas
+            for each decoding step: merging steps would score canvases that the sampler never saw.
         min_mask_ratio: lower bound of t, the share of the completion that m1 masks.
         max_mask_ratio: upper bound of t.
+        sampling_temperature: score at the temperature of sampling, instead of 1.
     """
 
     estimator: str = "coupled"
@@ -60,6 +63,7 @@ class Estimator:
     num_segments: int = 4
     min_mask_ratio: float = 0.2
     max_mask_ratio: float = 0.8
+    sampling_temperature: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("estimator", self.estimator, ESTIMATORS)
@@ -75,8 +79,8 @@ class Estimator:
 
     @property
     def copies(self) -> int:
-        """Masked copies per completion."""
-        if self.reads_steps or self.estimator == "stratified":
+        """Masked copies per completion, of estimators that draw masks."""
+        if self.estimator == "stratified":
             return self.num_segments
         # The full mask, and two copies per pair.
         return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
@@ -97,6 +101,11 @@ class PolicyLoss:
         beta: weight of the divergence from the reference policy; 0 needs no reference.
         kl_clamp: |s_ref - s| beyond which the divergence is linear, as e^d of a composite score
             explodes; inf is the published form.
+        negative_scale: factor of the tokens of completions that are worse than their group.
+        negative_power: power of a token's probability that their tokens are weighted by as well.
+        negative_floor: probability below which their tokens do not count.
+        delta: bound of their ratio, which the clip leaves unbounded above (dual clip); None is no
+            bound.
     """
 
     loss_type: str = "bnpo"
@@ -104,12 +113,18 @@ class PolicyLoss:
     epsilon_high: float | None = None
     beta: float = 0.01
     kl_clamp: float = 5.0
+    negative_scale: float = 1.0
+    negative_power: float = 0.0
+    negative_floor: float = 0.0
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         require_one_of("loss_type", self.loss_type, LOSS_TYPES)
         require_inner_shares(self, "epsilon")
         require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
-        require_not_negative(self, "beta")
+        require_not_negative(self, "beta", "negative_scale", "negative_power")
+        require_shares(self, "negative_floor")
+        require("must be above 1", lambda value: value > 1, self, "delta")
 
     @property
     def upper(self) -> float:
@@ -194,6 +209,15 @@ class GRPOConfig:
         # Scores come from full attention, so completions must be sampled with it.
         decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
+        if self.masks.reads_steps:
+            # Their keys and values come from earlier blocks, or their tokens from other canvases.
+            rule = partial(require, "estimator='trace' does not score such a decoding")
+            rule(lambda value: value == 1, decoding, "refresh_every")
+            rule(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
+            rule(lambda value: not value, self.generation, "lookahead")
+        if self.masks.sampling_temperature:
+            rule = "scores have no temperature 0"
+            require(rule, lambda value: value > 0, self.generation, "temperature")
         require(
             "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
         )

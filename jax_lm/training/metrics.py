@@ -28,6 +28,7 @@ LARGEST = "max_"
 SHOWN = (
     "loss",
     "reward",
+    "rewarded_logprob",
     "zero_variance_groups",
     "gradient_norm",
     "learning_rate",

@@ -13,10 +13,13 @@ from jax_lm.training.config import OptimizerConfig
 
 
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
-    """Make a linear warm-up to `peak`, and a cosine decay that reaches its minimum at `steps`."""
-    # 100 steps, 10 of warm-up, peak 1e-3, ratio 0.1: 0 at step 0, 1e-3 at 10, 1e-4 at 100
-    end = config.min_lr_ratio * peak
-    return optax.warmup_cosine_decay_schedule(0.0, peak, config.warmup(steps), steps, end)
+    """Make a linear warm-up to `peak`, and a cosine decay that reaches its minimum at `steps`.
+
+    The first update has a rate, too: update w of w has the peak.
+    """
+    # 100 steps, 10 of warm-up, peak 1e-3, ratio 0.1: 1e-4 at step 0, 1e-3 at 9, 1e-4 at 100
+    warmup, end = max(config.warmup(steps), 1), config.min_lr_ratio * peak
+    return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup - 1, steps, end)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

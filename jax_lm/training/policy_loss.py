@@ -6,16 +6,25 @@ stands for the policy's log-probability of a completion token (Apple's `selectiv
     s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
 
 l0, l1 and l2 are log-probabilities of the token with the whole completion masked, with m1 masked,
-and with the rest (m2) masked. It is a proxy, not a normalised log-probability. With `trace` and
-`stratified` a token has one copy, and its score is its log-probability there; for `trace` that is
-close to what the sampler drew from. A loss comes as a sum and its divisor, so that a batch may be
-cut into parts without changing its loss.
+and with the rest (m2) masked. It is a proxy, not a normalised log-probability. With `stratified` a
+token has one copy, and its score is its log-probability there. With `trace` it is the
+log-probability on the canvas that the token was drawn from (`jax_lm.diffusion.trace`).
+
+The loss of a token with ratio r = e^(s - s_old), advantage A and probability p = e^(s_old) is
+
+    -w min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
+    w = 1 if A >= 0, else negative_scale * p^negative_power * [p >= negative_floor]
+    r is at most delta if A < 0
+
+A loss comes as a sum and its divisor, so that a batch may be cut into parts without changing its
+loss.
 
 Knows the model and masks, not where completions and rewards come from.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +33,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.token_likelihood import token_log_probs
-from jax_lm.sharding import shard_rows
+from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
-from jax_lm.training.update import LossTerms, Mean
+from jax_lm.training.update import RATE_SCALE, LossTerms, Mean, split_rows
 
 # Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient.
 MAX_LOG_RATIO = 20.0
@@ -34,7 +43,7 @@ MAX_LOG_RATIO = 20.0
 
 # Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
 class Copies(NamedTuple):
-    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or segments.
+    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or strata.
 
     One pair on a completion A B C D, with t = 0.25 and m1 masking B alone, has three copies:
 
@@ -44,12 +53,12 @@ class Copies(NamedTuple):
         M B M M         A C D     1/(1 - t) = 4/3
 
     Every token is scored in two copies, by the full mask and by one of the pair, so `terms`, the
-    divisor of its score, is 1 + pairs = 2. Segments score each token in one copy: `terms` is 1.
+    divisor of its score, is 1 + pairs = 2. Strata score each token in one copy: `terms` is 1.
 
     Attributes:
         tokens: rows with MASK where a copy is masked; the prompt never is.
         scored: the completion positions that a copy scores, all of them masked there.
-        weights: 1, then 1/t and 1/(1 - t) of each pair; 1 for segments.
+        weights: 1, then 1/t and 1/(1 - t) of each pair; 1 for strata.
         terms: divisor of a score.
     """
 
@@ -65,9 +74,6 @@ def forward_process(
     completion_length: int,
     mask_id: int,
     estimator: Estimator,
-    *,
-    commit_step: Int[Array, "b c"] | None = None,
-    completion_mask: Bool[Array, "b c"] | None = None,
 ) -> Copies:
     """Make the masked copies of rows.
 
@@ -77,22 +83,15 @@ def forward_process(
         completion_length: the last columns, which are the completion.
         mask_id: id of MASK.
         estimator: which copies to make.
-        commit_step: sampler step of each completion token, for `trace`.
-        completion_mask: which of these count, for `trace`.
 
     Raises:
-        ValueError: `trace` without sampler steps.
+        ValueError: `trace`, whose canvases follow from the decoding (`jax_lm.diffusion.trace`).
     """
-    # trace: masks follow from the order of decoding
     if estimator.reads_steps:
-        if commit_step is None or completion_mask is None:
-            rule = "estimator='trace' needs the steps in which completions were decoded"
-            raise ValueError(f"commit_step=None: {rule}")
-        segment = segments(commit_step, completion_mask, estimator.num_segments)
-        return segment_copies(tokens, mask_id, segment, estimator.num_segments)
+        raise ValueError("estimator='trace': has no random masks, see jax_lm.diffusion.trace")
     # stratified: each position is masked in one copy
     if estimator.estimator == "stratified":
-        return stratum_copies(keys, tokens, completion_length, mask_id, estimator.num_segments)
+        return stratum_copies(keys, tokens, completion_length, mask_id, estimator.copies)
     # coupled, decoupled, full_mask: a full mask and pairs
     draw = partial(draw_masks, length=completion_length, estimator=estimator)
     masked, weights = jax.vmap(draw)(keys)
@@ -128,40 +127,6 @@ def draw_masks(
     return masked, weights[: estimator.copies]
 
 
-def segments(
-    commit_step: Int[Array, "b c"], completion_mask: Bool[Array, "b c"], count: int
-) -> Int[Array, "b c"]:
-    """Cut the decoding of each completion into `count` segments of about equally many tokens.
-
-    No step is cut in two. The segment of a position follows from the number of counted tokens
-    decoded in earlier steps, also for positions after the end, which are not counted. Example with
-    2 segments, all 4 tokens counted:
-
-        commit_step        2 0 1 1
-        decoded earlier    3 0 1 1
-        segment            1 0 0 0      2 * 3 // 4 = 1, 2 * 1 // 4 = 0
-    """
-
-    def of_row(steps: Int[Array, "c"], counted: Bool[Array, "c"]) -> Int[Array, "c"]:
-        before = jnp.sum((steps[None, :] < steps[:, None]) & counted[None, :], axis=1)
-        return jnp.minimum(count * before // jnp.maximum(jnp.sum(counted), 1), count - 1)
-
-    return jax.vmap(of_row)(commit_step, completion_mask)
-
-
-def segment_copies(
-    tokens: Int[Array, "b t"], mask_id: int, segment: Int[Array, "b c"], count: int
-) -> Copies:
-    """Make copy j by masking segment j, which it scores, and all later segments."""
-    number = jnp.arange(count)[None, :, None]
-    # segment [1, 0, 0, 2]: copy 0 masks all and scores [0, 1, 1, 0];
-    #                       copy 1 masks [1, 0, 0, 1] and scores [1, 0, 0, 0];
-    #                       copy 2 masks and scores [0, 0, 0, 1].
-    masked, scored = segment[:, None] >= number, segment[:, None] == number
-    weights = jnp.ones(scored.shape[:2])
-    return Copies(noisy_rows(tokens, masked, mask_id), scored, weights, jnp.ones(len(tokens)))
-
-
 def stratum_copies(
     keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int
 ) -> Copies:
@@ -188,25 +153,6 @@ def noisy_rows(
     start = tokens.shape[1] - masked.shape[2]
     masked = jnp.pad(masked, ((0, 0), (0, 0), (start, 0)))
     return jnp.where(masked, mask_id, tokens[:, None])
-
-
-def token_scores(
-    logits: Float[Array, "b n c v"],
-    index: Int[Array, "b c"],
-    scored: Bool[Array, "b n c"],
-    weights: Float[Array, "b n"],
-) -> Float[Array, "b c"]:
-    """Compute the score s of each token from the logits of the copies of pairs, in float32.
-
-    The logits are aligned: those at a position predict the token at that position.
-    """
-    logits = logits.astype(jnp.float32)
-    index = jnp.broadcast_to(index[:, None], logits.shape[:-1])
-    own = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-    # There are 1 + 2 pairs copies, and the formula divides by pairs + 1: 3 copies give 2, the
-    # single copy of full_mask gives 1.
-    terms = jnp.full(len(weights), (weights.shape[1] + 1) / 2)
-    return weighted_scores(own - jax.nn.logsumexp(logits, axis=-1), scored, weights, terms)
 
 
 def weighted_scores(
@@ -245,8 +191,9 @@ def selective_log_softmax(
     per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T
     # Rows full 0, full 1, m1 0, m1 1, rest 0, rest 1 become [full 0, m1 0, rest 0] and
     # [full 1, m1 1, rest 1].
-    by_sample = logits.reshape(3, *index.shape, -1).swapaxes(0, 1)
-    return token_scores(by_sample, index, masked, per_sample)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(3, *index.shape, -1)
+    own = jnp.take_along_axis(log_probs, index[None, ..., None], axis=-1)[..., 0].swapaxes(0, 1)
+    return weighted_scores(own, masked, per_sample, jnp.full(len(index), 2.0))
 
 
 def completion_scores(
@@ -257,6 +204,7 @@ def completion_scores(
     chunk: int | None = None,
     *,
     remat: bool = False,
+    temperature: float = 1.0,
 ) -> Float[Array, "b c"]:
     """Score the completion tokens under the model.
 
@@ -268,20 +216,11 @@ def completion_scores(
         tokens: prompts and completions.
         attention_mask: as in sampling.
         copies: masked copies of the rows.
-        chunk: samples that go through model and head at a time. They are computed again in the
-            backward pass, so memory holds the activations and logits of one chunk. One chunk of
-            all samples, which is None, would save nothing that way and keeps its activations.
-            Samples that fill up the last chunk are scored twice and dropped.
-        remat: keep only the inputs of layers of these activations.
+        chunk: as in `score_in_chunks`.
+        remat: keep only the inputs of layers of the activations.
+        temperature: divides the logits.
     """
-    # chunks
-    count, completion_length = len(tokens), copies.scored.shape[2]
-    chunk = count if chunk is None else chunk
-    padded = count + -count % chunk
-    rows = tokens, attention_mask, copies
-    if padded > count:
-        # 5 samples in chunks of 2 become samples 0 1 2 3 4 0.
-        rows = jax.tree.map(lambda leaf: leaf[jnp.arange(padded) % count], rows)
+    completion_length = copies.scored.shape[2]
 
     def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
         tokens, attention_mask, copies = part
@@ -293,21 +232,40 @@ def completion_scores(
         index = jnp.repeat(tokens[:, -completion_length:], n, axis=0)
         # [k * n, t, d] -> [k * n, c, d] -> [k * n, c]
         hidden = align_rows(hidden, model.config)[:, -completion_length:]
-        log_probs = token_log_probs(model, hidden, index)
+        log_probs = token_log_probs(model, hidden / temperature, index)
         log_probs = log_probs.reshape(k, n, -1)
         return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
 
-    def split(leaf: Array) -> Array:
-        # Part i takes samples i, i + parts, ..., so that every part has samples of every device
-        # of a mesh. 6 samples in chunks of 2:
-        #   reshape(2, 3)    [[0 1 2], [3 4 5]]        device 0 holds 0 1 2, device 1 holds 3 4 5
-        #   swapaxes(0, 1)   [[0 3], [1 4], [2 5]]     each part has a sample of both
-        return shard_rows(leaf, model.mesh).reshape(chunk, -1, *leaf.shape[1:]).swapaxes(0, 1)
+    return score_in_chunks(score, (tokens, attention_mask, copies), chunk, model.mesh)
 
+
+def score_in_chunks(
+    score: Callable[[Any], Array], rows: Any, chunk: int | None, mesh: AnyMesh | None
+) -> Float[Array, "b c"]:
+    """Score rows in chunks.
+
+    Args:
+        score: maps a chunk of the rows to its scores.
+        rows: a tree of arrays whose first axis is the samples.
+        chunk: samples that go through model and head at a time. They are computed again in the
+            backward pass, so memory holds the activations and logits of one chunk. One chunk of
+            all samples, which is None, would save nothing that way and keeps its activations.
+            Samples that fill up the last chunk are scored twice and dropped.
+        mesh: devices that split the samples.
+    """
+    count = len(jax.tree.leaves(rows)[0])
+    chunk = count if chunk is None else chunk
+    padded = count + -count % chunk
+    if padded > count:
+        # 5 samples in chunks of 2 become samples 0 1 2 3 4 0.
+        rows = jax.tree.map(lambda leaf: leaf[jnp.arange(padded) % count], rows)
+
+    # 6 samples in chunks of 2 are [0 3], [1 4], [2 5]: each has a sample of every device of a mesh.
+    parts = split_rows(jax.tree.map(lambda leaf: shard_rows(leaf, mesh), rows), padded // chunk)
     score = score if chunk == padded else jax.checkpoint(score)
-    scores = jax.lax.map(score, jax.tree.map(split, rows))
+    scores = jax.lax.map(score, parts)
     # Undo the split: [[0 3], [1 4], [2 5]] becomes 0 1 2 3 4 5.
-    return scores.swapaxes(0, 1).reshape(padded, completion_length)[:count]
+    return scores.swapaxes(0, 1).reshape(padded, -1)[:count]
 
 
 def row_weights(
@@ -359,6 +317,9 @@ def policy_loss(
     """Sum the clipped surrogate, and the penalty if there is a reference.
 
     Metrics:
+        logprob: mean score of completion tokens.
+        rewarded_logprob: the same over rows that are better than their group.
+        rate_scale: share of the rows that have tokens; the trainer scales the step by it.
         clipped_share: mean over completion tokens.
         kl: mean over completion tokens.
         max_log_ratio: largest |s - s_old|.
@@ -392,15 +353,28 @@ def policy_loss(
     # The minimum removes the gain of a ratio beyond the clip, and keeps the loss of one on the
     # wrong side.
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
-    terms = -jnp.minimum(ratio * advantage, clipped * advantage)
+    # For A < 0 nothing else bounds the ratio from above.
+    bounded = ratio if form.delta is None else jnp.minimum(ratio, form.delta)
+    surrogate = jnp.where(advantage < 0, bounded, ratio) * advantage
+    terms = -jnp.minimum(surrogate, clipped * advantage)
+    # The gradient of log p grows as p falls: without bound, unlikely tokens of bad rows rule it.
+    probability = jnp.exp(old_scores)
+    weight = form.negative_scale * probability**form.negative_power
+    weight = jnp.where(probability < form.negative_floor, 0.0, weight)
+    terms = terms * jnp.where(advantage < 0, weight, 1.0)
     too_low, too_high = ratio < 1 - form.epsilon, ratio > form.upper
     is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
 
     # metrics
-    def over_tokens(values: Array) -> Mean:
-        return Mean(jnp.sum(values * mask), jnp.sum(mask))
+    def over_tokens(values: Array, mask: Array = mask) -> Mean:
+        return Mean(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask))
 
+    has_tokens = jnp.any(completion_mask, axis=1).astype(jnp.float32)
     metrics: dict[str, Mean | Array] = {
+        "logprob": over_tokens(scores),
+        "rewarded_logprob": over_tokens(scores, mask * (advantage > 0)),
+        # Adam would move as far for two groups with variance as for all of them.
+        RATE_SCALE: Mean(jnp.sum(has_tokens), jnp.float32(len(scores))),
         "clipped_share": over_tokens(is_clipped),
         "max_log_ratio": jnp.max(jnp.abs(token_log_ratio)),
         "unequal_share": over_tokens(jnp.abs(token_log_ratio) > tolerance),

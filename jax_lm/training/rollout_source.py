@@ -9,7 +9,7 @@ and lie whole on every device; model and scores split them.
 import logging
 import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
+from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
-from jax_lm.training.policy_loss import completion_scores, forward_process
-from jax_lm.training.prompt_set import Prompts, PromptSet
+from jax_lm.training.policy_loss import completion_scores, forward_process, score_in_chunks
+from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.rollout_mesh import place_sampler
 from jax_lm.training.rollouts import Completions, Rollout, Rollouts, sample_keys
 from jax_lm.training.trainer import State
@@ -44,7 +46,7 @@ class MaskedRows(NamedTuple):
     """Rows to score, and the keys and steps that determine their masks.
 
     Attributes:
-        tokens: prompts and completions.
+        tokens: prompts and completions; as sampled where steps are read.
         attention_mask: as in sampling.
         completion_mask: the tokens that count.
         keys: data of the keys that draw the masks.
@@ -84,34 +86,50 @@ class PolicyBatch(NamedTuple):
 ScoredRows = tuple[MaskedRows, Array | None, Array | None]
 
 
-@partial(
-    jax.jit, static_argnames=("graph", "completion_length", "mask_id", "masks", "chunk", "remat")
-)
+@partial(jax.jit, static_argnames=("graph", "mask_id", "generation", "masks", "chunk", "remat"))
 def policy_scores(
     graph: ModelGraph,
     params: Params,
     rows: MaskedRows,
     *,
-    completion_length: int,
     mask_id: int,
+    generation: GenerationOptions,
     masks: Estimator,
     chunk: int,
     remat: bool = False,
 ) -> Float[Array, "b c"]:
     """Score rows under a policy."""
+    model, tokens = graph.merge(params), rows.tokens
+    how = {
+        "remat": remat,
+        "temperature": generation.temperature if masks.sampling_temperature else 1.0,
+    }
+    if rows.commit_step is not None:
+        blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
+
+        def score(part: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
+            return trace_log_probs(model, *part, blocks, mask_id, **how)
+
+        parts = tokens, rows.attention_mask, rows.commit_step
+        return replicate(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
     # masked copies, then their scores
-    copies = forward_process(
-        jax.random.wrap_key_data(rows.keys),
-        rows.tokens,
-        completion_length,
-        mask_id,
-        masks,
-        commit_step=rows.commit_step,
-        completion_mask=rows.completion_mask,
-    )
-    model = graph.merge(params)
-    scores = completion_scores(model, rows.tokens, rows.attention_mask, copies, chunk, remat=remat)
+    keys, length = jax.random.wrap_key_data(rows.keys), generation.max_new_tokens
+    copies = forward_process(keys, tokens, length, mask_id, masks)
+    scores = completion_scores(model, tokens, rows.attention_mask, copies, chunk, **how)
     return replicate(scores, model.mesh)
+
+
+def make_scorer(graph: ModelGraph, mask_id: int, config: GRPOConfig) -> Callable[..., Array]:
+    """Return `policy_scores` with the settings of a run."""
+    return partial(
+        policy_scores,
+        graph,
+        mask_id=mask_id,
+        generation=config.generation,
+        masks=config.masks,
+        chunk=config.score_chunk,
+        remat=bool(config.remat),
+    )
 
 
 @partial(jax.jit, static_argnames="alpha", donate_argnums=0)
@@ -179,24 +197,19 @@ class RolloutSource:
         if config.loss.beta:
             # A copy: the trainer overwrites its own arrays.
             self.arrays = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+        # On the host: the start is read at evaluations alone.
+        self.start = None
+        if config.held_out_prompts and jax.process_count() == 1:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+            self.start = jax.device_get(compute_copy(params, self.dtype)), shardings
         # scoring: one compiled function for the old, reference and current policy
-        self.score_rows = partial(
-            policy_scores,
-            sampler.graph,
-            completion_length=config.generation.max_new_tokens,
-            mask_id=sampler.mask_id,
-            masks=config.masks,
-            chunk=config.score_chunk,
-            remat=bool(config.remat),
-        )
+        self.score_rows = make_scorer(sampler.graph, sampler.mask_id, config)
         # sampling: shapes alone, as the policy's copy in the compute dtype does not exist yet
         shapes = jax.eval_shape(self.policy, params)
         sampler, shardings = place_sampler(
             sampler, config.rollout_mesh, trained=params, policy=shapes
         )
         self.rollouts = Rollouts(sampler, shardings, tokenizer, prompts, rewards, config)
-        # The thread that measures how long scoring takes.
-        self.waiting = ThreadPoolExecutor(1)
         self.batches: list[PolicyBatch] = []
         # The step at which the reference moved last: a rollout that was interrupted is drawn again.
         self.mixed_at: int | None = None
@@ -219,9 +232,7 @@ class RolloutSource:
             jax.block_until_ready(state.params)
             if self.finished_at is not None:
                 # Since the previous rollout, including what the trainer did between its updates.
-                seconds = time.monotonic() - self.finished_at
-                speed = self.forward_tokens(self.batches[0].tokens) / seconds
-                metrics |= {"update_seconds": seconds, "update_tokens_per_second": speed}
+                metrics["update_seconds"] = time.monotonic() - self.finished_at
             self.batches, made = self.make(self.policy(state.params), number)
             metrics |= made
             self.finished_at = time.monotonic()
@@ -242,11 +253,11 @@ class RolloutSource:
         # With dynamic sampling, rewards are known already and choose the rows.
         rollout = sampled if sampled.totals is None else self.rollouts.choose_groups(sampled)
         # score, on the devices; accelerators do so while the host judges
-        updates, scored = self.score(policy, number, rollout.completions)
+        updates = self.score(policy, number, rollout.completions)
         if sampled.totals is None:
             if jax.default_backend() == "cpu":
                 # Judged programs would compete with the scores for cores, and miss time limits.
-                scored.result()
+                jax.block_until_ready(updates)
             sampled = self.rollouts.judge_rollout(sampled)
             rollout = sampled
         require_rewards(sampled, number)
@@ -258,32 +269,23 @@ class RolloutSource:
         ]
         # report
         self.log(number, rollout)
-        policies = self.config.needs_old_scores + bool(self.arrays)
-        tokens, seconds = self.forward_tokens(batches[0].tokens) * policies, scored.result()
-        return batches, {
-            **self.rollouts.rollout_metrics(sampled),
-            "score_seconds": seconds,
-            "score_tokens_per_second": tokens / max(seconds, 1e-9),
-        }
+        return batches, self.rollouts.rollout_metrics(sampled)
 
-    def score(
-        self, policy: Params, number: int, completions: Completions
-    ) -> tuple[list[ScoredRows], Future[float]]:
+    def score(self, policy: Params, number: int, completions: Completions) -> list[ScoredRows]:
         """Start to score completions under the masks of each update.
 
         Returns:
             For each update its rows, their scores under the policy that sampled (None if it is
-            the only update) and under the reference (None without one); and a future of the
-            seconds that all scores took.
+            the only update) and under the reference (None without one).
         """
-        start, config = time.monotonic(), self.config
+        config = self.config
         rows = [
             self.make_rows(completions, number, update)
             for update in range(1, 1 + config.num_iterations)
         ]
         old = policy if config.needs_old_scores else None
         reference = self.policy(self.arrays) if self.arrays else None
-        updates = [
+        return [
             (
                 masked,
                 None if old is None else self.score_rows(old, masked),
@@ -292,32 +294,34 @@ class RolloutSource:
             for masked in rows
         ]
 
-        def wait() -> float:
-            jax.block_until_ready(updates)
-            return time.monotonic() - start
-
-        return updates, self.waiting.submit(wait)
-
     def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
         """Place the rows of an update on the devices, with the keys of its masks."""
-        config = self.config
-        ids = jnp.arange(config.completions)
+        config, reads_steps = self.config, self.config.masks.reads_steps
+        ids = jnp.arange(len(completions.tokens))
         keys = sample_keys(config.training.seed, number, update, ids)
         return MaskedRows(
-            tokens=self.put(completions.tokens),
+            # The sampler saw what it decided after the stop token, too.
+            tokens=self.put(completions.sampled if reads_steps else completions.tokens),
             attention_mask=self.put(completions.attention_mask),
             completion_mask=self.put(completions.completion_mask),
             keys=self.put(jax.random.key_data(keys)),
-            commit_step=self.put(completions.commit_step) if config.masks.reads_steps else None,
+            commit_step=self.put(completions.commit_step) if reads_steps else None,
         )
 
-    def forward_tokens(self, tokens: Any) -> int:
-        """Count the tokens in all forward passes of a rollout's updates."""
-        return tokens.size * self.config.masks.copies * self.config.num_iterations
-
     def evaluate(self, prompts: Prompts, params: Params) -> dict[str, float]:
-        """Measure the mean reward of one completion per prompt, and the share that ends."""
-        return self.rollouts.evaluate(self.policy(params), prompts)
+        """Measure the mean reward of one completion per prompt, and the KL from the start.
+
+        The KL is the mean log ratio of the tokens that the policy drew. On several hosts, which
+        hold no copy of the start, it is not measured.
+        """
+        policy = self.policy(params)
+        metrics, completions = self.rollouts.evaluate(policy, prompts)
+        if self.start is None:
+            return metrics
+        rows = self.make_rows(completions, HELD_OUT, 1)
+        start = merge_params(self.frozen, jax.tree.map(jax.device_put, *self.start))
+        ratio = self.score_rows(policy, rows) - self.score_rows(start, rows)
+        return metrics | {"kl_start": float(ratio[completions.completion_mask].mean())}
 
     def policy(self, params: Params) -> Params:
         """Cast trained weights to the compute dtype, and merge them with the frozen ones."""

@@ -23,7 +23,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import divisors, row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
-from jax_lm.training.grpo_config import BASELINES, GRPOConfig
+from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.update import Params
 
@@ -45,7 +45,9 @@ class Completions(NamedTuple):
         tokens: prompt and completion, padded before the prompt and after the completion.
         attention_mask: False on the padding before the prompt, as in sampling.
         completion_mask: the completion up to and including its first stop token.
+        sampled: the tokens before what follows the stop token was replaced by padding.
         commit_step: sampler step that decided each position.
+        confidence: probability of each token when it was decided, after temperature and filters.
         texts: the completions as strings, without the stop token.
         stopped: whether a completion has a stop token.
     """
@@ -53,7 +55,9 @@ class Completions(NamedTuple):
     tokens: Int[np.ndarray, "b t"]
     attention_mask: Bool[np.ndarray, "b t"]
     completion_mask: Bool[np.ndarray, "b c"]
+    sampled: Int[np.ndarray, "b t"]
     commit_step: Int[np.ndarray, "b c"]
+    confidence: Float[np.ndarray, "b c"]
     texts: Shaped[np.ndarray, "b"]
     stopped: Bool[np.ndarray, "b"]
 
@@ -228,7 +232,10 @@ class Rollouts:
     def compare(
         self, rollout: Rollout, number: int
     ) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
-        """Return the completions' advantages, and the tokens that count: none if not judged."""
+        """Return the completions' advantages, and the tokens that count.
+
+        None count of a completion that was not judged, or whose group has no variance.
+        """
         config, rewards = self.config, rollout.rewards
         # The control: rewards that have nothing to do with their completions.
         if config.shuffle_rewards:
@@ -239,26 +246,32 @@ class Rollouts:
             baseline=config.baseline,
             scale_rewards=config.scale_rewards,
         )
-        return compared, rollout.completions.completion_mask & np.isfinite(rewards)[:, None]
+        teaches = np.repeat(has_variance(rewards, config.num_generations), config.num_generations)
+        counts = teaches & np.isfinite(rewards)
+        return compared, rollout.completions.completion_mask & counts[:, None]
 
     def rollout_metrics(self, rollout: Rollout) -> dict[str, float]:
-        """Summarise a rollout with all that was drawn for it: rewards, lengths, times."""
-        tokens, seconds = float(rollout.completions.lengths.sum()), self.seconds
+        """Summarise a rollout with all that was drawn for it: rewards, lengths, entropy, times.
+
+        The entropy is that of sampling, per token, estimated from what was drawn.
+        """
+        completions = rollout.completions
+        confidence = completions.confidence[completions.completion_mask]
         return {
             **reward_metrics(rollout, self.config.num_generations),
-            **seconds,
-            "rollout_tokens_per_second": tokens / seconds["rollout_seconds"],
-            "rewards_per_second": len(rollout.prompts) / max(seconds["reward_seconds"], 1e-9),
+            **self.seconds,
+            "entropy": -float(np.log(confidence).mean()),
         }
 
-    def evaluate(self, policy: Params, prompts: Prompts) -> dict[str, float]:
-        """Measure the mean reward of one completion per prompt, and the share that ends."""
+    def evaluate(self, policy: Params, prompts: Prompts) -> tuple[dict[str, float], Completions]:
+        """Measure the mean reward of one completion per prompt; also return the completions."""
         completions = self.complete(policy, prompts, HELD_OUT)
         sampled = Rollout(np.array(prompts, object), completions, None, OrderedDict())
-        metrics = reward_metrics(judge_completions(self.rewards, sampled, 1), 1)
+        judged = judge_completions(self.rewards, sampled, 1)
+        metrics = reward_metrics(judged, 1)
         # One completion per prompt has no variance.
         del metrics["reward_std"], metrics["zero_variance_groups"]
-        return metrics
+        return metrics | {"reward_error": standard_error(judged.rewards)}, completions
 
 
 def sample_keys(
@@ -292,15 +305,9 @@ def sample_completions(
         keys: one per prompt, so that a completion does not depend on the batch it is sampled in.
         width: columns for prompts.
         batch_size: rows sampled together, a divisor of their number; None samples all at once.
-
-    Raises:
-        ValueError: `batch_size` does not divide the number of prompts.
     """
     count = len(prompts)
     batch_size = batch_size or count
-    if count % batch_size:
-        rule = f"must divide the {count} completions of a rollout"
-        raise ValueError(f"generation_batch_size={batch_size}: {rule}")
     # prompts [[1, 2], [3]] and width 3 -> [[pad, 1, 2], [pad, pad, 3]]
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
@@ -312,22 +319,23 @@ def sample_completions(
         rows = first + np.arange(padded_size) % batch_size
         canvas = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
         state = sampler.generate(canvas, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
-        arrays = state.tokens, state.commit_step, canvas.attention_mask
+        arrays = state.tokens, canvas.attention_mask, state.commit_step, state.confidence
         # drop the second samples
         batches.append([np.asarray(array)[:batch_size] for array in arrays])
-    tokens, steps, mask = map(np.concatenate, zip(*batches, strict=True))
-    return cut_at_stop(tokens, steps, mask, width, tokenizer)
+    tokens, mask, steps, confidence = map(np.concatenate, zip(*batches, strict=True))
+    return cut_at_stop(tokens, mask, steps, confidence, width, tokenizer)
 
 
 def cut_at_stop(
-    tokens: Int[np.ndarray, "b t"],
-    commit_step: Int[np.ndarray, "b t"],
+    sampled: Int[np.ndarray, "b t"],
     attention_mask: Bool[np.ndarray, "b t"],
+    commit_step: Int[np.ndarray, "b t"],
+    confidence: Float[np.ndarray, "b t"],
     width: int,
     tokenizer: DiffuCoderTokenizer,
 ) -> Completions:
     """End each completion at the first stop token after column `width`."""
-    tokens = tokens.copy()
+    tokens = sampled.copy()
     # Stop token S: [a, b, S, c] -> completion mask [1, 1, 1, 0] and tokens [a, b, S, pad].
     # A view: writing to it changes `tokens`.
     completions = tokens[:, width:]
@@ -337,8 +345,8 @@ def cut_at_stop(
     completion_mask = np.arange(completions.shape[1]) <= last[:, None]
     completions[~completion_mask] = tokenizer.pad_id
     texts = np.array([tokenizer.decode_until_stop(row.tolist()) for row in completions], object)
-    steps = commit_step[:, width:]
-    return Completions(tokens, attention_mask, completion_mask, steps, texts, stopped)
+    decided = sampled, commit_step[:, width:], confidence[:, width:]
+    return Completions(tokens, attention_mask, completion_mask, *decided, texts, stopped)
 
 
 def reward_completions(
@@ -408,15 +416,7 @@ def advantages(
         baseline: leave_one_out subtracts the mean of the group's other completions (RLOO), mean
             that of all of them.
         scale_rewards: divide by the group's standard deviation (plus 1e-4).
-
-    Raises:
-        ValueError: the rows do not fill groups of at least 2, or the baseline is unknown.
     """
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline={baseline!r}: must be one of {', '.join(BASELINES)}")
-    if num_generations < 2 or len(rewards) % num_generations:
-        rule = f"must be at least 2 and divide {len(rewards)} completions"
-        raise ValueError(f"num_generations={num_generations}: {rule}")
     groups = rewards.astype(np.float64).reshape(-1, num_generations)
     # Groups [[3, 1], [2, nan]]: counts [2, 1], totals [4, 2], centred [[1, -1], [0, 0]].
     judged = np.isfinite(groups)
@@ -459,6 +459,12 @@ def reward_metrics(rollout: Rollout, group_size: int) -> dict[str, float]:
         "unfinished_completions": 1 - float(rollout.completions.stopped.mean()),
         **{f"reward_{name}": mean_of_judged(scores) for name, scores in parts.items()},
     }
+
+
+def standard_error(rewards: Float[np.ndarray, "b"]) -> float:
+    """Return the standard error of the mean of the rewards that are not NaN."""
+    judged = rewards[np.isfinite(rewards)]
+    return float(judged.std(ddof=1) / math.sqrt(judged.size)) if judged.size > 1 else math.nan
 
 
 def mean_of_judged(scores: Float[np.ndarray, "b"]) -> float:

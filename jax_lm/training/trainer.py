@@ -153,6 +153,7 @@ class Trainer:
         source: BatchSource,
         *,
         evaluate: Evaluate | None = None,
+        evaluates_start: bool = False,
         check: Check = lambda step, metrics: None,
     ) -> bool:
         """Train to the end, starting from the newest checkpoint; returns whether it was reached.
@@ -164,6 +165,7 @@ class Trainer:
             source: draws the batches.
             evaluate: returns metrics of the trained weights, every `evaluate_every` steps and at
                 the end.
+            evaluates_start: evaluate before the first step as well.
             check: gets the metrics of every step once they are computed, and may raise.
 
         Raises:
@@ -193,6 +195,9 @@ class Trainer:
                 over = threading.Event()
                 leave = partial(self.leave_draw, over, checkpoints, source, finish)
                 start = threading.Thread(target=leave, daemon=True).start
+                is_start = evaluates_start and self.state.step == 0
+                if evaluate and is_start and self.evaluate_weights(evaluate, write):
+                    self.save(checkpoints, source)
                 with interruption.on_signal(signal.SIGTERM, start):
                     finished = self.loop(
                         source, checkpoints, write, finish, terminated, profile, evaluate
@@ -240,17 +245,19 @@ class Trainer:
                 self.running = None
             # evaluate
             if evaluate and evaluates:
-                results = {
-                    name: float(value) for name, value in evaluate(self.state.params).items()
-                }
-                write(step, {f"eval_{name}": value for name, value in results.items()})
-                saves |= self.best.see(step, results) or self.best.is_over
+                saves |= self.evaluate_weights(evaluate, write) or self.best.is_over
             # save
             if saves:
                 self.save(checkpoints, source)
             if stops:
                 break
         return self.state.step >= last or self.best.is_over
+
+    def evaluate_weights(self, evaluate: Evaluate, write: Write) -> bool:
+        """Evaluate the weights and record it; returns whether they are the best so far."""
+        results = {name: float(value) for name, value in evaluate(self.state.params).items()}
+        write(self.state.step, {f"eval_{name}": value for name, value in results.items()})
+        return self.best.see(self.state.step, results)
 
     def start(self, source: BatchSource) -> "Running":
         """Draw a batch and start its step, without waiting for the devices."""

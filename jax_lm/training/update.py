@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -27,6 +28,10 @@ Batch = Any
 # parallel. With remat, the operands of a layer's recomputation are there from its forward pass on,
 # so that the activations of all layers would be kept: recomputing would save nothing.
 IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+# A metric of a loss by which its steps are scaled.
+RATE_SCALE = "rate_scale"
 
 
 class Mean(NamedTuple):
@@ -105,8 +110,14 @@ def make_update(
         # Random numbers follow from seed and step, so that a resumed run draws the same.
         key = jax.random.fold_in(jax.random.key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
-        metrics |= {"gradient_norm": optax.tree.norm(gradients), "learning_rate": rate(step - 1)}
+        scale = metrics.get(RATE_SCALE, 1.0)
+        metrics |= {
+            "gradient_norm": optax.tree.norm(gradients),
+            "learning_rate": rate(step - 1) * scale,
+        }
         updates, optimizer = transform.update(gradients, optimizer, params)
+        if RATE_SCALE in metrics:
+            updates = jax.tree.map(lambda leaf: leaf * scale, updates)
         return optax.apply_updates(params, updates), optimizer, metrics
 
     return jax.jit(
@@ -279,21 +290,13 @@ def _(salt: int, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 def merge_params(first: Params, second: Params) -> Params:
     """Merge two nested dicts."""
     # {"a": {"b": 1}} and {"a": {"c": 2}} -> {"a": {"b": 1, "c": 2}}
-    both = first | second
-    for name in first.keys() & second.keys():
-        both[name] = merge_params(first[name], second[name])
-    return both
+    return unflatten_dict(flatten_dict(first) | flatten_dict(second))
 
 
-def partition(tree: Params, belongs: Callable[[str], bool], prefix: str = "") -> Params:
+def partition(tree: Params, belongs: Callable[[str], bool]) -> Params:
     """Keep the leaves of a nested dict whose dotted names belong to it."""
     # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}}
-    kept: Params = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            if inner := partition(value, belongs, f"{name}."):
-                kept[key] = inner
-        elif belongs(name):
-            kept[key] = value
-    return kept
+    leaves = flatten_dict(tree).items()
+    return unflatten_dict(
+        {path: leaf for path, leaf in leaves if belongs(".".join(map(str, path)))}
+    )

@@ -1,0 +1,142 @@
+"""Log-probabilities of sampled tokens on the canvases that they were drawn from.
+
+    blocks = decoded_blocks(width, options, mask_id)
+    log_probs = trace_log_probs(model, tokens, attention_mask, commit_step, blocks, mask_id)
+
+A canvas shows what was decided before its step. It goes through the passes of the sampler
+(`block_passes`, `block_hidden`), so that keys and values of a cache are those of the block's
+refresh, as they were in sampling. Without filters, the result is the probability that the sampler
+recorded. It has a gradient: policy optimisation scores by it (TraceRL, arXiv 2509.06949).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.sampler import block_passes
+from jax_lm.diffusion.state import CanvasArrays, KVCache, Window
+from jax_lm.diffusion.step import Pass, StepConfig, block_hidden, empty_cache
+from jax_lm.models.dream import DreamForCausalLM, default_positions
+from jax_lm.models.token_likelihood import token_log_probs
+from jax_lm.options import GenerationOptions
+
+# Letters of the shapes: b rows, m canvases of a block, t columns of a row, c of its completion, r of
+# a block.
+
+
+class DecodedBlock(NamedTuple):
+    """A block of the completion as the sampler decoded it.
+
+    Attributes:
+        columns: its columns.
+        passes: the refresh that begins it and the step, or the step alone without a cache.
+        steps: the most steps that it takes, each of which has a canvas.
+    """
+
+    columns: Block
+    passes: Sequence[Pass]
+    steps: int
+
+
+def decoded_blocks(width: int, options: GenerationOptions, mask_id: int) -> list[DecodedBlock]:
+    """Return the blocks of a completion in rows of `width` columns."""
+    length, decoding = options.max_new_tokens, options.decoding
+    canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
+    blocks = []
+    for block in canvas.blocks(decoding.block_columns(length)):
+        config = StepConfig(length=block.length, rows=None, mask_id=mask_id, top_k=None)
+        steps = block.length
+        # Other rules than the schedule may commit one token at a time.
+        if decoding.settings.commit == "steps" and options.steps:
+            # 12 steps for 96 columns: at most ceil(12 * 32 / 96) = 4 in a block of 32.
+            steps = min(steps, -(-options.steps * block.length // length))
+        passes = block_passes(canvas, block, [], decoding, config)
+        blocks.append(DecodedBlock(block, passes, steps))
+    return blocks
+
+
+def trace_log_probs(
+    model: DreamForCausalLM,
+    tokens: Int[Array, "b t"],
+    attention_mask: Bool[Array, "b t"],
+    commit_step: Int[Array, "b c"],
+    blocks: Sequence[DecodedBlock],
+    mask_id: int,
+    *,
+    remat: bool = False,
+    temperature: float = 1.0,
+) -> Float[Array, "b c"]:
+    """Compute the log-probability of each token of completions.
+
+    Args:
+        model: the model that sampled, or another one.
+        tokens: prompts and completions as they were sampled, also after the stop token.
+        attention_mask: as in sampling.
+        commit_step: sampler step of each completion token.
+        blocks: from `decoded_blocks`.
+        mask_id: id of MASK.
+        remat: keep only the inputs of layers of the activations.
+        temperature: divides the logits.
+    """
+    prompt = tokens.shape[1] - commit_step.shape[1]
+    all_steps = jnp.pad(commit_step, ((0, 0), (prompt, 0)), constant_values=-1)
+    log_probs = []
+    for block in blocks:
+        columns = slice(block.columns.start, block.columns.end)
+        # Steps of a block follow each other. Two canvases, for columns decided in steps 4 5 4:
+        #   number  0 1 0;  canvas 0 hides steps from 4 on, canvas 1 from 5 on
+        steps = all_steps[:, columns]
+        first = jnp.min(steps, axis=1, keepdims=True)
+        number = jnp.minimum(steps - first, block.steps - 1)
+        # [b, m, t]
+        hidden_from = (first + jnp.arange(block.steps))[..., None]
+        canvases = jnp.where(all_steps[:, None] >= hidden_from, mask_id, tokens[:, None])
+        hidden = canvas_hidden(model, canvases, attention_mask, block, remat=remat)
+        # The head reads each position on its own canvas alone: [b, m, r, d] -> [b, r, d].
+        own = jnp.take_along_axis(hidden, number[:, None, :, None], axis=1)[:, 0]
+        log_probs.append(token_log_probs(model, own / temperature, tokens[:, columns]))
+    return jnp.concatenate(log_probs, axis=1)
+
+
+def canvas_hidden(
+    model: DreamForCausalLM,
+    canvases: Int[Array, "b m t"],
+    attention_mask: Bool[Array, "b t"],
+    block: DecodedBlock,
+    *,
+    remat: bool,
+) -> Float[Array, "b m r d"]:
+    """Return the hidden states that predict a block, from the sampler's passes over its canvases.
+
+    With a cache, the first canvas is that of the refresh, and the others start from its keys and
+    values.
+    """
+    b, m, t = canvases.shape
+
+    def run(canvases: Int[Array, "b n t"], cache: KVCache, step: Pass) -> tuple[Array, KVCache]:
+        n = canvases.shape[1]
+        present = jnp.repeat(attention_mask, n, axis=0)
+        positions = default_positions(present.astype(jnp.int32), present)
+        arrays = CanvasArrays(present, positions, present, positions)
+        window = Window.of(
+            block=block.columns.start, rows=step.first_row, first_step=0, until=0, forwards=0
+        )
+        # [b, n, t] -> [b * n, t]
+        rows = canvases.reshape(-1, t)
+        hidden, cache = block_hidden(model, rows, cache, arrays, window, step.config, remat=remat)
+        return hidden.reshape(b, n, block.columns.length, -1), cache
+
+    if len(block.passes) == 1:
+        return run(canvases, KVCache(), block.passes[0])[0]
+    refresh, step = block.passes
+    has_tail = step.config.rows == block.columns.length
+    first, cache = run(canvases[:, :1], empty_cache(model, (b, t), has_tail=has_tail), refresh)
+    if m == 1:
+        return first
+    cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, m - 1, axis=0), cache)
+    return jnp.concatenate([first, run(canvases[:, 1:], cache, step)[0]], axis=1)
