@@ -123,12 +123,12 @@ def canvas_hidden(
         present = jnp.repeat(attention_mask, n, axis=0)
         positions = default_positions(present.astype(jnp.int32), present)
         arrays = CanvasArrays(present, positions, present, positions)
-        window = Window.of(
-            block=block.columns.start, rows=step.first_row, first_step=0, until=0, forwards=0
-        )
+        rows = {"block": block.columns.start, "rows": step.first_row}
+        window = Window.of(**rows, first_step=0, until=0, forwards=0)
+        window = jax.tree.map(jnp.asarray, window)
         # [b, n, t] -> [b * n, t]
-        rows = canvases.reshape(-1, t)
-        hidden, cache = block_hidden(model, rows, cache, arrays, window, step.config, remat=remat)
+        flat = canvases.reshape(-1, t)
+        hidden, cache = block_hidden(model, flat, cache, arrays, window, step.config, remat=remat)
         return hidden.reshape(b, n, block.columns.length, -1), cache
 
     if len(block.passes) == 1:
