@@ -57,7 +57,7 @@ def along(steps: Callable[[np.ndarray], np.ndarray], options: Any, mask_id: int)
         blocks = decoded_blocks(rows.tokens.shape[1], options, mask_id)
         other = np.array([steps(row) for row in rows.commit_step], np.int32)
 
-        def score(part: tuple) -> Array:
+        def score(part: tuple[Array, Array, Array]) -> Array:
             return trace_log_probs(model, *part, blocks, mask_id)
 
         # A row at a time: left to right, it has 96 canvases.

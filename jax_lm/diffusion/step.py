@@ -330,9 +330,9 @@ def block_hidden(
     """Return the hidden states that predict the block's columns, and the updated cache."""
     # copies == 2: of the rows [p, p, q, q], p and q are computed, and what they give is repeated.
     if (copies := config.copies) > 1:
-        distinct = jax.tree.map(lambda part: part[::copies], (tokens, cache, canvas))
+        tokens, cache, canvas = jax.tree.map(lambda part: part[::copies], (tokens, cache, canvas))
         alone = replace(config, copies=1)
-        computed = block_hidden(model, *distinct, window, alone, remat=remat)
+        computed = block_hidden(model, tokens, cache, canvas, window, alone, remat=remat)
         return jax.tree.map(lambda part: jnp.repeat(part, copies, axis=0), computed)
     # Compute: all rows, or those that the cache does not cover.
     if config.rows is None:
