@@ -429,8 +429,14 @@ def test_merged_adapters_keep_what_bfloat16_would_round_away(folder, rounded):
     assert shares["bfloat16"] < 0.5 * shares["float32"]
 
 
-@pytest.mark.parametrize("name", ["autoregressive-llama", "autoregressive-qwen3"])
-def test_a_base_with_a_full_vocabulary_is_adapted_by_the_defaults(folder, name):
+@pytest.mark.parametrize(
+    ("name", "options", "family"),
+    [
+        ("autoregressive-llama", [], "adapted"),
+        ("autoregressive-qwen3", ["--block-length", "4"], "adapted to blocks"),
+    ],
+)
+def test_a_base_with_a_full_vocabulary_is_adapted_by_the_defaults(folder, name, options, family):
     base, out = folder / name, folder / f"{name}-adapted"
     # 64 rows, all of them used, and none of our special tokens.
     write_base(base, name)
@@ -448,11 +454,11 @@ def test_a_base_with_a_full_vocabulary_is_adapted_by_the_defaults(folder, name):
         str(out),
     ]
     small = ["--max-length", "32", "--batch-size", "2", "--learning-rate", "0.001"]
-    assert main([*command, *small, "--max-steps", "2"]) == 0
+    assert main([*command, *small, *options, "--max-steps", "2"]) == 0
     config = DreamForCausalLM.read_config(out / "model")
     tokenizer = DiffuCoderTokenizer.from_pretrained(out / "model")
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    assert (config.family.name, config.vocab_size) == ("adapted", 128)
+    assert (config.family.name, config.vocab_size) == (family, 128)
     assert (tokenizer.mask_id, tokenizer.pad_id, tokenizer.encode("abc")) == (64, 65, [1, 2, 3])
     after = load_file(out / "model" / "model.safetensors")
     assert after.keys() == before.keys()
