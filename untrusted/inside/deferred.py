@@ -32,7 +32,6 @@ logging: Any = Deferred("logging")
 mock: Any = Deferred("unittest.mock")
 pkgutil: Any = Deferred("pkgutil")
 tempfile: Any = Deferred("tempfile")
-threading: Any = Deferred("threading")
 unittest: Any = Deferred("unittest")
 
 # Modules that the zygote imports as soon as a program or a test mentions them.

@@ -120,10 +120,6 @@ class Peer(ABC):
 
     # Values
 
-    def is_theirs(self, value: Any) -> bool:
-        """Whether a value stands for an object of the other end."""
-        return id(value) in self.their_numbers
-
     def adopt(self, number: int, stand_in: Any) -> Any:
         """Register a value as the stand-in for an object of the other end."""
         self.theirs[number] = stand_in
