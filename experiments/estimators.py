@@ -97,7 +97,7 @@ def estimators(mask_id: int) -> dict[str, tuple[int, Scores, bool]]:
     """Return each estimator: its forward passes, its scores, and whether its masks are drawn."""
     left_to_right = along(lambda row: np.arange(len(row)), LEFT_TO_RIGHT, mask_id)
     four = along(merged, WHOLE, mask_id)
-    found = {"four segments": (4, four, False), "left to right (JustGRPO)": (LENGTH, left_to_right, False)}  # fmt: skip
+    found: dict[str, tuple[int, Scores, bool]] = {"four segments": (4, four, False)}
     drawn = {
         "full_mask": [Estimator(estimator="full_mask")],
         "coupled": [Estimator(num_mask_pairs=pairs) for pairs in (1, 2, 4)],
@@ -109,6 +109,7 @@ def estimators(mask_id: int) -> dict[str, tuple[int, Scores, bool]]:
             found[f"{name} {one.copies}"] = one.copies, masks(one, mask_id), name != "full_mask"
     for pairs in (1, 2, 4):
         found[f"evidence bound (ESPO) {2 * pairs}"] = 2 * pairs, evidence(pairs, mask_id), True
+    found["left to right (JustGRPO)"] = LENGTH, left_to_right, False
     return found
 
 
