@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from untrusted.cases import PRELUDE, Case
+from untrusted.inside.channel import Fields
 from untrusted.inside.checks import test_names
 from untrusted.inside.wire import encode_literal
 
@@ -30,14 +31,14 @@ class Call:
 
     function: str
     arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
+    keywords: Fields
     expected: Any
     others: tuple[Any, ...] = ()
     is_method: bool = False
     prelude: str = ""
 
     @property
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Fields:
         """The call as the program's process takes it."""
         return {
             "function": self.function,

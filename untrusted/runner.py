@@ -15,6 +15,7 @@ from typing import Any
 from untrusted.answers import OtherFormError, matches, may_equal
 from untrusted.assertions import Call, call_of, is_script, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
+from untrusted.inside.channel import Fields
 from untrusted.inside.wire import encode_literal
 from untrusted.results import (
     Cancel,
@@ -242,7 +243,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     if seconds <= 0:
         total = session.limits.total_seconds
         return TestResult("timeout", f"no time left of {total:g} s for all tests")
-    job: dict[str, Any] = {"code": code}
+    job: Fields = {"code": code}
     if test is None:
         (program,) = session.exchange([job], seconds)
         # A program could claim this without having run to its end. But nothing is checked, so
@@ -276,9 +277,7 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
     return TestResult("failed", where) if where else TestResult("passed")
 
 
-def run_statements(
-    session: Session, job: dict[str, Any], statements: str, seconds: float
-) -> TestResult:
+def run_statements(session: Session, job: Fields, statements: str, seconds: float) -> TestResult:
     """Run the statements of a test in a second process next to the program of a job."""
     # A number that the program cannot know: only a test that came to its end reports it.
     sentinel = secrets.token_hex(16)
@@ -315,7 +314,7 @@ def doubt(session: Session, code: str, test: Test | None, seconds: float) -> Tes
     return failed(said, "cannot_judge")
 
 
-def run_together(session: Session, job: dict[str, Any], seconds: float) -> TestResult:
+def run_together(session: Session, job: Fields, seconds: float) -> TestResult:
     """Run a test in its program's own process: the result is the program's word."""
     (child,) = session.exchange([job], seconds)
     cannot = word_of(child, "cannot")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from untrusted.cases import MAX_OUTPUT
+from untrusted.inside.channel import Fields
 from untrusted.inside.deferred import ON_MENTION
 from untrusted.inside.wire import MAX_MESSAGE
 from untrusted.inside.zygote import COLLECT
@@ -58,7 +59,7 @@ class Child:
     """
 
     socket: socket.socket
-    job: dict[str, Any]
+    job: Fields
     buffer: bytearray = field(default_factory=bytearray)
     started: bool = False
     answer: Any = None
@@ -162,7 +163,7 @@ class Session:
         return line
 
     def exchange(
-        self, jobs: list[dict[str, Any]], seconds: float, standard_input: bytes = b""
+        self, jobs: list[Fields], seconds: float, standard_input: bytes = b""
     ) -> list[Child]:
         """Fork a process per job; wait until the last one has answered or any has failed.
 
@@ -238,7 +239,7 @@ class Session:
                 self.selector.unregister(pipe)
                 pipe.close()
 
-    def spawn(self, job: dict[str, Any], standard_input: bytes, ends: list[int]) -> Child:
+    def spawn(self, job: Fields, standard_input: bytes, ends: list[int]) -> Child:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
@@ -364,7 +365,7 @@ def open_input(content: bytes) -> int:
         return os.open(file.name, os.O_RDONLY)
 
 
-def is_mentioned(package: str, job: dict[str, Any]) -> bool:
+def is_mentioned(package: str, job: Fields) -> bool:
     """Whether a job may import a package."""
     text = f"{job.get('code', '')} {job.get('test', '')}"
     # The fixture of this name uses it.

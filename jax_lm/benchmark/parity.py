@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from jax_lm.checkpoints.huggingface import CheckpointError
+from jax_lm.config import Fields
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, flatten
@@ -102,7 +103,7 @@ class Golden(dict[str, np.ndarray]):
         raise CheckpointError(f"the recorded tensors lack {name!r}")
 
 
-def read_golden(folder: Path) -> tuple[Golden, dict[str, Any]]:
+def read_golden(folder: Path) -> tuple[Golden, Fields]:
     """Read recorded tensors and cases; CheckpointError names what is missing or damaged."""
     golden, cases = read_recording(folder, "golden.safetensors", "cases.json")
     if "generate" not in cases:
@@ -110,7 +111,7 @@ def read_golden(folder: Path) -> tuple[Golden, dict[str, Any]]:
     return golden, cases
 
 
-def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, dict[str, Any]]:
+def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, Fields]:
     """Read a file of tensors and a file of settings from a folder with a checkpoint.
 
     Raises:

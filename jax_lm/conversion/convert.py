@@ -21,7 +21,7 @@ from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.stored import GGUF_LINK, QUANTIZATION, CheckpointError
-from jax_lm.config import DreamConfig, set_dtype
+from jax_lm.config import DreamConfig, Fields, set_dtype
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import (
@@ -235,7 +235,7 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
     complete(folder, config, tokenizer)
 
 
-def new_config(fields: dict[str, Any], conversion: Conversion) -> dict[str, Any]:
+def new_config(fields: Fields, conversion: Conversion) -> Fields:
     """Return the fields of config.json with the new dtype and quantization."""
     if conversion.dtype:
         fields = set_dtype(fields, conversion.dtype)

@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
-from jax_lm.config import DreamConfig, invert, set_dtype, translate
+from jax_lm.config import DreamConfig, Fields, invert, set_dtype, translate
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
 from jax_lm.models.graph import split_model
 from jax_lm.models.layers import (
@@ -406,20 +406,20 @@ def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Int[Array, "
     return jnp.maximum(jnp.cumsum(attention_mask, axis=1) - 1, 0)
 
 
-def flatten(tree: dict) -> dict[str, Any]:
+def flatten(tree: dict) -> Fields:
     """Flatten nested dicts to leaves by dotted path."""
     # {"model": {"layers": {0: {"mlp": x}}}} -> {"model.layers.0.mlp": x}
     return {".".join(map(str, path)): leaf for path, leaf in flatten_dict(tree).items()}
 
 
-def nest(leaves: dict[str, Any], template: dict) -> dict:
+def nest(leaves: Fields, template: dict) -> dict:
     """Invert `flatten`, with the keys of `template`, where layer numbers are integers, not text."""
     return unflatten_dict(
         {path: leaves[".".join(map(str, path))] for path in flatten_dict(template)}
     )
 
 
-def parameters(model: DreamForCausalLM) -> dict[str, Any]:
+def parameters(model: DreamForCausalLM) -> Fields:
     """Return the parameters by checkpoint name: arrays, or shapes if the model is abstract."""
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
@@ -437,7 +437,7 @@ def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tu
     }
 
 
-def published_parameters(model: DreamForCausalLM) -> dict[str, Any]:
+def published_parameters(model: DreamForCausalLM) -> Fields:
     """Return the parameters under the names that the published code of the family uses."""
     names = invert(model.config.architecture.tensors)
     return {translate(name, names): value for name, value in parameters(model).items()}

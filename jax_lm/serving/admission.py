@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from jax_lm.config import Fields
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.constrained import Repair
 from jax_lm.grammar import find_grammar
@@ -57,7 +57,7 @@ def sequence_of(
     given = request.prompt_tokens
     if given + hole > context:
         raise ContextLengthError(given, hole, context)
-    fields: dict[str, Any] = {
+    fields: Fields = {
         # a key of its own for each answer
         "key": request_key(request.seed, request.index),
         # the grammar is the repair's, not the step's
@@ -102,7 +102,7 @@ def sequence_of(
     return ConstrainedSequence(**fields, repair=repair)
 
 
-def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> dict[str, Any]:
+def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> Fields:
     """Return the tokens of a sequence and the columns of its hole."""
     # [7, 8], [0, 0, 0], [9] -> [7, 8, 0, 0, 0, 9], hole [2, 5)
     before = [*before]

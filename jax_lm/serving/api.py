@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from jax_lm.config import Fields
 from jax_lm.options import PRESETS
 from jax_lm.serving import jobs, schemas
 from jax_lm.serving.chat import ChatBody, DenoiseBody, DetokenizeBody, ResponsesBody, TokenizeBody
@@ -360,7 +361,7 @@ class Server:
         if self.settings.logs_prompts:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody) -> Fields:
         """Return the tokens of a text or of a conversation."""
 
         def encode() -> list[int]:
@@ -400,13 +401,13 @@ class Server:
         """Return the version of this package."""
         return {"version": version("jax-diffucoder")}
 
-    async def models(self) -> dict[str, Any]:
+    async def models(self) -> Fields:
         """List the models: the one that is served, plain and with each preset."""
         name = self.settings.model
         names = [name, *(f"{name}@{preset}" for preset in self.presets)]
         return {"object": "list", "data": [await self.model(each) for each in names]}
 
-    async def model(self, name: str) -> dict[str, Any]:
+    async def model(self, name: str) -> Fields:
         """Describe a model."""
         self.preset_named(name)
         context = self.engine.context
@@ -448,7 +449,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
         exception_handlers=HANDLERS,
     )
     server = Server(engine, settings)
-    answers: dict[int | str, dict[str, Any]] = {400: {"description": "an option is out of range"}}
+    answers: dict[int | str, Fields] = {400: {"description": "an option is out of range"}}
     # POST: requests for text
     for path, (body, kind) in ENDPOINTS.items():
         described = app.post(path, response_model=None, responses=answers, description=body.__doc__)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from jax_lm.config import Fields
 from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
 from jax_lm.serving.responses import AnswerFormat
@@ -127,7 +128,7 @@ class InfillFormat(AnswerFormat):
         return answers[0] if self.body.choices == 1 else answers
 
 
-def chosen_fields(answer: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+def chosen_fields(answer: Fields, paths: Sequence[str]) -> Fields:
     """Return fields of an answer by their paths, as llama.cpp does; unknown ones are left out."""
     # "timings/prompt_n" -> {"timings/prompt_n": 12}
     found = {}

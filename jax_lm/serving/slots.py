@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jax_lm.config import Fields
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
 from jax_lm.diffusion.left_to_right import LeftToRight
@@ -279,13 +280,13 @@ class Slots:
         is_window = config.rows is not None and config.rows < self.columns
         # masks carry the mask id; only those of the current block are open
         tokens = np.where(sequence.masked, config.mask_id, sequence.tokens)
-        columns: dict[str, Any] = {
+        columns: Fields = {
             "tokens": tokens.astype(np.int32),
             "masked": sequence.open,
             "commit_step": sequence.commit_step,
             "confidence": sequence.confidence,
         }
-        counters: dict[str, Any] = {
+        counters: Fields = {
             "step": np.int32(sequence.step),
             "forwards": np.int32(sequence.forwards),
             "keys": sequence.key[None],

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as orbax
 
+from jax_lm.config import Fields
 from jax_lm.host import terminal
 
 terminal.silence_orbax()
@@ -105,7 +106,7 @@ class RunCheckpoints(AbstractContextManager):
             leaves = jax.block_until_ready(jax.tree.map(jnp.copy, leaves))
         self.checkpointer.save_checkpointables_async(step, {STATE: leaves, REST: saved}, force=True)
 
-    def load_rest(self) -> dict[str, Any]:
+    def load_rest(self) -> Fields:
         """Load the `rest` of the newest checkpoint; arrays are numpy arrays, tuples are lists."""
         return self.read()[REST]
 
@@ -135,18 +136,18 @@ class RunCheckpoints(AbstractContextManager):
         loaded = self.checkpointer.load_checkpointables(step, abstract)[STATE]
         return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in leaves])
 
-    def read(self, step: int | None = None) -> dict[str, Any]:
+    def read(self, step: int | None = None) -> Fields:
         """Read everything but the state."""
         saved = self.checkpointer.load_checkpointables(step, {REST: None})[REST]
         arrays = saved["arrays"]
 
-        def restore(value: dict[str, Any]) -> Any:
+        def restore(value: Fields) -> Any:
             return np.asarray(arrays[value[ARRAY]]) if value.keys() == {ARRAY} else value
 
         return json.loads(saved["json"], object_hook=restore)
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: Any) -> Fields:
     """Return the leaves of a tree by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from jax_lm.config import Fields
 from jax_lm.options import (
     require,
     require_above_zero,
@@ -37,7 +38,7 @@ CHANGEABLE = (
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
-def settings_without(config: Any, *names: str) -> dict[str, Any]:
+def settings_without(config: Any, *names: str) -> Fields:
     """Return all settings except these, nested; a resumed run must agree on them."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
@@ -202,7 +203,7 @@ class TrainerConfig:
         return range(int(match[1]), int(match[2]) + 1)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Fields:
         """Settings that a resumed run must agree on: all that affect the weights."""
         return settings_without(self, *CHANGEABLE)
 

@@ -34,6 +34,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
 from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask, attends_by_blocks
@@ -235,10 +236,10 @@ class ByStep:
     def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
         return self.batch(state.step), {}
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Fields:
         return {}
 
-    def load(self, saved: dict[str, Any]) -> None: ...
+    def load(self, saved: Fields) -> None: ...
 
 
 def train(

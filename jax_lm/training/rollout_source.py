@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
@@ -362,11 +363,11 @@ class RolloutSource:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number:06}.jsonl").write_text("".join(lines), encoding="utf-8")
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Fields:
         """Return the current rollout for a checkpoint."""
         return {"batches": self.batches, "mixed_at": self.mixed_at}
 
-    def load(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: Fields) -> None:
         """Restore the rollout that `save` returned."""
         # checkpoints of earlier versions were made between rollouts
         self.mixed_at = saved.get("mixed_at")

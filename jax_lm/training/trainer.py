@@ -29,6 +29,7 @@ import optax
 from jax.experimental import multihost_utils
 from jaxtyping import Array
 
+from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
 from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
@@ -77,9 +78,9 @@ class BatchSource(Protocol):
 
     def draw(self, state: State) -> tuple[Batch, dict[str, float]]: ...
 
-    def save(self) -> dict[str, Any]: ...
+    def save(self) -> Fields: ...
 
-    def load(self, saved: dict[str, Any]) -> None: ...
+    def load(self, saved: Fields) -> None: ...
 
 
 class Trainer:
@@ -501,7 +502,7 @@ class BestEvaluation:
         """Whether evaluations have not improved for too long."""
         return self.patience is not None and self.since >= self.patience
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Fields:
         return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:

@@ -4,6 +4,9 @@ import json
 import socket
 from typing import Any
 
+Fields = dict[str, Any]
+"""Values by name: a message, a job, an answer or a namespace."""
+
 # Bytes of one message between program and tester, both of which are limited to a program's memory.
 # The parent accepts less (`wire.MAX_MESSAGE`).
 MAX_MESSAGE = 64 * 2**20

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from untrusted.inside import wire
+from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.packages import genuine_name
 
@@ -41,13 +42,13 @@ def find_type(name: str) -> type | None:
     return None
 
 
-def describe_class(kind: type, encode: Callable[[Any], Any]) -> dict[str, Any]:
+def describe_class(kind: type, encode: Callable[[Any], Any]) -> Fields:
     """Describe an exception class that only one end has: `except` needs a class at the other."""
     bases = [encode(base) for base in kind.__bases__ if issubclass(base, BaseException)]
     return {"k": "error class", "n": kind.__name__, "d": kind.__doc__, "b": bases}
 
 
-def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> dict[str, Any]:
+def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields:
     """Describe an exception as data; `encode` encodes its parts."""
     # As pickle takes it apart: the constructor's arguments (also the file of an OSError), attributes.
     _, arguments, *state = error.__reduce__()
@@ -62,7 +63,7 @@ def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> dict[s
 
 
 def build_error(
-    form: dict[str, Any], decode: Callable[[Any], Any], adopt: Callable[[Any], Any]
+    form: Fields, decode: Callable[[Any], Any], adopt: Callable[[Any], Any]
 ) -> BaseException:
     """Build the exception that `describe_error` has described.
 

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from untrusted.inside.channel import Fields
 from untrusted.inside.peer import Peer
 
 # The program's end of the channel; at most one.
@@ -43,11 +44,11 @@ def foreign_class(name: str, *specials: str) -> type:
         specials: names of its special methods: only these are defined, so that, for example, an
             object without `__len__` has none here.
     """
-    members: dict[str, Any] = {method: make_special(method) for method in specials}
+    members: Fields = {method: make_special(method) for method in specials}
     return type(name, (Foreign,), members | {"__module__": "__main__"})
 
 
-def build(form: dict[str, Any], decode: Callable[[Any], Any]) -> Any:
+def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     if form["k"] == "function":
         return function(form)
@@ -57,7 +58,7 @@ def build(form: dict[str, Any], decode: Callable[[Any], Any]) -> Any:
     return object.__new__(foreign_class(form["n"], *form["s"]))
 
 
-def function(form: dict[str, Any]) -> Any:
+def function(form: Fields) -> Any:
     """Make a function that calls one of the test; a real function, as it may become a method."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from untrusted.inside import shim
-from untrusted.inside.channel import ChannelEndError
+from untrusted.inside.channel import ChannelEndError, Fields
 from untrusted.inside.deferred import asyncio, mock, unittest
 from untrusted.inside.handles import CannotJudgeError, is_theirs
 from untrusted.inside.peer import BorderError
@@ -42,7 +42,7 @@ class Runner:
         passed: number of tests that passed.
     """
 
-    def __init__(self, scope: dict[str, Any], defined: set[str]) -> None:
+    def __init__(self, scope: Fields, defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.fixtures = fixtures_in(self.own.values())
         self.made: dict[Any, Any] = {}
@@ -81,7 +81,7 @@ class Runner:
                     self.run_function(f"{name}::{part}", methods[part], methods, marks, made)
 
     def run_function(
-        self, name: str, function: Any, scope: dict[str, Any], marks: list[Any], owner: Any = None
+        self, name: str, function: Any, scope: Fields, marks: list[Any], owner: Any = None
     ) -> None:
         """Run a test function for each of its cases.
 
@@ -202,7 +202,7 @@ def run_testcase(kind: Any) -> int:
 
 
 @contextlib.contextmanager
-def surround(scope: dict[str, Any], kind: str, argument: Any) -> Iterator[None]:
+def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
     """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
     for name in (f"setup_{kind}", f"teardown_{kind}"):
         if name.startswith("teardown"):
@@ -231,14 +231,14 @@ def fixtures_in(values: Any) -> dict[str, shim.Fixture]:
     return {value.name: value for value in values if isinstance(value, shim.Fixture)}
 
 
-def cases_of(marks: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+def cases_of(marks: Any) -> Iterator[tuple[Fields, list[Any]]]:
     """Yield the arguments of each case that the marks ask for, with all marks of the case.
 
     Several tables multiply: ("a", [1, 2]) and ("b", [3]) -> {a: 1, b: 3}, {a: 2, b: 3}
     """
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
     for rows in itertools.product(*(list(rows) for _, rows in tables)):
-        given: dict[str, Any] = {}
+        given: Fields = {}
         own = [*marks]
         for (names, _), row in zip(tables, rows, strict=True):
             columns = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from untrusted.inside import wire
+from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.deferred import asyncio
 from untrusted.inside.operations import (
@@ -94,7 +95,7 @@ def is_plain_result(made: Any) -> bool:
     return not is_theirs(made) or (isinstance(made, Handle) and facts_of(made)["kind"] in FIXED)
 
 
-def facts_of(handle: Any) -> dict[str, Any]:
+def facts_of(handle: Any) -> Fields:
     """Return what the border knows about a handle's object.
 
     The keys:
@@ -382,7 +383,7 @@ for _name in (*BINARY, "divmod"):
 VALUED = {kind.__name__: type(f"Valued{kind.__name__}", (Handle, kind), {}) for kind in IMMUTABLE}
 
 
-def build_handle(form: dict[str, Any]) -> Any:
+def build_handle(form: Fields) -> Any:
     """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
     kind = str(form.get("k"))
     if kind == "coroutine":

@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from untrusted.inside import checks
+from untrusted.inside.channel import Fields
 from untrusted.inside.handles import (
     NOTHING,
     Handle,
@@ -47,7 +48,7 @@ VIEWS = ("keys", "values", "items")
 Fetch = Callable[[str], Any]
 
 
-def genuine_imports(code: str) -> dict[str, Any]:
+def genuine_imports(code: str) -> Fields:
     """Import the library names that a program imports, by its text and not by its word.
 
     "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
@@ -56,7 +57,7 @@ def genuine_imports(code: str) -> dict[str, Any]:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    found: dict[str, Any] = {}
+    found: Fields = {}
     for statement in body:
         # A later definition of a name hides the import.
         for name in checks.names_of(checks.nodes_of(statement))[1]:
@@ -70,7 +71,7 @@ def genuine_imports(code: str) -> dict[str, Any]:
     return found
 
 
-def genuine(module: str, name: str, bound: str | None) -> dict[str, Any]:
+def genuine(module: str, name: str, bound: str | None) -> Fields:
     """Import a module, or a name of one, as it is bound; empty if it is not in IMPORTED."""
     top = module.partition(".")[0]
     if top not in IMPORTED or (name and top in CLOSED):
@@ -152,9 +153,7 @@ class ProgramFinder:
         """Leave the module as it is: its names are fetched when they are used."""
 
 
-def namespace(
-    fetch: Fetch, nodes: list[Any], theirs: set[str], imported: dict[str, Any]
-) -> dict[str, Any]:
+def namespace(fetch: Fetch, nodes: list[Any], theirs: set[str], imported: Fields) -> Fields:
     """Return the names of the program, and of modules, that the test sees.
 
     A builtin keeps its meaning unless it is the only name of the program in the test:

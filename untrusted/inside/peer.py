@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from untrusted.inside import wire
-from untrusted.inside.channel import Channel, ChannelEndError
+from untrusted.inside.channel import Channel, ChannelEndError, Fields
 from untrusted.inside.containers import (
     CONTAINERS,
     EXTRAS,
@@ -83,11 +83,11 @@ class Peer(ABC):
     # What each end decides
 
     @abstractmethod
-    def describe(self, value: Any) -> dict[str, Any]:
+    def describe(self, value: Any) -> Fields:
         """Describe an object of this end, so that the other end can build its stand-in."""
 
     @abstractmethod
-    def build(self, form: dict[str, Any]) -> Any:
+    def build(self, form: Fields) -> Any:
         """Build the stand-in for an object of the other end."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Peer(ABC):
         """Return the value that both ends know by a name; raises BorderError if it may not cross."""
 
     @abstractmethod
-    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
         """Carry out an operation that the other end asks for."""
 
     def before_change(self, entry: Shared) -> None:  # noqa: B027 (an end may leave it out)
@@ -158,7 +158,7 @@ class Peer(ABC):
             form = self.describe(value)
         return {"t": "mine", "v": number, **form}
 
-    def encode_container(self, container: Any) -> dict[str, Any]:
+    def encode_container(self, container: Any) -> Fields:
         entry = self.shared.find(container)
         # A container's content is sent once per message; this also ends cycles:
         #   a = []; a.append(a)
@@ -206,7 +206,7 @@ class Peer(ABC):
             self.refill(entry, content)
         return entry.container
 
-    def begin(self, form: dict[str, Any]) -> Any:
+    def begin(self, form: Fields) -> Any:
         """Build an empty container; an array needs its shape, so it is built with its content."""
         if form["kind"] == "ndarray":
             return wire.read_array(*form["v"])
@@ -223,7 +223,7 @@ class Peer(ABC):
 
     # Messages
 
-    def send(self, make: Callable[[], dict[str, Any]]) -> None:
+    def send(self, make: Callable[[], Fields]) -> None:
         self.message_keys = set()
         # Encode first, then send: a value that cannot be encoded leaves the channel usable.
         with Deep():
@@ -239,7 +239,7 @@ class Peer(ABC):
                 self.broken = problem
                 raise
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Fields:
         try:
             with Deep():
                 message = self.channel.receive()
@@ -286,7 +286,7 @@ class Peer(ABC):
                 raise self.unreadable(problem) from problem
         raise self.checked_error(error, operation, arguments)
 
-    def answer(self, request: dict[str, Any]) -> None:
+    def answer(self, request: Fields) -> None:
         """Carry out an operation for the other end and send the result."""
         try:
             arguments = [self.decode(form) for form in request["arguments"]]

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from untrusted.inside import foreign
-from untrusted.inside.channel import Channel
+from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.errors import find_type
 from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
@@ -42,7 +42,7 @@ class ProgramPeer(Peer):
 
     # Objects
 
-    def describe(self, value: Any) -> dict[str, Any]:
+    def describe(self, value: Any) -> Fields:
         """Describe an object; of its class the test learns only the plain type it derives from."""
         kind = type(value)
         if isinstance(value, type):
@@ -56,7 +56,7 @@ class ProgramPeer(Peer):
         # Functions, generators and the like; all else is an "object".
         return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
 
-    def build(self, form: dict[str, Any]) -> Any:
+    def build(self, form: Fields) -> Any:
         return foreign.build(form, self.decode)
 
     def name_of(self, value: Any) -> str | None:
@@ -72,12 +72,12 @@ class ProgramPeer(Peer):
 
     # Messages
 
-    def send(self, make: Callable[[], dict[str, Any]]) -> None:
+    def send(self, make: Callable[[], Fields]) -> None:
         # This process may be killed as soon as the test has its answer.
         flush_output()
         super().send(make)
 
-    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
         # Operations that work on any object, else a method below: "follow logging" -> `follow_logging`.
         if operation in OPERATIONS:
             return OPERATIONS[operation](*arguments, **keywords)
@@ -119,7 +119,7 @@ def flush_output() -> None:
             stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def load_program(code: str, prelude: str = "") -> dict[str, Any]:
+def load_program(code: str, prelude: str = "") -> Fields:
     """Run the program as `__main__`, after a prelude of imports; returns its namespace."""
     module = types.ModuleType("__main__")
     module.__dict__["__file__"] = FILE
@@ -133,7 +133,7 @@ def load_program(code: str, prelude: str = "") -> dict[str, Any]:
     return module.__dict__
 
 
-def describe_exception(error: BaseException) -> dict[str, Any]:
+def describe_exception(error: BaseException) -> Fields:
     """Describe an exception as data: its class, its nearest built-in class, its message."""
     kind = type(error)
     # A class of the program means nothing elsewhere: `class E(KeyError)` -> base "KeyError".
@@ -147,7 +147,7 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
     return {"raised": kind.__name__, "base": base, "message": message}
 
 
-def report_exception(error: BaseException) -> dict[str, Any]:
+def report_exception(error: BaseException) -> Fields:
     """Describe an exception, after printing its traceback without our own frames."""
     # The outermost frames are ours: skip to the first one of the program.
     frames = error.__traceback__
@@ -157,7 +157,7 @@ def report_exception(error: BaseException) -> dict[str, Any]:
     return describe_exception(error)
 
 
-def answer_once(job: dict[str, Any]) -> dict[str, Any]:
+def answer_once(job: Fields) -> Fields:
     """Run the program and, if the job names a function, call it once."""
     try:
         namespace = load_program(job["code"], job.get("prelude", ""))
@@ -172,7 +172,7 @@ def answer_once(job: dict[str, Any]) -> dict[str, Any]:
         return report_exception(error)
 
 
-def find_function(namespace: dict[str, Any], name: str, *, is_method: bool) -> Any:
+def find_function(namespace: Fields, name: str, *, is_method: bool) -> Any:
     """Return a function of the program, or a method of a new object of its class Solution."""
     if is_method:
         return getattr(namespace["Solution"](), name)
@@ -199,7 +199,7 @@ def run_script(code: str, results: Channel) -> SystemExit:
     return SystemExit(0)
 
 
-def run(job: dict[str, Any], results: Channel, peer: int | None) -> None:
+def run(job: Fields, results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     if peer is None:
         answer = answer_once(job)

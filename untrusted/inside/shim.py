@@ -17,6 +17,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from untrusted.inside.channel import Fields
 from untrusted.inside.deferred import mock, pkgutil, tempfile
 from untrusted.inside.handles import cannot_judge
 
@@ -148,9 +149,7 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 class Mark:
     """A mark, with or without arguments: a decorator that attaches itself to its target."""
 
-    def __init__(
-        self, name: str, arguments: tuple = (), keywords: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, name: str, arguments: tuple = (), keywords: Fields | None = None) -> None:
         self.name, self.arguments, self.keywords = name, arguments, keywords or {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -179,7 +178,7 @@ mark = Marks()
 class Fixture:
     """A fixture of the test: a function that makes a value, and may clean up after it."""
 
-    def __init__(self, function: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, function: Any, settings: Fields) -> None:
         self.function, self.name = function, settings.get("name") or function.__name__
         self.params, self.autouse = settings.get("params"), settings.get("autouse", False)
         self.is_kept = settings.get("scope", "function") != "function" and self.params is None

@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from untrusted.inside import checks, frameworks, patches
-from untrusted.inside.channel import Channel
+from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.containers import CONTAINERS, Shared, fill, items_of
 from untrusted.inside.errors import find_type
 from untrusted.inside.handles import (
@@ -135,7 +135,7 @@ class Tester(Peer):
         self.code, self.imported = code, genuine_imports(code)
         self.doubts: list[str] = []
         self.packages: set[str] = set()
-        self.named: dict[str, Any] = {}
+        self.named: Fields = {}
         self.original: dict[str, tuple[Any, list]] = {}
         self.changed: set[str] = set()
         self.checked = self.caught = self.held = self.fixed = 0
@@ -143,7 +143,7 @@ class Tester(Peer):
 
     # What crosses
 
-    def describe(self, value: Any) -> dict[str, Any]:
+    def describe(self, value: Any) -> Fields:
         kind = type(value)
         # Frames and code lead to the expected values.
         if isinstance(value, types.FrameType | types.CodeType):
@@ -196,7 +196,7 @@ class Tester(Peer):
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
         return found
 
-    def build(self, form: dict[str, Any]) -> Any:
+    def build(self, form: Fields) -> Any:
         if form["k"] == "error class":
             bases = [self.decode(base) for base in form["b"]]
             return error_class(str(form["n"]), form["d"], bases)
@@ -213,7 +213,7 @@ class Tester(Peer):
 
     # Requests of the program that are allowed
 
-    def carry_out(self, operation: str, arguments: list, keywords: dict[str, Any]) -> Any:
+    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
         """Serve the program: what it does to objects that the test has handed out.
 
         It may call them, read and set attributes of instances, and use the special methods that
@@ -490,7 +490,7 @@ def failing_line(error: BaseException, source: str) -> str:
     return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
 
 
-def run(job: dict[str, Any], results: Channel, peer: int) -> None:
+def run(job: Fields, results: Channel, peer: int) -> None:
     """Run one test and report the outcome, here where no code of the program runs."""
     tester = Tester(Channel(peer), job["test"], job["code"])
     changed = job.get("changed", False)

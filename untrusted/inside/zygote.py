@@ -18,11 +18,10 @@ import site
 import socket
 import sys
 import time
-from typing import Any
 
 from untrusted.inside import program, tester, together
 from untrusted.inside.broker import Broker
-from untrusted.inside.channel import Channel
+from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.confinement import (
     ACCEPTED,
     address_space,
@@ -135,7 +134,7 @@ class Zygote:
             self.spawn(descriptors, settings)
         return True
 
-    def spawn(self, descriptors: list[int], request: dict[str, Any]) -> None:
+    def spawn(self, descriptors: list[int], request: Fields) -> None:
         """Fork a child for one job; the child lives and ends inside this call."""
         # `near` stays here, `far` goes to the child, which sends its listener over it.
         near, far = [end.detach() for end in socket.socketpair()] if self.world else (-1, -1)
@@ -162,9 +161,7 @@ class Zygote:
             self.strangers[near] = child
             self.poller.register(near, select.POLLIN)
 
-    def live(
-        self, descriptors: list[int], broker: int, request: dict[str, Any]
-    ) -> SystemExit | None:
+    def live(self, descriptors: list[int], broker: int, request: Fields) -> SystemExit | None:
         """Run a child's life: keep only these descriptors, become confined, report it, do one job.
 
         Args:
@@ -257,7 +254,7 @@ class Zygote:
                 self.used = used_bytes(self.folder, self.children)
             self.grown, self.looked = 0, time.monotonic()
 
-    def collect(self) -> dict[str, Any]:
+    def collect(self) -> Fields:
         """End all children and clean up after them.
 
         Returns their wait statuses, in the order of their start, and the reason if they were ended
