@@ -128,16 +128,14 @@ class Repairs:
 
     def advance(self, sequence: Any) -> None:
         """Begin or end the repair of a held sequence, without waiting. Ignores other sequences."""
-        # only held sequences can be repaired: others are still being decoded
-        is_held = isinstance(sequence, ConstrainedSequence) and sequence.is_held
-        if not is_held or sequence.is_met:
-            return
-        if not sequence.is_waiting:
+        if sequence in self.pending:
+            if self.pending[sequence].done():
+                sequence.is_waiting = False
+                self.pending.pop(sequence).result()
+        # others are still being decoded, or valid
+        elif isinstance(sequence, ConstrainedSequence) and sequence.is_held and not sequence.is_met:
             sequence.is_waiting = True
             self.pending[sequence] = self.readers.submit(self.repair, sequence)
-        elif self.pending[sequence].done():
-            sequence.is_waiting = False
-            self.pending.pop(sequence).result()
 
     def forget(self, sequence: Any) -> None:
         """Drop a sequence that has ended, even while a thread checks its text."""
