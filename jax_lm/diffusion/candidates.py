@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
+from jax_lm.models.shapes import RowIds, RowLogits, RowScores
 from jax_lm.options import ALGS, GenerationOptions
 
 # Number of candidates that drafts are made from, if the whole vocabulary is sampled. A missing one
@@ -149,11 +150,7 @@ class TokenLogProbs(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        logits: Float[Array, "b r v"],
-        tokens: Int[Array, "b r"],
-        count: int,
-        excluded_id: int | None,
+        cls, logits: RowLogits, tokens: RowIds, count: int, excluded_id: int | None
     ) -> "TokenLogProbs":
         """Compute the log-probabilities of logits and of the tokens drawn from them."""
         if excluded_id is not None:
@@ -175,7 +172,7 @@ class Candidates(NamedTuple):
     log_probs: Float[Array, "b r c"]
     ids: Int[Array, "b r c"]
 
-    def at(self, index: Int[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    def at(self, index: RowIds) -> tuple[RowIds, RowScores]:
         """Return the token at an index of each row, and its log-probability."""
         ids, log_probs = (
             jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0]
@@ -183,28 +180,28 @@ class Candidates(NamedTuple):
         )
         return ids, log_probs
 
-    def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    def likeliest(self) -> tuple[RowIds, RowScores]:
         """Return the most likely token of each row, and its log-probability."""
         return self.at(jnp.argmax(self.log_probs, axis=-1))
 
-    def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    def drawn(self, uniform: RowScores) -> tuple[RowIds, RowScores]:
         """Draw a token of each row by its probability; also return its log-probability."""
         return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
 
-    def margin(self) -> Float[Array, "b r"]:
+    def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""
         # A single candidate has no second: its margin is its probability.
         best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
         return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
 
-    def entropy(self) -> Float[Array, "b r"]:
+    def entropy(self) -> RowScores:
         """Return the sum of p log p (negative entropy), as the reference computes it."""
         probs = jnp.exp(self.log_probs)
         return jnp.sum(probs * jnp.log(probs + 1e-10), axis=-1)
 
 
 def filtered(
-    logits: Float[Array, "b r v"],
+    logits: RowLogits,
     params: SamplingParams,
     *,
     top_k: int | None,
@@ -279,9 +276,7 @@ def in_nucleus(
     return before <= top_p
 
 
-def row_entropy(
-    logits: Float[Array, "b r v"], excluded_id: int | None = None
-) -> Float[Array, "b r"]:
+def row_entropy(logits: RowLogits, excluded_id: int | None = None) -> RowScores:
     """Compute the entropy of the model's distribution at each position, in nats.
 
     Neither temperature nor filters apply; `excluded_id` is no outcome.
@@ -299,8 +294,8 @@ def row_entropy(
 
 
 def draw(
-    uniform: Float[Array, "b r"], candidates: Candidates | Rows, temperature: Float[Array, ""]
-) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    uniform: RowScores, candidates: Candidates | Rows, temperature: Float[Array, ""]
+) -> tuple[RowIds, RowScores]:
     """Draw a token for each position, or take the most likely at temperature 0.
 
     Args:
@@ -318,12 +313,12 @@ def draw(
 
 
 def confidence(
-    uniform: Float[Array, "b r"],
+    uniform: RowScores,
     candidates: Candidates | Rows,
-    probability: Float[Array, "b r"],
-    positions: Int[Array, "b r"],
+    probability: RowScores,
+    positions: RowIds,
     alg: Int[Array, ""],
-) -> Float[Array, "b r"]:
+) -> RowScores:
     """Compute the confidence of each position by the measure of the order `ALGS[alg]`.
 
     A position with a larger confidence is committed earlier.
@@ -342,15 +337,13 @@ def confidence(
     return jax.lax.switch(alg, [measures[name] for name in ALGS])
 
 
-def untied(scores: Float[Array, "b r"], log_probs: Float[Array, "b r"]) -> Float[Array, "b r"]:
+def untied(scores: RowScores, log_probs: RowScores) -> RowScores:
     """Order positions of probability 1, a single candidate, by the probability before the filters."""
     # after the filters [.8, 1, 1], before them [.7, .6, .9]: scores [.8, 1.6, 1.9]
     return jnp.where(scores == 1, 1 + jnp.exp(log_probs), scores)
 
 
-def disturbed(
-    uniform: Float[Array, "b r"], scores: Float[Array, "b r"], alg_temp: Float[Array, ""]
-) -> Float[Array, "b r"]:
+def disturbed(uniform: RowScores, scores: RowScores, alg_temp: Float[Array, ""]) -> RowScores:
     """Add Gumbel noise to scores: their order is then that of draws without replacement.
 
     The draws are from softmax(scores / alg_temp); at alg_temp 0, scores do not change.

@@ -10,7 +10,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
+
+from jax_lm.models.shapes import RowIds, RowMask, RowScores
 
 # Where the noise schedule ends (`eps` of the reference).
 NOISE_FLOOR = 1e-3
@@ -38,12 +40,12 @@ def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
     return ratios.astype(np.float32)
 
 
-def commit_counts(masked: Bool[Array, "b r"], ratio: Float[Array, ""]) -> Int[Array, "b"]:
+def commit_counts(masked: RowMask, ratio: Float[Array, ""]) -> Int[Array, "b"]:
     """Count the positions that each row commits: the truncated float32 product, per row."""
     return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
 
 
-def ranks(scores: Float[Array, "b r"], masked: Bool[Array, "b r"]) -> Int[Array, "b r"]:
+def ranks(scores: RowScores, masked: RowMask) -> RowIds:
     """Return each position's rank in its row: 0 for the most confident, ties from left to right."""
     # scores [.2, .9, .5, .7] of masks [1, 1, 1, 0]: order [1, 2, 0, 3], ranks [2, 0, 1, 3]
     order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
@@ -53,11 +55,11 @@ def ranks(scores: Float[Array, "b r"], masked: Bool[Array, "b r"]) -> Int[Array,
 def above_threshold(
     threshold: Float[Array, ""],
     decay: Float[Array, ""],
-    rank: Int[Array, "b r"],
-    probability: Float[Array, "b r"],
-    masked: Bool[Array, "b r"],
+    rank: RowIds,
+    probability: RowScores,
+    masked: RowMask,
     holes: Int[Array, "b"],
-) -> Bool[Array, "b r"]:
+) -> RowMask:
     """Choose masked positions with a probability of at least the threshold, and the one of rank 0.
 
     The threshold falls to threshold * (1 - decay) as a block of `holes` positions fills (rule
@@ -70,11 +72,8 @@ def above_threshold(
 
 
 def longest_run(
-    factor: Float[Array, ""],
-    rank: Int[Array, "b r"],
-    probability: Float[Array, "b r"],
-    masked: Bool[Array, "b r"],
-) -> Bool[Array, "b r"]:
+    factor: Float[Array, ""], rank: RowIds, probability: RowScores, masked: RowMask
+) -> RowMask:
     """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1).
 
     The index i counts from 1, and the first position is always chosen.
@@ -85,11 +84,8 @@ def longest_run(
 
 
 def within_entropy(
-    bound: Float[Array, ""],
-    rank: Int[Array, "b r"],
-    entropy: Float[Array, "b r"],
-    masked: Bool[Array, "b r"],
-) -> Bool[Array, "b r"]:
+    bound: Float[Array, ""], rank: RowIds, entropy: RowScores, masked: RowMask
+) -> RowMask:
     """Choose masked positions in order while the entropies except the largest sum to <= `bound`.
 
     That sum bounds the mutual information of the tokens. It never falls as more are taken, and is 0
@@ -101,15 +97,13 @@ def within_entropy(
     return masked & leading(shared <= bound, rank)
 
 
-def ordered(
-    values: Float[Array, "b r"], rank: Int[Array, "b r"], masked: Bool[Array, "b r"]
-) -> Float[Array, "b r"]:
+def ordered(values: RowScores, rank: RowIds, masked: RowMask) -> RowScores:
     """Return the values of masked positions by rank, and zeros after them."""
     place = jnp.where(masked, rank, rank.shape[1])
     return jnp.zeros_like(values).at[jnp.arange(len(rank))[:, None], place].set(values, mode="drop")
 
 
-def leading(passes: Bool[Array, "b r"], rank: Int[Array, "b r"]) -> Bool[Array, "b r"]:
+def leading(passes: RowMask, rank: RowIds) -> RowMask:
     """Return which positions have a rank before the first that fails; rank 0 always passes."""
     # by rank [1, 1, 0, 1]: ranks 0 and 1
     passes |= jnp.arange(rank.shape[1]) == 0
@@ -117,7 +111,7 @@ def leading(passes: Bool[Array, "b r"], rank: Int[Array, "b r"]) -> Bool[Array, 
 
 
 def budget(
-    masked: Bool[Array, "b r"], holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
+    masked: RowMask, holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
 ) -> Int[Array, "b"]:
     """Count the positions that a rule by probability may commit in a step of a block.
 

@@ -6,24 +6,23 @@ depend on how a batch is padded, packed, split or sharded. Of a model, it knows 
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jax_lm.config import DreamConfig
+from jax_lm.models.shapes import Mask, Tokens
 
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
 
 
 def align_rows(
-    rows: Float[Array, "b t x"], config: DreamConfig, starts: Bool[Array, "b t"] | None = None
+    rows: Float[Array, "b t x"], config: DreamConfig, starts: Mask | None = None
 ) -> Float[Array, "b t x"]:
     """Return the row that predicts each position, which depends on the family of the model."""
     return shift_right(rows, starts) if config.family.shifts else rows
 
 
-def shift_right(
-    rows: Float[Array, "b t x"], starts: Bool[Array, "b t"] | None = None
-) -> Float[Array, "b t x"]:
+def shift_right(rows: Float[Array, "b t x"], starts: Mask | None = None) -> Float[Array, "b t x"]:
     """Align logits, or the hidden states they come from, with the tokens they predict.
 
     Dream was adapted from a causal model: row p predicts the token at p + 1. Position 0 keeps row
@@ -35,21 +34,21 @@ def shift_right(
     return shifted if starts is None else jnp.where(starts[..., None], rows, shifted)
 
 
-def sample_starts(samples: Int[Array, "b t"]) -> Bool[Array, "b t"]:
+def sample_starts(samples: Tokens) -> Mask:
     """Mark where samples begin; `samples` numbers the sample of each token, -1 where there is none."""
     return jnp.concatenate(
         [jnp.ones_like(samples[:, :1], bool), samples[:, 1:] != samples[:, :-1]], axis=1
     )
 
 
-def sample_positions(samples: Int[Array, "b t"]) -> Int[Array, "b t"]:
+def sample_positions(samples: Tokens) -> Tokens:
     """Count positions from the start of each sample."""
     # samples [0, 0, 0, 1, 1, -1] -> [0, 1, 2, 0, 1, 0]
     columns = jnp.broadcast_to(jnp.arange(samples.shape[1]), samples.shape)
     return columns - jax.lax.cummax(jnp.where(sample_starts(samples), columns, 0), axis=1)
 
 
-def number_blocks(samples: Int[Array, "b t"], length: int) -> Int[Array, "b t"]:
+def number_blocks(samples: Tokens, length: int) -> Tokens:
     """Number the pairs of a sample and a block of it; -1 where there is no sample.
 
     A single block has the number of its sample.
@@ -59,9 +58,7 @@ def number_blocks(samples: Int[Array, "b t"], length: int) -> Int[Array, "b t"]:
     return jnp.where(samples < 0, -1, samples * most + sample_positions(samples) // length)
 
 
-def over_samples(
-    reduce: str, values: Float[Array, "b t"], samples: Int[Array, "b t"]
-) -> Float[Array, "b t"]:
+def over_samples(reduce: str, values: Float[Array, "b t"], samples: Tokens) -> Float[Array, "b t"]:
     """Reduce the values of each token's sample to their sum or minimum ("sum", "min")."""
     # sum of [1, 2, 3, 4] with samples [7, 7, 9, 9] -> [3, 3, 7, 7]
     numbers = jnp.cumsum(sample_starts(samples), axis=1) - 1
@@ -73,7 +70,7 @@ def over_samples(
 
 
 def noise_levels(
-    key: PRNGKeyArray, samples: Int[Array, "b t"], draws: str = "even", minimum: float = 1e-3
+    key: PRNGKeyArray, samples: Tokens, draws: str = "even", minimum: float = 1e-3
 ) -> Float[Array, "b t"]:
     """Draw the level t ~ U(minimum, 1) of each token's sample.
 
@@ -99,13 +96,13 @@ def noise_levels(
 
 def mask_tokens(
     key: PRNGKeyArray,
-    tokens: Int[Array, "b t"],
-    canvas: Bool[Array, "b t"],
-    samples: Int[Array, "b t"],
+    tokens: Tokens,
+    canvas: Mask,
+    samples: Tokens,
     levels: Float[Array, "b t"],
     mask_id: int,
     ranks: Float[Array, "b t"] | None = None,
-) -> tuple[Int[Array, "b t"], Bool[Array, "b t"]]:
+) -> tuple[Tokens, Mask]:
     """Mask canvas positions with the probability of their level, and at least one per sample.
 
     Args:
@@ -135,12 +132,7 @@ def mask_tokens(
     return jnp.where(masked, mask_id, tokens), masked
 
 
-def begun(
-    key: PRNGKeyArray,
-    canvas: Bool[Array, "b t"],
-    samples: Int[Array, "b t"],
-    levels: Float[Array, "b t"],
-) -> Bool[Array, "b t"]:
+def begun(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array, "b t"]) -> Mask:
     """Choose at random how much of each canvas is already written from its beginning on.
 
     At most, that is the share that the sample's level leaves visible.
@@ -156,11 +148,7 @@ def begun(
 
 
 def confident_ranks(
-    key: PRNGKeyArray,
-    log_probs: Float[Array, "b t"],
-    canvas: Bool[Array, "b t"],
-    samples: Int[Array, "b t"],
-    share: float,
+    key: PRNGKeyArray, log_probs: Float[Array, "b t"], canvas: Mask, samples: Tokens, share: float
 ) -> Float[Array, "b t"]:
     """Rank the canvas tokens of a share of the samples from the least to the most likely.
 
@@ -205,7 +193,7 @@ def unforced_ratio(
 
 
 def attention_mask(
-    samples: Int[Array, "b t"], openness: Float[Array, "b"], key: PRNGKeyArray
+    samples: Tokens, openness: Float[Array, "b"], key: PRNGKeyArray
 ) -> Bool[Array, "b t s"]:
     """Let a token attend to its sample up to itself, and to each later token at random.
 

@@ -22,6 +22,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores
+
 # Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights.
 CACHED_LOGITS = 2**20
 # Columns of a chunk. A two-level search reads the maxima or sums of chunks, then one chunk.
@@ -78,9 +80,7 @@ class Border(NamedTuple):
         return (values > self.value) | ((values == self.value) & (ids <= self.last))
 
 
-def largest(
-    values: Float[Array, "b r v"], count: int
-) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
     """Return the largest values of each row with their ids, equal values by id.
 
     Equals `jax.lax.top_k`, except that -0 equals 0. One pass: the largest values lie in the chunks
@@ -97,9 +97,7 @@ def largest(
     return values, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
 
 
-def top_k(
-    values: Float[Array, "b r v"], count: int
-) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+def top_k(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
     """Call `jax.lax.top_k` such that XLA's CPU compiler does not sort all columns."""
     best, index = jax.lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
@@ -134,9 +132,7 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
     return jax.lax.platform_dependent(*parts, cpu=in_terms, default=summed)
 
 
-def weigh(
-    logits: Float[Array, "b r v"], peak: Float[Array, "b r 1"], scale: Float[Array, ""]
-) -> Float[Array, "b r v"]:
+def weigh(logits: RowLogits, peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> RowLogits:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
     def stored(*operands: Array) -> Array:
@@ -157,10 +153,7 @@ def exponential(logits: Array, peak: Array, scale: Array) -> Array:
 
 
 def nucleus(
-    logits: Float[Array, "b r v"],
-    weights: Float[Array, "b r v"],
-    top_p: Float[Array, ""],
-    needed: Bool[Array, "b r"],
+    logits: RowLogits, weights: RowLogits, top_p: Float[Array, ""], needed: RowMask
 ) -> Border:
     """Return the last token of each row with at most `top_p` of the mass before it.
 
@@ -193,7 +186,7 @@ def border_where(which: Bool[Array, "..."], yes: Border, no: Border) -> Border:
 def border_among(
     values: Float[Array, "b r c"],
     ids: Int[Array, "b r c"],
-    weights: Float[Array, "b r v"],
+    weights: RowLogits,
     limit: Float[Array, "b r 1"],
 ) -> tuple[Border, Bool[Array, "b r 1"]]:
     """Return the border among the largest tokens, in descending order, and whether it is there."""
@@ -207,9 +200,7 @@ def border_among(
     return Border(value, last), mass[..., -1:] > limit
 
 
-def bisected(
-    logits: Float[Array, "b r v"], weights: Float[Array, "b r v"], limit: Float[Array, "b r 1"]
-) -> Border:
+def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]) -> Border:
     """Bisect the border by the bits of the logits, then among equal logits by id.
 
     As many passes as a float has bits, for any row.
@@ -255,7 +246,7 @@ def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array
     return inverse_cdf(marked.astype(jnp.float32), share[..., 0])[..., None]
 
 
-def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) -> Int[Array, "b r"]:
+def inverse_cdf(weights: Float[Array, "b r c"], uniform: RowScores) -> RowIds:
     """Draw an index in proportion to the weights, by inversion of the cumulative distribution.
 
     The index is the first whose cumulative weight exceeds `uniform` of the total. A draw takes one
@@ -276,9 +267,7 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: Float[Array, "b r"]) ->
     )
 
 
-def drawn_chunk(
-    sums: Float[Array, "b r n"], uniform: Float[Array, "b r"]
-) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+def drawn_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> tuple[RowIds, RowScores]:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = jnp.take_along_axis(sums, chunk[..., None], axis=-1)[..., 0]
@@ -298,7 +287,7 @@ class Rows(NamedTuple):
         heats: sums of the weights times their logarithms.
     """
 
-    logits: Float[Array, "b r v"]
+    logits: RowLogits
     scale: Float[Array, ""]
     best: Float[Array, "b r 2"]
     best_ids: Int[Array, "b r 2"]
@@ -309,12 +298,12 @@ class Rows(NamedTuple):
     @classmethod
     def of(
         cls,
-        logits: Float[Array, "b r v"],
+        logits: RowLogits,
         scale: Float[Array, ""],
         *,
         top_p: Float[Array, ""] | None,
         min_ratio: Float[Array, ""] | None,
-        needed: Bool[Array, "b r"],
+        needed: RowMask,
     ) -> "Rows":
         """Filter rows to the nucleus of `top_p`, and to weights >= `min_ratio` of the largest."""
         best, best_ids = largest(logits, 2)
@@ -348,14 +337,14 @@ class Rows(NamedTuple):
         )
 
     @property
-    def log_total(self) -> Float[Array, "b r"]:
+    def log_total(self) -> RowScores:
         return jnp.log(jnp.sum(self.sums, axis=-1))
 
-    def likeliest(self) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    def likeliest(self) -> tuple[RowIds, RowScores]:
         """Return the most likely token of each row, and its log-probability."""
         return self.best_ids[..., 0], -self.log_total
 
-    def drawn(self, uniform: Float[Array, "b r"]) -> tuple[Int[Array, "b r"], Float[Array, "b r"]]:
+    def drawn(self, uniform: RowScores) -> tuple[RowIds, RowScores]:
         """Draw a token of each row by its probability; also return its log-probability."""
         chunk, rest = drawn_chunk(self.sums, uniform)
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)
@@ -368,12 +357,12 @@ class Rows(NamedTuple):
         )
         return ids, log_probs
 
-    def margin(self) -> Float[Array, "b r"]:
+    def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""
         probs = jnp.exp(self.log_probs(self.best, self.best_ids))
         return probs[..., 0] - probs[..., 1]
 
-    def entropy(self) -> Float[Array, "b r"]:
+    def entropy(self) -> RowScores:
         """Return the sum of p log p.
 
         The reference's log(p + 1e-10) differs by at most 1e-10 for each candidate.

@@ -48,6 +48,7 @@ from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, empty_cache,
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
+from jax_lm.models.shapes import Tokens
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
@@ -379,7 +380,7 @@ class Sampler:
             logits[self.growth.expand_id] = -np.inf
         return logits
 
-    def forward(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
+    def forward(self, tokens: Tokens) -> Float[Array, "b t v"]:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
         return run_forward(self.graph, self.params, tokens)
 
@@ -520,8 +521,6 @@ def run_logits(
 
 
 @partial(jax.jit, static_argnames="graph")
-def run_forward(
-    graph: ModelGraph, params: dict, tokens: Int[Array, "b t"]
-) -> Float[Array, "b t v"]:
+def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Float[Array, "b t v"]:
     """Return the logits of a whole canvas, not shifted."""
     return graph.merge(params)(tokens)

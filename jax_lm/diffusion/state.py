@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
+from jax_lm.models.shapes import Mask, RowScores, Tokens
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
@@ -42,9 +43,9 @@ class SamplerState(NamedTuple):
             denoising.
     """
 
-    tokens: Int[Array, "b t"]
-    masked: Bool[Array, "b t"]
-    commit_step: Int[Array, "b t"]
+    tokens: Tokens
+    masked: Mask
+    commit_step: Tokens
     confidence: Float[Array, "b t"]
     step: Int[Array, ""]
     forwards: Int[Array, ""]
@@ -86,10 +87,10 @@ class KVCache(NamedTuple):
 class CanvasArrays(NamedTuple):
     """The parts of a `Canvas` that do not change while it is filled, on the device."""
 
-    attention_mask: Bool[Array, "b t"] | Bool[Array, "b r t"]
-    position_ids: Int[Array, "b t"]
-    holes: Bool[Array, "b t"]
-    hole_starts: Int[Array, "b t"]
+    attention_mask: Mask | Bool[Array, "b r t"]
+    position_ids: Tokens
+    holes: Mask
+    hole_starts: Tokens
 
     @classmethod
     def of(cls, canvas: Canvas) -> "CanvasArrays":
@@ -171,9 +172,9 @@ class Proposal(NamedTuple):
     """
 
     tokens: Int[Array, "b r"]
-    probability: Float[Array, "b r"]
-    scores: Float[Array, "b r"]
-    entropy: Float[Array, "b r"]
+    probability: RowScores
+    scores: RowScores
+    entropy: RowScores
 
 
 class Evaluation(NamedTuple):
@@ -230,9 +231,7 @@ def close_rows(state: SamplerState, is_over: Bool[np.ndarray, "b"], stop_id: int
     )
 
 
-def rewrite(
-    state: SamplerState, tokens: Int[Array, "b t"], holes: Bool[Array, "b t"], mask_id: int
-) -> SamplerState:
+def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> SamplerState:
     """Write a hook's tokens into the holes: MASK opens a hole, any other token closes it."""
     # Tokens at given text are ignored.
     tokens = jnp.where(holes, tokens, state.tokens).astype(jnp.int32)

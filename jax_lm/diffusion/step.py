@@ -50,6 +50,7 @@ from jax_lm.diffusion.state import (
     rewrite,
 )
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.models.shapes import RowLogits, RowMask
 from jax_lm.models.token_likelihood import column_parts
 from jax_lm.options import ALGS, GenerationOptions
 
@@ -111,9 +112,7 @@ class Variant:
         return passes
 
     # In the compiled loop.
-    def admit(
-        self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
-    ) -> Float[Array, "b r v"]:
+    def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
         """Set the logits of control tokens to -inf, here of the one that expands a hole."""
         if expand_id is None:
             return logits
@@ -256,7 +255,7 @@ def commit(
 def write(
     state: SamplerState,
     evaluation: Evaluation,
-    chosen: Bool[Array, "b r"],
+    chosen: RowMask,
     inputs: BatchInputs,
     config: StepConfig,
 ) -> SamplerState:
@@ -502,7 +501,7 @@ def draw_proposal(
 
 def choose(
     proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig
-) -> Bool[Array, "b r"]:
+) -> RowMask:
     """Choose the masked positions that this step commits, by the commit rule and in score order."""
     params, window = inputs.params, inputs.window
     masked = block_columns(state.masked, window, config)

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.sampler import block_passes
 from jax_lm.diffusion.state import CanvasArrays, KVCache, Window
 from jax_lm.diffusion.step import Pass, StepConfig, block_hidden, empty_cache
 from jax_lm.models.dream import DreamForCausalLM, default_positions
+from jax_lm.models.shapes import Mask
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.options import GenerationOptions
 
@@ -63,7 +64,7 @@ def decoded_blocks(width: int, options: GenerationOptions, mask_id: int) -> list
 def trace_log_probs(
     model: DreamForCausalLM,
     tokens: Int[Array, "b t"],
-    attention_mask: Bool[Array, "b t"],
+    attention_mask: Mask,
     commit_step: Int[Array, "b c"],
     blocks: Sequence[DecodedBlock],
     mask_id: int,
@@ -106,7 +107,7 @@ def trace_log_probs(
 def canvas_hidden(
     model: DreamForCausalLM,
     canvases: Int[Array, "b m t"],
-    attention_mask: Bool[Array, "b t"],
+    attention_mask: Mask,
     block: DecodedBlock,
     *,
     remat: bool,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
@@ -22,6 +22,7 @@ from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
 from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState
 from jax_lm.diffusion.step import Pass, StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.shapes import Mask, RowLogits, Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
@@ -45,7 +46,7 @@ class Extent(NamedTuple):
     length: Int[Array, "b"]
     limit: Int[Array, "b"]
     budget: Int[Array, "b"]
-    hole: Int[Array, "b t"]
+    hole: Tokens
 
     @classmethod
     def of(cls, canvas: Canvas) -> "Extent":
@@ -59,7 +60,7 @@ class Extent(NamedTuple):
         parts = length, canvas.room, 2 * (canvas.room - first), number
         return cls(*(jnp.asarray(part, jnp.int32) for part in parts))
 
-    def present(self) -> Bool[Array, "b t"]:
+    def present(self) -> Mask:
         """Return which columns are in use."""
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
@@ -116,14 +117,12 @@ class VariableLength(Variant):
         # The token that ends a text deletes here: `resize` ends rows.
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
-    def may_expand(self, extent: Extent, masked: Bool[Array, "b t"]) -> Bool[Array, "b"]:
+    def may_expand(self, extent: Extent, masked: Mask) -> Bool[Array, "b"]:
         """Return which rows have room and budget if the next step expands all that it decides."""
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 
-    def admit(
-        self, logits: Float[Array, "b r v"], state: SamplerState, expand_id: int | None
-    ) -> Float[Array, "b r v"]:
+    def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
         """Set the logit of the token that expands to -inf in rows that may not grow."""
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
         is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
@@ -178,8 +177,8 @@ class Move(NamedTuple):
         extent: extent of the rows afterwards.
     """
 
-    source: Int[Array, "b t"]
-    is_open: Bool[Array, "b t"]
+    source: Tokens
+    is_open: Mask
     extent: Extent
 
     def of(self, values: Array, absent: int | bool | float) -> Array:
@@ -190,11 +189,7 @@ class Move(NamedTuple):
 
 
 def resize(
-    extent: Extent,
-    tokens: Int[Array, "b t"],
-    masked: Bool[Array, "b t"],
-    decided: Bool[Array, "b t"],
-    growth: VariableLength,
+    extent: Extent, tokens: Tokens, masked: Mask, decided: Mask, growth: VariableLength
 ) -> Move:
     """Compute the move that expands and deletes the newly decided positions.
 

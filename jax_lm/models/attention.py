@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
+from jax_lm.models.shapes import Tokens
 from jax_lm.sharding import divisors, row_axes
 
 # Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
@@ -62,7 +63,7 @@ class SampleMask(NamedTuple):
         samples: number of the sample that each token belongs to; -1 for padding.
     """
 
-    samples: Int[Array, "b t"]
+    samples: Tokens
 
 
 KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask | None
@@ -203,7 +204,7 @@ def query_mask(
 
 
 def limit_to_blocks(
-    mask: KeyMask, queries: Int[Array, "b t"], keys: Int[Array, "b s"], block: int
+    mask: KeyMask, queries: Tokens, keys: Int[Array, "b s"], block: int
 ) -> Bool[Array, "b t s"]:
     """Limit a mask to the keys in the query's own block and in earlier ones.
 
@@ -285,7 +286,7 @@ def splash(
     return y.swapaxes(1, 2)[:, :t]
 
 
-def segment_ids(q: Queries, mask: KeyMask) -> tuple[Int[Array, "b t"], Int[Array, "b s"]]:
+def segment_ids(q: Queries, mask: KeyMask) -> tuple[Tokens, Int[Array, "b s"]]:
     """Return segment ids of queries and keys: a query may attend to the keys that share its id."""
     if isinstance(mask, SampleMask):
         return mask.samples, mask.samples

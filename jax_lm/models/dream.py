@@ -47,7 +47,7 @@ from jax_lm.models.layers import (
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
-Mask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
+AttentionMask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
 
 
 class DreamModel(nnx.Module):
@@ -72,7 +72,7 @@ class DreamModel(nnx.Module):
     def hidden_states(
         self,
         input_ids: Batch,
-        attention_mask: Mask | None = None,
+        attention_mask: AttentionMask | None = None,
         position_ids: Batch | None = None,
         *,
         remat: bool = False,
@@ -171,7 +171,7 @@ class DreamModel(nnx.Module):
     def __call__(
         self,
         input_ids: Batch,
-        attention_mask: Mask | None = None,
+        attention_mask: AttentionMask | None = None,
         position_ids: Batch | None = None,
         *,
         remat: bool = False,
@@ -202,7 +202,7 @@ class DreamForCausalLM(nnx.Module):
     def __call__(
         self,
         input_ids: Batch,
-        attention_mask: Mask | None = None,
+        attention_mask: AttentionMask | None = None,
         position_ids: Batch | None = None,
     ) -> Float[Array, "b t v"]:
         return self.logits(self.model(input_ids, attention_mask, position_ids))

@@ -15,8 +15,9 @@ from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, attend
 from jax_lm.models.products import lookup, product, scale_columns
+from jax_lm.models.shapes import Tokens
 
-Batch = Int[Array, "b t"]
+Batch = Tokens
 Hidden = Float[Array, "b t d"]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 Row = Int[Array, ""]
@@ -89,7 +90,7 @@ class DreamRotaryEmbedding(nnx.Module):
         self.head_dim = head_dim
         self.theta = theta
 
-    def __call__(self, position_ids: Int[Array, "b t"]) -> Rotary:
+    def __call__(self, position_ids: Tokens) -> Rotary:
         exponents = jnp.arange(0, self.head_dim, 2, dtype=jnp.float32) / self.head_dim
         # One frequency per pair of dimensions: [b, t, h / 2].
         angles = position_ids[..., None].astype(jnp.float32) * (1.0 / self.theta**exponents)

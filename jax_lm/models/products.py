@@ -22,9 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_lm import sharding
+from jax_lm.models.shapes import Tokens
 
 
 def product(
@@ -136,9 +137,7 @@ def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def lookup(
-    table: Float[Array, "v d"], ids: Int[Array, "b t"], mesh: Mesh | None
-) -> Float[Array, "b t d"]:
+def lookup(table: Float[Array, "v d"], ids: Tokens, mesh: Mesh | None) -> Float[Array, "b t d"]:
     """Look up rows of a table by id. On a `mesh`, the result is sharded by rows of the batch.
 
     JAX's own gradient sums the cotangents of an id in their dtype. In bfloat16, a row that is
@@ -154,7 +153,7 @@ def lookup(
     return sharding.shard_rows(sharding.constrain(embedded, mesh, rows, None, "fsdp"), mesh)
 
 
-def take_rows(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+def take_rows(table: Float[Array, "v d"], ids: Tokens) -> Float[Array, "b t d"]:
     """Look up rows by id, in the dtype of the table.
 
     XLA:CPU gathers bfloat16 by way of float32; `keep_in_loop` limits that copy to these rows.

@@ -32,7 +32,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
@@ -40,6 +40,7 @@ from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask, attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.products import tie_operands
+from jax_lm.models.shapes import Mask, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
@@ -60,8 +61,8 @@ from jax_lm.training.update import (
 
 def token_weights(
     config: LossConfig,
-    masked: Bool[Array, "b t"],
-    samples: Int[Array, "b t"],
+    masked: Mask,
+    samples: Tokens,
     levels: Float[Array, "b t"],
     sizes: Float[Array, "b t"],
 ) -> Float[Array, "b t"]:
@@ -89,11 +90,11 @@ def token_weights(
 def loss_terms(
     config: LossConfig,
     losses: Float[Array, "b t"],
-    masked: Bool[Array, "b t"],
-    canvas: Bool[Array, "b t"],
-    samples: Int[Array, "b t"],
+    masked: Mask,
+    canvas: Mask,
+    samples: Tokens,
     levels: Float[Array, "b t"],
-    pairs: Int[Array, "b t"] | None = None,
+    pairs: Tokens | None = None,
 ) -> LossTerms:
     """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser.
 
@@ -117,7 +118,7 @@ def loss_terms(
 def drawn_loss_terms(
     config: LossConfig,
     losses: Float[Array, "b t"],
-    masked: Bool[Array, "b t"],
+    masked: Mask,
     levels: Float[Array, "b t"],
     shares: Float[Array, "b t"],
 ) -> LossTerms:
@@ -148,7 +149,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         else:
             attention = SampleMask(samples) if config.masks_per_query else samples >= 0
 
-        def log_probs(model: DreamForCausalLM, noisy: Int[Array, "b t"]) -> Float[Array, "b t"]:
+        def log_probs(model: DreamForCausalLM, noisy: Tokens) -> Float[Array, "b t"]:
             if config.block_length is not None:
                 hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
                 return token_log_probs(model, hidden, tokens)
@@ -192,12 +193,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
 
 
 def predict_blocks(
-    model: DreamForCausalLM,
-    noisy: Int[Array, "b t"],
-    clean: Int[Array, "b t"],
-    samples: Int[Array, "b t"],
-    length: int,
-    remat: bool,
+    model: DreamForCausalLM, noisy: Tokens, clean: Tokens, samples: Tokens, length: int, remat: bool
 ) -> Float[Array, "b t d"]:
     """Return the hidden states that predict each position from its noisy block and those before it.
 

@@ -32,6 +32,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.shapes import Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
@@ -70,7 +71,7 @@ class Copies(NamedTuple):
 
 def forward_process(
     keys: Key[Array, "b"],
-    tokens: Int[Array, "b t"],
+    tokens: Tokens,
     completion_length: int,
     mask_id: int,
     estimator: Estimator,
@@ -128,7 +129,7 @@ def draw_masks(
 
 
 def stratum_copies(
-    keys: Key[Array, "b"], tokens: Int[Array, "b t"], length: int, mask_id: int, count: int
+    keys: Key[Array, "b"], tokens: Tokens, length: int, mask_id: int, count: int
 ) -> Copies:
     """Divide the positions of each completion at random into strata; copy j masks stratum j.
 
@@ -142,9 +143,7 @@ def stratum_copies(
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, jnp.ones(len(tokens)))
 
 
-def noisy_rows(
-    tokens: Int[Array, "b t"], masked: Bool[Array, "b n c"], mask_id: int
-) -> Int[Array, "b n t"]:
+def noisy_rows(tokens: Tokens, masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:
     """Repeat each row once per copy, with MASK at the masked positions of its completion.
 
     Prompt P Q and completion A B, with copies that mask both and B: P Q M M and P Q A M.
@@ -198,7 +197,7 @@ def selective_log_softmax(
 
 def completion_scores(
     model: DreamForCausalLM,
-    tokens: Int[Array, "b t"],
+    tokens: Tokens,
     attention_mask: Bool[Array, "b t"],
     copies: Copies,
     chunk: int | None = None,

@@ -24,6 +24,7 @@ from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
+from jax_lm.models.shapes import Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import replicate
@@ -54,7 +55,7 @@ class MaskedRows(NamedTuple):
         commit_step: sampler step of each token, for the estimator that reads it; else None.
     """
 
-    tokens: Int[Array, "b t"]
+    tokens: Tokens
     attention_mask: Bool[Array, "b t"]
     completion_mask: Bool[Array, "b c"]
     keys: UInt32[Array, "b k"]
@@ -78,7 +79,7 @@ class PolicyBatch(NamedTuple):
     advantages: Float[Array, "b"]
 
     @property
-    def tokens(self) -> Int[Array, "b t"]:
+    def tokens(self) -> Tokens:
         """Prompts and completions; the trainer counts them."""
         return self.rows.tokens
 
