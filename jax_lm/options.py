@@ -134,7 +134,8 @@ def require_only(config: Any, values: Fields, reason: str) -> None:
 
 def require_at_most_one(config: Any, *names: str) -> None:
     """Raise ValueError if several of these settings are given."""
-    given = [name for name in names if getattr(config, name) not in (None, False)]
+    values = {name: getattr(config, name) for name in names}
+    given = [f"{name}={value}" for name, value in values.items() if value not in (None, False)]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)}: give one of them")
 

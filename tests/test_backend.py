@@ -30,8 +30,9 @@ def test_generation_fills_every_position(golden_sampler):
     ours = JaxBackend(golden_sampler)
     prompt = np.arange(12, dtype=np.int32).reshape(2, 6)
     assert isinstance(ours, Backend)
-    tokens, forwards = ours.generate(prompt, greedy_options(8))
+    tokens, forwards, ties = ours.generate(prompt, greedy_options(8))
     assert forwards == 7
+    assert 0 <= ties <= 1
     assert tokens.shape == (2, 8)
     assert (tokens != golden_sampler.mask_id).all()
 

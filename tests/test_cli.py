@@ -183,7 +183,7 @@ def test_empty_standard_input_is_refused():
         (["--dtype", "float8"], "dtype='float8'"),
         (["--max-new-tokens", "5000"], "the context holds 512 tokens"),
         (["--max-new-tokens", "99999999999999"], "the context holds 512 tokens"),
-        (["--watch", "--json"], "watch and json: give one of them"),
+        (["--watch", "--json"], "watch=True and json=True: give one of them"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(capsys, options, named):
@@ -341,7 +341,7 @@ def test_plan_refuses_what_does_not_go_together(capsys, options, named):
         (["builtin", "--n", "2"], "at temperature 0 all samples of a problem are equal"),
         (["builtin", "--k", "2"], "between 1 and n=1"),
         (["builtin", "--chat"], "are no questions"),
-        (["mbpp", "--data", "x", "--chat", "--base"], "chat and base"),
+        (["mbpp", "--data", "x", "--chat", "--base"], "chat=True and base=True"),
         (["mbpp", "--data", "x", "--middle-length", "auto"], "have no gap"),
         (["builtin", "--timeout", "0"], "timeout=0"),
     ],

@@ -89,8 +89,8 @@ def test_the_other_recipe_parses_and_flags_win():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "absent.jsonl"], "data='absent.jsonl': cannot be read"),
-        (["--data", "builtin", "--limit", "0"], "limit=0: must be at least 1"),
+        (["--data", "absent.jsonl"], "data='absent.jsonl' cannot be read: there is no such file"),
+        (["--data", "builtin", "--limit", "0"], "limit=0: must lie in [1, 4000]"),
         (["--config", "absent.yaml"], "config='absent.yaml': cannot be read"),
     ],
 )

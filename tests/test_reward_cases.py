@@ -159,7 +159,7 @@ def test_what_is_packed_too_tightly_is_refused(monkeypatch):
 
 def test_in_the_real_sandbox():
     rows = [STDIN, FUNCTIONAL, {"input_output": ROWS["APPS"][0]["input_output"]}, {"verification_info": OPEN_R1},
-            {"test_cases": ["assert True", {"input": "1 1", "output": "3"}]}]  # fmt: skip
+            {"test_cases": ["assert callable(print)", {"input": "1 1", "output": "3"}]}]  # fmt: skip
     columns = {name: [row.get(name) for row in rows] for name in (*TEST_COLUMNS, "metadata")}
     prompts = ["p"] * len(rows)
     assert rewards.code_reward(prompts, [SUM, METHOD, SUM, SUM, SUM], **columns) == [

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import re
-from types import SimpleNamespace
+from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -170,13 +170,18 @@ def test_nothing_judged_is_no_reward_of_zero(letters):
 def test_a_reward_that_scores_nothing_ends_the_run_at_once(caplog):
     """It would otherwise train to its last step on nothing."""
     nothing = np.full(4, np.nan)
-    silent: Any = SimpleNamespace(rewards=nothing, parts={"mine": nothing, "other": nothing})
+
+    def judged(totals, **parts):
+        nobody: Any = None
+        return Rollout(np.array(["p"] * 4), nobody, totals, OrderedDict(parts))
+
+    silent = judged(nothing, mine=nothing, other=nothing)
     message = "no reward scored any of the 4 completions (mine, other returned None for each)"
     with pytest.raises(ValueError, match=f"rollout 0: {re.escape(message)}"):
         require_rewards(silent, 0)
     # A later rollout, or one of several rewards, is worth a warning.
     require_rewards(silent, 7)
-    some: Any = SimpleNamespace(rewards=np.ones(4), parts={"mine": nothing, "other": np.ones(4)})
+    some = judged(np.ones(4), mine=nothing, other=np.ones(4))
     require_rewards(some, 0)
     require_rewards(some, 1)
     assert caplog.messages == [

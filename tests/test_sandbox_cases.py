@@ -651,7 +651,7 @@ def test_one_case(program, tmp_path, capsys):
         (("--input", "1.in"), "input=1.in, expected=None: a case needs both"),
         (
             ("--input", "1.in", "--expected", "1.out", "--tests", "t"),
-            "tests and input: give one of them",
+            "tests=t and input=1.in: give one of them",
         ),
         (("--input", "no.in", "--expected", "no.out"), "'no.in' cannot be read"),
         (("--tests", "."), "7.in has no 7.out or 7.ans"),
