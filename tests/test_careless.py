@@ -90,7 +90,6 @@ CARELESS = [
     ("generate --model gpt x", "config model_type='gpt2' (gpt): of no known family"),
     ("info --model gpt", "config model_type='gpt2'"),
     ("generate --model qwen --preset fast x", "preset='fast': must be 'exact' as this model is autoregressive"),
-    ("serve --model qwen --port 0", "the server does not decode left to right; adapt the model, or generate with it"),
     ("verify absent", "model 'absent'"),
     ("models --delete me/nothing", "delete='me/nothing': not in the hub's cache"),
     ("models --yes", "yes: needs --delete MODEL"),
