@@ -16,6 +16,7 @@ from documentation import (
     SAMPLES,
     Block,
     Command,
+    Workplace,
     blocks,
     check,
     commands,
@@ -154,3 +155,8 @@ def test_the_page_of_options_is_that_of_the_code():
     assert options.PAGE.read_text(encoding="utf-8") == options.page(), (
         "python tools/options.py writes it anew"
     )
+
+
+def test_the_programs_of_pages_start(tmp_path):
+    block = Block(ROOT / "README.md", 1, "sh", "diffucoder --version")
+    assert Workplace(tmp_path).output(Command(block, block.text)).startswith("diffucoder 0.")

@@ -305,7 +305,7 @@ class Workplace:
         (folder / ".venv").symlink_to(sys.prefix)
         programs = folder / ".programs"
         programs.mkdir()
-        for name, target in {"diffucoder": "-m jax_lm.cli", "python": ""}.items():
+        for name, target in {"diffucoder": "-m jax_lm", "python": ""}.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {target} "$@"\n')
             (programs / name).chmod(0o755)
         self.environment = {
