@@ -19,34 +19,43 @@ FOLDER = Path(__file__).parent.parent / "docs" / "results" / "compiled"
 TARGETS = ("v5e:2x2", "v6e:1x1", "v5p:2x2x1", "h200:1", "h100:8")
 PRESETS = ("exact", "fast")
 GIB = 2**30
-HEADER = """# What the compiler makes of a step
+HEADER = """# Compiled denoising steps
+
+For readers who want to know what XLA makes of a 7B step on TPUs and GPUs that we do not have.
 
 The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new. Compiled, not run: **no time is measured or
-implied.** A `step` is one denoising step; presets with a cache begin each block of 32 with a `refresh` of all rows, and
-go on with steps over 33. Bytes are those of one device, read and written by all kernels of a step, in which a device's
-caches are not modelled; the least is what a step must read: weights, keys and values once. On TPUs most weights come to
-the chip's own memory by copies that run beside the kernels, which are not counted: there `read` is less than `least`.
+implied.**
+
+- A `step` is one denoising step. Presets with a cache begin each block of 32 with a `refresh` of all rows, and
+  continue with steps over 33 rows.
+- Bytes are those that all kernels of a step read and write on one device; its caches are not modelled. `least` is
+  what a step must read: weights, keys and values once.
+- On TPUs, most weights reach the chip's own memory by copies that run in parallel with the kernels. They are not
+  counted, so `read` is below `least` there.
 """
 FOOTER = """
-`turbo` commits by probability, which is a number to the program: it runs the program of `fast` (a test holds that).
-Every weight is read once per step where `read again` says 0. Each file beside this page has the whole list: kernels by
-kind, communication, sorts, large buffers with their source.
+`turbo` commits by probability, which is a number to the program, so it runs the program of `fast` (tested). Where
+`read again` is 0, every weight is read once per step. Each file next to this page has the full list: kernels by kind,
+communication, sorts, and large buffers with their source.
 
-On GPUs the compiler gets the description of the card with its driver, so that it records conditions into CUDA
-graphs, as on a card. Three things still differ from what a card runs: nothing is autotuned (products take the first tiles
-that fit, and sums of their parts are counted as kernels of their own), products are Triton's where a card may choose
-cuBLAS, and attention is computed in full unless cuDNN is installed here. A step has one loop, the one over the steps; its
-condition is all that the host may have to read.
+On GPUs the compiler gets the description of the card with its driver, so it records conditions into CUDA graphs, as
+on a card. Three things still differ from what a card runs:
 
-Products without a bias write bfloat16 themselves. Where cuBLAS computes them
-(`XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`), the sum with the residual is then part of the product: 16 kernels a layer
-of `exact`, not 17, and 0.39 GB beside the weights, not 0.50.
+- nothing is autotuned (products take the first tiles that fit, and sums of their parts are counted as separate
+  kernels);
+- products use Triton where a card may choose cuBLAS;
+- attention is computed in full unless cuDNN is installed here.
 
-Joining the products of q, k and v, and those of gate and up, into one matrix each was compiled and left: XLA for GPUs
-joins q, k and v by itself (five products a layer are launched, not seven), and what gate and up make of a joined matrix
-is then written out. On v6e that costs 10 % of the bytes that the compiler counts for the whole step in `exact` (25.1 to
-27.7 GiB), on h200:1 2 %; the one pass that would gain is a cached step on h200:1: 2.6 % of its bytes, 5 % of its
-kernels.
+A step has one loop, over the steps; the host may have to read its condition, and nothing else.
+
+Products without a bias write bfloat16 directly. Where cuBLAS computes them
+(`XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`), the sum with the residual is then part of the product: 16 kernels a
+layer of `exact`, not 17, and 0.39 GB besides the weights, not 0.50.
+
+**Joined products.** We compiled one matrix for q, k and v and one for gate and up, and did not keep it. XLA for GPUs
+already joins q, k and v (five products a layer are launched, not seven), and the output of a joined gate and up is
+written to memory. On v6e that costs 10 % of the bytes that the compiler counts for the whole step in `exact` (25.1 to
+27.7 GiB), on h200:1 2 %. Only a cached step on h200:1 would gain: 2.6 % of its bytes, 5 % of its kernels.
 
 | target | preset | pass | kernels | joined | products with weights a layer | joined | read + written GiB | joined |
 |---|---|---|---|---|---|---|---|---|

@@ -24,33 +24,35 @@ LAYERS, ALL_LAYERS, GIB = (2, 3), 28, 2**30
 COLUMNS = """recipe; machine; mesh; without; kept GiB; working GiB; of GiB; collectives; sent GiB; kernels; traffic GiB;
 planned GiB; TFLOP; planned TFLOP; compile s"""
 NAMES = COLUMNS.replace("\n", " ").split("; ")
-HEADER = f"""# What the updates of the recipes take
+HEADER = f"""# Training updates of the recipes, compiled
 
-The recipes of `recipes/`, each compiled for its machine at full width with two and with three layers, and continued
-along the line through both to {ALL_LAYERS}. Compiled, not run: **no time but the compiler's is measured or implied**,
-and that on two cores that others used too. Figures are those of one device and of one update, with all of its
-accumulation and chunks.
+For readers who plan training at 7B and want the memory and traffic of each recipe in `recipes/`.
 
-- The line hits what {ALL_LAYERS} layers of grpo_h100x8 take, to the byte of `kept` and `sent`, to the operation, and to
-  0.2 % of kernels and traffic (a test holds that). **Of `working` it does not**: where there is room, compilers take it
-  to hide communication, so that a line through few layers says between 13 % too little and 3.4 times as much. What was
-  compiled with all layers (a third compile time), as every recipe for TPUs was, stands in its place.
-- On TPUs the line hits `kept` and the operations too, traffic to 2 %; `sent` and kernels, which that compiler merges
-  as it sees fit, to 17 and 19 %.
-- `kept` lies on the device between updates, `working` is what an update needs beside it at its peak; a tenth of a card
-  must stay free.
-- `plan --estimate`, which asks no compiler, comes within a tenth of sft_h100x8, sft_80gb, sft_v5e-16, grpo_24gb and
-  grpo_v5p-8 (a test holds that). Of the rest it is no more than a first guess: 12.3 GiB of grpo_v5e-16, which takes
-  14.0, 21.1 of grpo_h100x8, which takes 29.2, and half of what both recipes take on v6e. `plan` compiles.
-- `sent` is the size of what collectives give, `traffic` what kernels read and write, without caches. **Loops of which
-  the compiled text does not say how often they run count once**: on TPUs these two are lower bounds.
-- TFLOP are those of the traced program's products. What is planned (`jax_lm.planning.memory`) is four passes, three
-  with adapters, which is a little more: the last product of a layer is not computed again.
-- sft_v5e-16 and sft_v6e-16 (with what saves) were compiled since copies of weights in bfloat16 are rounded
-  stochastically, and since accumulation on TPUs makes that copy within its loop; all else before. grpo_v5e-16 with two
-  layers, compiled since: 0.1 % more `working` and 2 % more `traffic`, as many operations.
-- Rows with `without` are compiled without that: `remat`, layers computed again for the gradient; `blocks`, the head in
-  blocks of the vocabulary; `lookup`, the embedding looked up where its parts lie, instead of gathering it.
+Each recipe is compiled for its machine at full width with two and with three layers, and extrapolated linearly to
+{ALL_LAYERS} layers. Compiled, not run: **no time but the compiler's is measured or implied**, and that on two shared
+cores. Figures are per device and per update, with all accumulation and chunks.
+
+- **How good the extrapolation is.** For {ALL_LAYERS} layers of grpo_h100x8 it is exact in `kept`, `sent` and
+  operations, and within 0.2 % in kernels and traffic (tested). On TPUs it is exact in `kept` and operations, within 2
+  % in traffic, and within 17 and 19 % in `sent` and kernels, which that compiler merges freely.
+- **`working` is not linear.** Compilers use free memory to hide communication, so the line is between 13 % too low
+  and 3.4 times too high. Where all layers were compiled (a third compile time), as for every TPU recipe, that figure
+  is used.
+- `kept` stays on the device between updates. `working` is what an update needs in addition at its peak. A tenth of a
+  card must stay free.
+- `plan --estimate` does not ask the compiler. It is within a tenth for sft_h100x8, sft_80gb, sft_v5e-16, grpo_24gb
+  and grpo_v5p-8 (tested). Elsewhere it is only a first guess: 12.3 GiB for grpo_v5e-16, which takes 14.0; 21.1 for
+  grpo_h100x8, which takes 29.2; half of what both recipes take on v6e. `plan` without `--estimate` compiles.
+- `sent` is the size of the results of collectives, `traffic` what kernels read and write, without caches. **Loops
+  whose trip count the compiled text does not state count once**, so on TPUs these two are lower bounds.
+- TFLOP counts the products of the traced program. The plan (`jax_lm.planning.memory`) assumes four passes, three with
+  adapters, which is slightly more: the last product of a layer is not recomputed.
+- sft_v5e-16 and sft_v6e-16 (the rows without `without`) were compiled after two changes: stochastic rounding of the
+  bfloat16 copies of weights, and making that copy within the accumulation loop on TPUs. All others were compiled
+  before. grpo_v5e-16 with two layers, compiled afterwards, has 0.1 % more `working`, 2 % more `traffic` and the same
+  operations.
+- Rows with `without` lack these savings: `remat` recomputes layers for the gradient, `blocks` computes the head in
+  blocks of the vocabulary, `lookup` looks up the embedding where its parts are instead of gathering it.
 """
 FOOTER = """
     pip install 'jax-diffucoder[plan,plan-gpu]'
