@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.config import DreamConfig
+from jax_lm.diffusion.constrained import Repair, constraints_of, meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
@@ -168,6 +169,42 @@ def test_a_constraint_keeps_what_has_an_end_that_fits(engine):
     assert constraint.next_token([*ids[:kept], right], [stop]) == stop
     # An end must fit: with as many open brackets as tokens left there is none.
     assert constraint.rest(tokenizer.encode("    return ((((((((((((((")) is None
+
+
+def test_the_rest_stays_if_one_token_was_wrong(engine):
+    options = GenerationOptions(max_new_tokens=48, temperature=0.0)
+    canvas = engine.canvas([Template.completion(PROMPT, 48)])
+    right = engine.sampler.generate(canvas, options)
+    tokens, second = np.array(right.tokens), canvas.region.start + 1
+    tokens[0, second] = engine.tokenizer.encode("]")[0]
+    wrong = right._replace(tokens=jax.numpy.asarray(tokens))
+    constraints = constraints_of(canvas, options.with_settings(grammar="python"), engine.tokenizer)
+    stops = engine.tokenizer.stop_ids
+    repaired = meet(engine.sampler, canvas, wrong, constraints, options, stops)
+    np.testing.assert_array_equal(repaired.tokens, right.tokens)
+    # one pass for that token, and the others are as they were
+    assert repaired.forwards == right.forwards + 1
+    changed = np.flatnonzero(repaired.commit_step[0] != right.commit_step[0])
+    assert changed.tolist() == [second]
+
+
+def test_what_stays_must_be_decided_and_valid(engine):
+    tokenizer = engine.tokenizer
+    constraint = Constraint(find_grammar("python"), tokenizer, 12, before="def f(x):\n")
+
+    def keeps(text, undecided=None):
+        repair = Repair(constraint, 0.0)
+        repair.ids, rest = tokenizer.encode("    return (x)"), np.array(tokenizer.encode(text))
+        rest[undecided:] = rest[undecided:] if undecided is None else -1
+        return repair.keeps(rest)
+
+    assert keeps(" + 1")
+    # a beginning that is valid is not enough
+    assert not keeps(" + 1]")
+    assert not keeps(" + 1", undecided=1)
+    # what comes after a stop token does not count
+    stop = tokenizer.decode([tokenizer.stop_ids[0]])
+    assert keeps(" + 1" + stop + "]")
 
 
 class Forgetful:

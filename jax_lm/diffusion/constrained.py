@@ -2,9 +2,9 @@
 
 An answer is decoded as if there were no grammar, and repaired afterwards: tokens before the first
 error stay, the token there is chosen again among those that leave a valid end within the hole, and
-everything after it is decoded again. `Repair` is this loop for one answer, used by the server
-too; `meet` drives it for a batch. Every round decides at least one token for good, so that the
-loop ends, with an answer that meets the grammar.
+everything after it is decoded again, unless the answer is valid with it. `Repair` is this loop for
+one answer, used by the server too; `meet` drives it for a batch. Every round decides at least one
+token for good, so that the loop ends, with an answer that meets the grammar.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Repair:
         while (kept := repair.check(decoded_ids)) is not None:
             # Mask the answer from token `kept` on, and compute candidates for that token.
             token = repair.choose(key, log_probs, candidates)
-            # Decide token `kept`, and decode the rest of the answer again.
+            # Decide token `kept`, and decode the rest again unless `repair.keeps` it.
 
     Attributes:
         ids: tokens that stay.
@@ -62,6 +62,18 @@ class Repair:
         token = self.constraint.next_token(self.ids, ids[order].tolist())
         self.ids = [*self.ids, token]
         return token
+
+    def keeps(self, rest: Int[np.ndarray, "t"]) -> bool:
+        """Return whether the tokens after the chosen one stay: the answer meets the constraint.
+
+        A valid beginning is not enough: with a quotation mark for Bob, {"a": Bob, "b": 3} begins
+        with a valid text, which is nonsense.
+
+        Args:
+            rest: -1 where nothing is decided.
+        """
+        answer = self.constraint.answer([*self.ids, *rest.tolist()])
+        return -1 not in answer and self.constraint.is_met(answer)
 
 
 def constraints_of(
@@ -144,21 +156,24 @@ def meet(
                 reopened[row, hole[kept:]] = True
         if not reopened.any():
             return state
-        state = overwrite(
-            state, reopened, tokens=sampler.mask_id, masked=True, commit_step=NEVER, confidence=0.0
-        )
+        # the same state with these columns masked
+        masks = {"tokens": sampler.mask_id, "masked": True, "commit_step": NEVER, "confidence": 0.0}
+        opened = overwrite(state, reopened, **masks)
+        undecided = np.asarray(state.masked)
         # choose: the first open token of each row, among those that can be completed
-        log_probs, ids = map(np.asarray, sampler.candidates(canvas, state, options))
+        log_probs, ids = map(np.asarray, sampler.candidates(canvas, opened, options))
         decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
         for row in np.flatnonzero(reopened.any(axis=1)).tolist():
-            column = int(np.argmax(reopened[row]))
+            column, *after = np.flatnonzero(reopened[row]).tolist()
             place = row, column - canvas.region.start
             key = jax.random.fold_in(state.keys[row], state.step)
             token = repairs[row].choose(key, log_probs[place], ids[place])
+            if repairs[row].keeps(np.where(undecided[row, after], -1, tokens[row, after])):
+                reopened[row, after] = False
             decided[row, column], tokens[row, column] = True, token
             confidence[row, column] = np.exp(log_probs[place][ids[place] == token]).sum()
         state = overwrite(
-            state,
+            overwrite(state, reopened, **masks),
             decided,
             tokens=tokens,
             masked=False,

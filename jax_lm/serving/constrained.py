@@ -80,11 +80,6 @@ class ConstrainedSequence(Sequence):
         if not self.is_held:
             super().reopen()
 
-    def reopen_from(self, kept: int) -> None:
-        """Make the first `kept` tokens of the hole final, and mask the rest."""
-        self.kept = kept
-        self.mask(self.fixed, self.hole.end)
-
     def decide(
         self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]
     ) -> None:
@@ -166,10 +161,13 @@ class Repairs:
             if (kept := sequence.repair.check(ids)) is None:
                 sequence.is_met = True
                 return
-            # 2. mask everything from the first wrong token on
-            sequence.reopen_from(kept)
-            # 3. one forward pass for that position
-            logits = self.logits(sequence.tokens, sequence.masked, sequence.fixed)
+            # 2. one forward pass for the first wrong token, with everything from it on masked
+            sequence.kept = kept
+            first, end = sequence.fixed, sequence.hole.end
+            rest = np.where(sequence.masked, -1, sequence.tokens)[first + 1 : end]
+            hidden = sequence.masked.copy()
+            hidden[first:end] = True
+            logits = self.logits(sequence.tokens, hidden, first)
             sequence.forwards += 1
             raw = log_softmax(logits)
             # temperature 0 takes the most likely token; its confidence is that at temperature 1
@@ -178,8 +176,10 @@ class Repairs:
             # a key of its own for each step of each sequence
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)
-            # 4. the first candidate that the grammar allows
+            # 3. the first candidate that the grammar allows, and the rest again unless it stays
             token = sequence.repair.choose(key, log_probs[top], top)
+            if not sequence.repair.keeps(rest):
+                sequence.mask(first, end)
             sequence.decide(token, log_probs, raw)
 
     def logits(
