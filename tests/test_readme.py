@@ -25,7 +25,6 @@ PRINTED = {
     "diffucoder eval builtin": r"2 completions|2 problems|pass@1",
     "diffucoder analyze": r"analysis",
     "diffucoder grpo --config": r"reward",
-    "diffucoder sandbox check": r"stopped|contained",
     "diffucoder sft --config": r"loss",
 }
 TRAINED = (
