@@ -67,6 +67,7 @@ written to memory. On v6e that costs 10 % of the bytes that the compiler counts 
 | v6e:1x1 | fast | step | 2056 | 1919 | 6 | 4 | 1.57 | 1.56 |
 
     pip install 'jax-diffucoder[plan,plan-gpu]'
+    # needs both extras, and an hour of two cores:
     python experiments/compiled_steps.py --again
 """
 

@@ -56,6 +56,7 @@ cores. Figures are per device and per update, with all accumulation and chunks.
 """
 FOOTER = """
     pip install 'jax-diffucoder[plan,plan-gpu]'
+    # needs both extras, and hours of two cores:
     python experiments/recipe_table.py
 """
 
