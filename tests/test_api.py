@@ -27,6 +27,7 @@ from jax_lm.serving.engine import Engine
 from jax_lm.serving.jobs import Job
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
+from jax_lm.serving.schemas import DecodingBody
 from jax_lm.serving.slots import Slots
 from jax_lm.tokenizer import MASK, DiffuCoderTokenizer
 
@@ -45,6 +46,12 @@ def expected(tiny_inference):
     return tiny_inference.complete([PROMPT], GenerationOptions(max_new_tokens=24, temperature=0.0))[
         0
     ]
+
+
+@pytest.mark.parametrize("path", api.ENDPOINTS)
+def test_every_endpoint_says_how_its_texts_are_encoded(path):
+    body, _ = api.ENDPOINTS[path]
+    assert body.gaps is not DecodingBody.gaps
 
 
 def test_models(client):

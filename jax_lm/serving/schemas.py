@@ -148,7 +148,7 @@ class DecodingBody(Part):
     """Whether the answer stands alone, as in a conversation."""
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
-        """Encode the texts around each hole.
+        """Encode the texts around each hole. A body of settings alone has none.
 
         Args:
             context: tokens that prompt and answer may take together.
@@ -156,7 +156,7 @@ class DecodingBody(Part):
         Raises:
             ValueError: a text cannot be encoded; the message names the field.
         """
-        raise NotImplementedError
+        return []
 
     @property
     def choices(self) -> int:
