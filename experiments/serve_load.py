@@ -173,6 +173,8 @@ def server(arguments: Arguments, cache: str, log: Path) -> Iterator[tuple[int, i
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
+        if not line:
+            raise OSError(f"the server has ended: {log.read_text()}")
         port = int(line.split(";")[0].rsplit(":", 1)[1])
         while request(port, "GET", "/ready")[0] != 200:
             if time.monotonic() - start > START_SECONDS:
