@@ -7,6 +7,7 @@ gains nothing by it except the right to answer. Imports the standard library onl
 import builtins
 import contextlib
 import linecache
+import marshal
 import sys
 import traceback
 import types
@@ -23,7 +24,7 @@ from untrusted.inside.handles import KINDS
 from untrusted.inside.operations import IMMUTABLE, OPERATIONS, content, plain_base
 from untrusted.inside.packages import genuine_name
 from untrusted.inside.peer import Peer
-from untrusted.inside.wire import decode_literal, encode_literal
+from untrusted.inside.wire import UnknownValueError, canonical
 
 FILE = "program.py"
 
@@ -164,10 +165,13 @@ def answer_once(job: Fields) -> Fields:
         if "function" not in job:
             return {"ended": True}
         # No test here: arguments and result are literals.
-        arguments = [decode_literal(argument) for argument in job["arguments"]]
-        keywords = {name: decode_literal(value) for name, value in job["keywords"].items()}
+        arguments, keywords = marshal.loads(bytes.fromhex(job["arguments"]))
         function = find_function(namespace, job["function"], is_method=job["is_method"])
-        return {"value": encode_literal(function(*arguments, **keywords))}
+        value = function(*arguments, **keywords)
+        try:
+            return {"value": canonical(value)}
+        except UnknownValueError as problem:
+            return {"object": str(problem)}
     except BaseException as error:  # SystemExit too: whatever the program raised is its answer
         return report_exception(error)
 

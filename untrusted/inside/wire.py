@@ -10,7 +10,6 @@ import datetime
 import gc
 import importlib
 import io
-import operator
 import re
 import sys
 import types
@@ -51,6 +50,7 @@ def dictionary_of(view: Any) -> list:
 
 
 FORMS: dict[type, Form] = {
+    int: (lambda value: [hex(value)], lambda text: int(text, 16)),
     tuple: (list, lambda *items: items),
     frozenset: (list, lambda *items: frozenset(items)),
     bytes: (lambda value: [value.hex()], bytes.fromhex),
@@ -69,22 +69,28 @@ FORMS: dict[type, Form] = {
 for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for name in
               ("timedelta", "timezone", "date", "datetime", "time"))):  # fmt: skip
     FORMS[_kind] = pickled_arguments, _kind
-TAGS = {kind.__name__: kind for kind in FORMS}
 
-# Types of modules that few programs import: module, its function that reads the text, the text.
-RARE: dict[str, tuple[str, str, Callable[[Any], str]]] = {
-    **{name: ("pathlib", name, str) for name in ("PosixPath", "PurePosixPath")},
-    **{name: ("logging", "getLogger", operator.attrgetter("name")) for name in ("Logger", "RootLogger")},
-    "UUID": ("uuid", "UUID", str),
-    "ZoneInfo": ("zoneinfo", "ZoneInfo", str),
+
+def importing(name: str) -> Callable[[Any], Any]:
+    """Return a function of a module that is imported when it is called: "uuid.UUID"."""
+    module, _, member = name.partition(".")
+    return lambda text: getattr(importlib.import_module(module), member)(text)
+
+
+def text_of(value: Any) -> list:
+    return [str(value)]
+
+
+# Types of modules that few programs import.
+RARE: dict[str, Form] = {
+    **{name: (text_of, importing(name)) for name in
+       ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
+    **dict.fromkeys(("logging.Logger", "logging.RootLogger"), (by("name"), importing("logging.getLogger"))),
+    # A number is an array without axes: [()] takes it out.
+    "number": (lambda number: [array_text(number)], lambda text: read_array(text)[()]),
+    "dtype": (lambda kind: [array_text(sys.modules["numpy"].empty(0, kind))], lambda text: read_array(text).dtype),
 }  # fmt: skip
-
-
-def is_rare(kind: type) -> bool:
-    """Whether a type is one of those in RARE, by identity and not only by name."""
-    # Not imported here: if the module is absent, no value of its type can exist.
-    module = sys.modules.get(RARE[kind.__name__][0]) if kind.__name__ in RARE else None
-    return module is not None and kind is getattr(module, kind.__name__, None)
+TAGS = {kind.__name__: form for kind, form in FORMS.items()} | RARE
 
 
 def is_plain(items: Any) -> bool:
@@ -133,27 +139,20 @@ def read_array(text: str) -> Any:
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
-def array_of(value: Any) -> Any:
-    """Return an array that tells a scalar or a dtype of numpy."""
-    return value if numpy_kind(value) == "number" else sys.modules["numpy"].empty(0, value)
-
-
 def encode(value: Any, convert: Convert) -> Any:
     """Encode a value; `convert` encodes everything that is not plain data."""
     # Exact types throughout: a subclass may override anything, so it is not plain data.
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN or (kind is int and -LARGEST_NUMBER < value < LARGEST_NUMBER):
         return value
-    if kind is int:
-        return value if -LARGEST_NUMBER < value < LARGEST_NUMBER else {"t": "int", "v": hex(value)}
-    if kind in FORMS:
-        parts = FORMS[kind][0](value)
-        return {"t": kind.__name__, "v": convert_all(parts, lambda part: encode(part, convert))}
-    if is_rare(kind):
-        return {"t": kind.__name__, "v": RARE[kind.__name__][2](value)}
-    if tag := numpy_kind(value):
-        return {"t": tag, "v": array_text(array_of(value))}
-    return convert(value)
+    tag = (
+        kind.__name__
+        if kind in FORMS
+        else numpy_kind(value) or f"{kind.__module__}.{kind.__name__}"
+    )
+    if kind not in FORMS and tag not in RARE:
+        return convert(value)
+    return {"t": tag, "v": convert_all(TAGS[tag][0](value), lambda part: encode(part, convert))}
 
 
 def decode(wire: Any, convert: Convert) -> Any:
@@ -164,50 +163,40 @@ def decode(wire: Any, convert: Convert) -> Any:
     if not isinstance(tag, str):
         raise UnknownValueError(f"a value of type {tag!r:.40}")
     if tag in TAGS and isinstance(content, list):
-        return FORMS[TAGS[tag]][1](*convert_all(content, lambda part: decode(part, convert)))
-    if not isinstance(content, str):
-        return convert(wire)
-    if tag == "int":
-        return int(content, 16)
-    if tag in ("number", "dtype"):
-        array = read_array(content)
-        # A number is an array without axes: [()] takes it out.
-        return array[()] if tag == "number" else array.dtype
-    if tag in RARE:
-        module, reader, _ = RARE[tag]
-        return getattr(importlib.import_module(module), reader)(content)
+        return TAGS[tag][1](*convert_all(content, lambda part: decode(part, convert)))
     return convert(wire)
 
 
-# Literals: the data of a test that is one call, whose result the parent compares.
+# Literals: what a test that is one call expects, and what the program answers
 
 
-def encode_literal(value: Any) -> Any:
-    """Encode data without identity: all that a literal can be."""
-    return encode(value, literal_form)
+def canonical(value: Any) -> Any:
+    """Return a literal as JSON that is the same for all values that Python's == calls equal.
 
+    1, 1.0 and True -> 1; (1, 2) -> {"tuple": [1, 2]}; {2, 1} -> {"set": [1, 2]}
 
-def literal_form(value: Any) -> Any:
+    Each end writes its own value, so that two of them are compared without being rebuilt: no chosen
+    hash, length or depth can slow the parent down. Raises UnknownValueError for any other value.
+    """
     kind = type(value)
-    if kind not in (list, dict, set, bytearray):
-        # Its class name is enough for a message, and equals nothing.
-        return {"t": "object", "v": kind.__name__}
-    items = [part for pair in value.items() for part in pair] if kind is dict else list(value)
-    parts = convert_all(items, encode_literal)
-    return parts if kind is list else {"t": kind.__name__, "v": parts}
-
-
-def decode_literal(wire: Any) -> Any:
-    """Decode what `encode_literal` has written; raises UnknownValueError for anything else."""
-    return decode(wire, literal_value)
-
-
-def literal_value(wire: Any) -> Any:
-    if isinstance(wire, list):
-        return convert_all(wire, decode_literal)
-    tag, parts = wire["t"], convert_all(wire["v"], decode_literal)
-    if tag == "dict":
-        return dict(zip(parts[::2], parts[1::2], strict=True))
-    if tag not in ("set", "bytearray"):
-        raise UnknownValueError(f"a value of unknown type {tag!r}")
-    return set(parts) if tag == "set" else bytearray(parts)
+    if kind is complex:
+        # A complex number without an imaginary part equals its real part.
+        parts = [canonical(value.real), canonical(value.imag)]
+        return {"complex": parts} if parts[1] != 0 else parts[0]
+    if kind is float:
+        return int(value) if value.is_integer() else value
+    if kind in (bool, int):
+        return int(value) if abs(value) < LARGEST_NUMBER else {"int": hex(value)}
+    if value is None or kind is str:
+        return value
+    if kind in (bytes, bytearray):
+        return {"bytes": value.hex()}
+    if kind is dict:
+        value = value.items()
+    elif kind not in (list, tuple, set, frozenset):
+        raise UnknownValueError(f"an object of type {kind.__name__}")
+    items = [canonical(item) for item in value]
+    if kind in (list, tuple):
+        return items if kind is list else {"tuple": items}
+    # In the order of their texts, as the items may be of types that have no order.
+    return {"dict" if kind is dict else "set": sorted(items, key=repr)}
