@@ -154,14 +154,13 @@ def parts_of(node: Any, *fields: str) -> list[Any]:
     return [part for parts in found for part in (parts if isinstance(parts, list) else [parts])]
 
 
-def call_node(name: str, arguments: list[Any], old: ast.AST) -> Any:
-    """Make a call, at the position of an old node."""
-    function = ast.copy_location(ast.Name(name, ast.Load()), old)
-    return ast.copy_location(ast.Call(function, arguments, []), old)
+def call_node(name: str, *arguments: Any) -> Any:
+    """Make a call; `prepare` gives new nodes the position of the one around them."""
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-def count_check(statement: ast.stmt) -> ast.stmt:
-    return ast.copy_location(ast.Expr(call_node(CHECKED, [], statement)), statement)
+def count_check() -> ast.stmt:
+    return ast.Expr(call_node(CHECKED))
 
 
 class TestPreparation:
@@ -235,7 +234,7 @@ class TestPreparation:
         if is_kept or self.depends(side) or not any(isinstance(node, ast.Name) for node in nodes):
             return side
         nothing = ast.arguments([], [], None, [], [], None, [])
-        return call_node(GIVEN, [ast.copy_location(ast.Lambda(nothing, side), side)], side)
+        return call_node(GIVEN, ast.Lambda(nothing, side))
 
     def is_check(self, statement: Any) -> bool:
         """Whether a statement has checked something once it has ended."""
@@ -250,32 +249,26 @@ class TestPreparation:
 
     def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """Insert a count behind every check."""
-        counted = [[s, count_check(s)] if self.is_check(s) else [s] for s in statements]
+        counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
         return [statement for pair in counted for statement in pair]
 
-    def apply(self) -> None:
-        for node in self.nodes:
-            # try: f(-1); raise AssertionError / except ValueError: the handler is the check
-            if isinstance(node, ast.Try) and complains(node):
-                for handler in node.handlers:
-                    handler.body.insert(0, count_check(handler.body[0]))
-        for node in self.nodes:
-            self.restore_sides(node)
-            for part in ("body", "orelse", "finalbody"):
-                if isinstance(statements := getattr(node, part, None), list):
-                    setattr(node, part, self.count(statements))
-        for node in self.nodes:
-            # A context of the program may not leave out the checks in it: with each goes the line
-            # of the last one.
-            if isinstance(node, ast.With | ast.AsyncWith):
-                parts = [
-                    statement
-                    for statement in node.body
-                    if any(map(self.is_check, nodes_of(statement)))
-                ]
-                for item in node.items if parts else ():
-                    line = ast.copy_location(ast.Constant(parts[-1].end_lineno), node)
-                    item.context_expr = call_node(STRICT, [item.context_expr, line], node)
+    def apply(self, node: Any) -> None:
+        """Prepare one node."""
+        self.restore_sides(node)
+        # A context of the program may not leave out the checks in it: with each goes the line of
+        # the last one.
+        if isinstance(node, ast.With | ast.AsyncWith):
+            parts = [s for s in node.body if any(map(self.is_check, nodes_of(s)))]
+            for item in node.items if parts else ():
+                line = ast.Constant(parts[-1].end_lineno)
+                item.context_expr = call_node(STRICT, item.context_expr, line)
+        # try: f(-1); raise AssertionError / except ValueError: the handler is the check
+        if isinstance(node, ast.Try) and complains(node):
+            for handler in node.handlers:
+                handler.body.insert(0, count_check())
+        for part in ("body", "orelse", "finalbody"):
+            if isinstance(statements := getattr(node, part, None), list):
+                setattr(node, part, self.count(statements))
 
 
 def ask_for_classes(node: Any) -> None:
@@ -286,7 +279,7 @@ def ask_for_classes(node: Any) -> None:
     """
     is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     if is_read and node.attr == "__class__":
-        node.value, node.attr = call_node(TYPED, [node.value], node), "kind"
+        node.value, node.attr = call_node(TYPED, node.value), "kind"
     if not isinstance(node, ast.Call):
         return
     function = node.func
@@ -294,16 +287,18 @@ def ask_for_classes(node: Any) -> None:
         function.id = TYPE
     is_method = isinstance(function, ast.Attribute)
     if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
-        name = ast.copy_location(ast.Constant(function.attr), function)
-        node.func = ast.copy_location(ast.Name(CALL_METHOD, ast.Load()), function)
-        node.args = [function.value, name, *node.args]
+        node.args = [function.value, ast.Constant(function.attr), *node.args]
+        node.func = ast.Name(CALL_METHOD, ast.Load())
 
 
 def prepare(nodes: list[Any], program: set[str]) -> None:
     """Prepare a test to run, by its nodes; `program` are the names that mean the program's."""
-    TestPreparation(nodes, program).apply()
+    preparation = TestPreparation(nodes, program)
+    for node in nodes:
+        preparation.apply(node)
     for node in nodes:
         ask_for_classes(node)
+    ast.fix_missing_locations(nodes[0])
 
 
 # The canary: a test that must fail where the unchanged one has passed
@@ -321,10 +316,8 @@ def change_assertions(nodes: list[Any]) -> None:
             test = node.test
             is_changed = can_fail(test)
             if is_changed:
-                negated = ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
-                test = with_other_literal(test) or negated
-            flag = ast.copy_location(ast.Constant(int(is_changed)), test)
-            node.test = call_node(CHANGED, [test, flag], test)
+                test = with_other_literal(test) or ast.UnaryOp(ast.Not(), test)
+            node.test = call_node(CHANGED, test, ast.Constant(int(is_changed)))
 
 
 def can_fail(test: ast.expr) -> bool:
@@ -343,11 +336,13 @@ def with_other_literal(test: ast.expr) -> ast.expr | None:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for one, other in ((left, right), (right, left)):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
-                    value = ast.literal_eval(other)
-                    # 4 -> False, which only 0 equals; "a" -> "a~"; [1] -> [1, "~"]
-                    more: Any = {str: "~", bytes: b"~", list: ["~"], tuple: ("~",)}.get(type(value))
-                    changed = ast.parse(repr(value + more if more else not value), mode="eval").body
-                    for node in nodes_of(changed):
-                        ast.copy_location(node, other)
-                    return ast.copy_location(ast.Compare(one, [ast.Eq()], [changed]), test)
+                    # 4 -> not 4, which only 0 equals; "a" -> "a" + "~"; [1] -> [1] + ["~"]
+                    kind = type(ast.literal_eval(other))
+                    more = {str: "'~'", bytes: "b'~'", list: "['~']", tuple: "('~',)"}.get(kind)
+                    other = (
+                        ast.BinOp(other, ast.Add(), ast.parse(more, mode="eval").body)
+                        if more
+                        else ast.UnaryOp(ast.Not(), other)
+                    )
+                    return ast.Compare(one, [ast.Eq()], [other])
     return None

@@ -46,7 +46,7 @@ from untrusted.inside.names import (
 )
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
 from untrusted.inside.packages import genuine_name, is_genuine
-from untrusted.inside.peer import BorderError, Peer
+from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
 
@@ -445,7 +445,9 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     read, defined = checks.names_of(nodes)
     program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
     program |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
-    checks.prepare(nodes, program)
+    # A sum of a thousand terms is as deep
+    with Deep():
+        checks.prepare(nodes, program)
     try:
         exec(compile(tree, FILE, "exec"), scope)
     except SystemExit as end:
