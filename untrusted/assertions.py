@@ -99,18 +99,14 @@ def read_sides(call: ast.expr, literal: ast.expr) -> Call | None:
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
         return None
     # f(**options) has a keyword without a name.
-    names = [keyword.arg for keyword in call.keywords]
-    if hasattr(builtins, call.func.id) or None in names:
+    if hasattr(builtins, call.func.id) or any(part.arg is None for part in call.keywords):
         return None
-    parts = [*call.args, *(keyword.value for keyword in call.keywords), literal]
     try:
-        *values, expected = map(ast.literal_eval, parts)
+        arguments = tuple(map(ast.literal_eval, call.args))
+        keywords = {str(part.arg): ast.literal_eval(part.value) for part in call.keywords}
+        return Call(call.func.id, arguments, keywords, ast.literal_eval(literal))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
-    arguments, others = values[: len(call.args)], values[len(call.args) :]
-    return Call(
-        call.func.id, tuple(arguments), dict(zip(map(str, names), others, strict=True)), expected
-    )
 
 
 def is_script(test: str) -> bool:

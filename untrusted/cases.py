@@ -126,10 +126,10 @@ def float_refused(name: str) -> None:
     raise ValueError(f"{name} is none of JSON's numbers")
 
 
-def same_number(expected: str, found: str) -> bool:
-    """Whether two tokens are numbers that are equal within `TOLERANCE`."""
-    if not (NUMBER.fullmatch(expected) and NUMBER.fullmatch(found)):
-        return False
+def same_token(expected: str, found: str) -> bool:
+    """Whether two tokens are equal, or numbers that are equal within `TOLERANCE`."""
+    if expected == found or not (NUMBER.fullmatch(expected) and NUMBER.fullmatch(found)):
+        return expected == found
     want, got = Decimal(expected), Decimal(found)
     has_fraction = any(sign in expected for sign in ".eE")
     return want == got or abs(want - got) <= TOLERANCE * (max(1, abs(want)) if has_fraction else 1)
@@ -140,10 +140,6 @@ def same_tokens(expected: str, found: str) -> bool:
     wanted, got = expected.split(), found.split()
     # The cheap comparison first: most lines are equal.
     return wanted == got or (len(wanted) == len(got) and all(map(same_token, wanted, got)))
-
-
-def same_token(expected: str, found: str) -> bool:
-    return expected == found or same_number(expected, found)
 
 
 # For each comparison: how a text is split into lines, and when two lines are the same.

@@ -243,13 +243,13 @@ class HttpWorkers(Executor):
         self, client: str, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
         body, half = self.request_text(programs).encode(), len(programs) // 2
-        if len(body) > MAX_BODY and half == 0:
-            detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
-            return sandbox_errors(programs, detail)
-        # Too large for one request: send it in halves, down to single programs.
         if len(body) > MAX_BODY:
-            parts = [programs[:half], programs[half:]]
-            return [result for part in parts for result in self.send(client, part, turn, stops)]
+            if half == 0:
+                detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
+                return sandbox_errors(programs, detail)
+            # Too large for one request: send it in halves, down to single programs.
+            first = self.send(client, programs[:half], turn, stops)
+            return first + self.send(client, programs[half:], turn, stops)
         # Batch 1 with two workers: the second one, then the first, the second, ...
         url = self.urls[turn % len(self.urls)]
         headers = {"Authorization": f"Bearer {client}", "Content-Type": "application/json"}

@@ -3,6 +3,7 @@
 Imports the standard library only.
 """
 
+import contextlib
 import dataclasses
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -33,14 +34,12 @@ def from_plain(kind: Any, data: Any, name: str) -> Any:
     if not isinstance(data, dict):
         return data
     hints = get_type_hints(part)
-    fields = dataclasses.fields(part)
-    missing = dataclasses.MISSING
-    required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
-    if not required <= set(data) <= set(hints):
-        raise ValueError(
-            f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}"
-        )
-    return part(**{field: from_plain(hints[field], value, field) for field, value in data.items()})
+    if set(data) <= set(hints):
+        fields = {field: from_plain(hints[field], value, field) for field, value in data.items()}
+        # One that has no default may be missing.
+        with contextlib.suppress(TypeError):
+            return part(**fields)
+    raise ValueError(f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}")
 
 
 def shape_of(kind: Any) -> type:

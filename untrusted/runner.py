@@ -300,13 +300,12 @@ def doubt(session: Session, code: str, test: Test | None, seconds: float) -> Tes
     """
     if not isinstance(test, str) or not is_script(test) or seconds <= 0:
         return None
-    output = {name: bytes(head) for name, head in session.heads.items()}
+    kept, session.heads = session.heads, {name: bytearray() for name in session.heads}
     sentinel = secrets.token_hex(16)
     changed = {"test": test, "sentinel": sentinel, "code": code, "changed": True}
     _, tester = session.exchange([{"code": code}, changed], seconds)
     # What is printed in this run is none of the result's output.
-    for name, head in session.heads.items():
-        head[:] = output[name]
+    session.heads = kept
     if word_of(tester, "ended") != sentinel:
         return None
     said = "passes as well with its assertions negated and its literals changed"
@@ -358,10 +357,10 @@ def judge_call(call: Call, child: Child) -> TestResult | None:
     return failed(f"returned {short(value)}, expected {short(right[0])}")
 
 
-def short(wire: Any) -> str:
-    # A wide answer is not written out to be cut afterwards.
-    text = repr(wire[:DETAIL_LENGTH] if isinstance(wire, list | str) else wire)
-    return text if len(text) <= DETAIL_LENGTH // 3 else f"{text[: DETAIL_LENGTH // 3]}…"
+def short(text: Any) -> str:
+    # The program may have sent anything.
+    text, most = str(text), DETAIL_LENGTH // 3
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def failed(detail: Any, outcome: Outcome = "failed") -> TestResult:

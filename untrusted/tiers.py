@@ -198,13 +198,11 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     shown |= {path: ("--perms", "0755", "--tmpfs", path) for path in closed if path not in shown}
     return [
         program,
-        *(
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--die-with-parent",
-            "--new-session",
-        ),
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
         *("--hostname", HOST),
         # The zygote is process 1: nothing inside can signal it, and no helper process of
         # bubblewrap outlives it.

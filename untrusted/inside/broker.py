@@ -98,7 +98,7 @@ class Broker:
         carry_out = getattr(self, name)
         # Registers always hold six arguments; a call takes as many as its method has parameters.
         try:
-            return carry_out(*given[: carry_out.__code__.co_argcount - 1]), 0
+            return carry_out(*given[: carry_out.__code__.co_argcount - 1]) or 0, 0
         except OSError as error:
             return 0, error.errno or errno.EIO
         # A name with a zero byte, a number out of range.
@@ -177,7 +177,8 @@ class Broker:
         call_by_name(STAT, path, ctypes.addressof(result), flags)
         return result.raw
 
-    # The calls: each returns what the kernel would return, and raises OSError where it would fail
+    # The calls: each returns what the kernel would return (None is 0), and raises OSError where it would
+    # fail
 
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
         flags = read_int(flags)
@@ -205,7 +206,7 @@ class Broker:
         finally:
             os.close(opened)
 
-    def newfstatat(self, folder: int, address: int, buffer: int, flags: int) -> int:
+    def newfstatat(self, folder: int, address: int, buffer: int, flags: int) -> None:
         name = self.read_name(address) if address else ""
         # fstat(fd) arrives as newfstatat(fd, "", ..., AT_EMPTY_PATH).
         itself = not name and flags & AT_EMPTY_PATH
@@ -218,18 +219,16 @@ class Broker:
             ).real
             how = AT_SYMLINK_NOFOLLOW
         self.write(buffer, self.raw_stat(path, how))
-        return 0
 
-    def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> int:
+    def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> None:
         place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
         # Raises ENOENT if the file does not exist. A link itself may be accessed by anyone.
         if stat.S_ISLNK(os.lstat(place.real).st_mode):
-            return 0
+            return
         # The broker's own rights are wider than the process's: only the work folder may be written.
         writes = mode & os.W_OK and place.kind != "work" and place.name != os.devnull
         if writes or not os.access(place.real, mode & 7):
             raise os_error(errno.EACCES)
-        return 0
 
     def readlinkat(self, folder: int, address: int, buffer: int, size: int) -> int:
         place = self.place(folder, self.read_name(address), follow=False)
@@ -247,56 +246,48 @@ class Broker:
         self.write(buffer, data)
         return len(data)
 
-    def chdir(self, address: int) -> int:
+    def chdir(self, address: int) -> None:
         place = self.place(AT_FDCWD, self.read_name(address))
         # A folder only. The kernel is not asked to change anything: names are resolved here.
         if not stat.S_ISDIR(os.stat(place.real).st_mode):
             raise os_error(errno.ENOTDIR)
         self.where = place.name
-        return 0
 
-    def fchdir(self, folder: int) -> int:
+    def fchdir(self, folder: int) -> None:
         name = self.world.name_of(os.readlink(self.descriptor(folder)))
         if not os.path.isdir(self.world.resolve(name).real):
             raise os_error(errno.ENOTDIR)
         self.where = name
-        return 0
 
-    def mkdirat(self, folder: int, address: int, mode: int) -> int:
+    def mkdirat(self, folder: int, address: int, mode: int) -> None:
         os.mkdir(self.own(folder, address, create=True), mode & 0o777)
-        return 0
 
-    def unlinkat(self, folder: int, address: int, flags: int) -> int:
+    def unlinkat(self, folder: int, address: int, flags: int) -> None:
         remove = os.rmdir if flags & AT_REMOVEDIR else os.unlink
         remove(self.own(folder, address))
-        return 0
 
     def renameat2(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
-    ) -> int:
+    ) -> None:
         # No exchange, no "fail if it exists": flags of renameat2.
         if read_int(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
-        return 0
 
-    def fchmodat(self, folder: int, address: int, mode: int) -> int:
+    def fchmodat(self, folder: int, address: int, mode: int) -> None:
         os.chmod(self.own(folder, address, follow=True), mode & MODE)
-        return 0
 
-    def symlinkat(self, target: int, folder: int, address: int) -> int:
+    def symlinkat(self, target: int, folder: int, address: int) -> None:
         # A link may say anything: what it leads to is resolved whenever it is used (`World`).
         os.symlink(self.read_name(target), self.own(folder, address, create=True))
-        return 0
 
     def linkat(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
-    ) -> int:
+    ) -> None:
         old = self.own(folder, address, follow=bool(flags & AT_SYMLINK_FOLLOW))
         os.link(old, self.own(new_folder, new_address, create=True), follow_symlinks=False)
-        return 0
 
-    def truncate(self, address: int, size: int) -> int:
+    def truncate(self, address: int, size: int) -> None:
         path = self.own(AT_FDCWD, address, follow=True)
         if not self.may_grow():
             raise os_error(errno.ENOSPC)
@@ -304,7 +295,6 @@ class Broker:
         if size > MAX_FILE:
             raise os_error(errno.EFBIG)
         os.truncate(path, size)
-        return 0
 
     def utimensat(self, folder: int, address: int, times: int, flags: int) -> int:
         path = self.own(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
@@ -314,14 +304,13 @@ class Broker:
         where = ctypes.addressof(given) if data else 0
         return call_by_name(UTIMENSAT, path, where, AT_SYMLINK_NOFOLLOW)
 
-    def uname(self, buffer: int) -> int:
+    def uname(self, buffer: int) -> None:
         # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
         told = os.uname()
         fields = (told.sysname, HOST, told.release, told.version, told.machine, "(none)")
         self.write(
             buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields))
         )
-        return 0
 
 
 def call_by_name(numbers: dict[str, int], path: str, address: int, flags: int) -> int:

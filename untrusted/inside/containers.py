@@ -24,19 +24,9 @@ SIMPLE = (type(None), bool, int, float, str)
 EXTRAS = {collections.deque: "maxlen", collections.defaultdict: "default_factory", array.array: "typecode"}  # fmt: skip
 # Objects whose attributes are all that they hold.
 SPACES = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
-CONTAINERS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        list,
-        dict,
-        set,
-        bytearray,
-        collections.Counter,
-        collections.OrderedDict,
-        *EXTRAS,
-        *SPACES,
-    )
-}
+MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
+KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
+CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
 
 # References to a container while it is being checked, if nobody else has any: the entry's, a local
 # variable's, an argument's.

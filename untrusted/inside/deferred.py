@@ -28,6 +28,7 @@ class Deferred:
 
 
 asyncio: Any = Deferred("asyncio")
+cmath: Any = Deferred("cmath")
 logging: Any = Deferred("logging")
 mock: Any = Deferred("unittest.mock")
 pkgutil: Any = Deferred("pkgutil")
@@ -36,16 +37,6 @@ unittest: Any = Deferred("unittest")
 
 # Modules that the zygote imports as soon as a program or a test mentions them.
 ON_MENTION = (
-    "asyncio",
-    "calendar",
-    "cmath",
-    "csv",
-    "hashlib",
-    "heapq",
-    "statistics",
-    "tempfile",
-    "unittest",
-    "unittest.mock",
-    "uuid",
-    "zoneinfo",
-)
+    "asyncio", "calendar", "cmath", "csv", "hashlib", "heapq", "statistics", "tempfile", "unittest", "unittest.mock",
+    "uuid", "zoneinfo",
+)  # fmt: skip

@@ -17,13 +17,13 @@ from untrusted.inside.packages import genuine_name
 
 # Library modules whose exceptions a program may raise as themselves. All others arrive as classes
 # of the program: none that frameworks raise is among these.
-LIBRARY = {
-    "_csv", "_lzma", "_pickle", "_queue", "_struct", "argparse", "asyncio.exceptions", "binascii",
-    "concurrent.futures._base", "configparser", "copy", "dataclasses", "decimal", "getopt", "http.client", "ipaddress",
-    "json.decoder", "numpy", "numpy.exceptions", "numpy.linalg", "pickle", "queue", "re", "shutil", "socket", "sqlite3",
-    "statistics", "struct", "subprocess", "tarfile", "threading", "tomllib", "urllib.error", "xml.etree.ElementTree",
-    "zipfile", "zlib", "zoneinfo._common",
-}  # fmt: skip
+LIBRARY = """
+    _csv _lzma _pickle _queue _struct argparse asyncio.exceptions binascii
+    concurrent.futures._base configparser copy dataclasses decimal getopt http.client ipaddress
+    json.decoder numpy numpy.exceptions numpy.linalg pickle queue re shutil socket sqlite3
+    statistics struct subprocess tarfile threading tomllib urllib.error xml.etree.ElementTree
+    zipfile zlib zoneinfo._common
+"""
 PLAIN_TYPES = (*wire.FORMS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
 # Types that a program may name to a test: built-in ones and those of plain data.
 BUILTIN = [kind for kind in (type(None), *vars(builtins).values()) if isinstance(kind, type)]
@@ -33,7 +33,7 @@ TYPES = {genuine_name(kind): kind for kind in (*PLAIN_TYPES, *BUILTIN)}
 def find_type(name: str) -> type | None:
     """Return the type that a program may call by this name; None if there is none."""
     module, _, member = name.partition(":")
-    if name in TYPES or module not in LIBRARY:
+    if name in TYPES or module not in LIBRARY.split():
         return TYPES.get(name)
     with contextlib.suppress(ImportError):
         found = getattr(importlib.import_module(module), member, None)

@@ -16,7 +16,7 @@ from typing import Any
 from untrusted.inside import shim
 from untrusted.inside.channel import ChannelEndError, Fields
 from untrusted.inside.deferred import asyncio, mock, unittest
-from untrusted.inside.handles import CannotJudgeError, is_theirs
+from untrusted.inside.handles import CannotJudgeError, cannot_judge, is_theirs
 from untrusted.inside.peer import BorderError
 
 
@@ -44,7 +44,7 @@ class Runner:
 
     def __init__(self, scope: Fields, defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
-        self.fixtures = fixtures_in(self.own.values())
+        self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
         self.made: dict[Any, Any] = {}
         self.stack = contextlib.ExitStack()
         self.passed = 0
@@ -127,16 +127,13 @@ class FunctionRun:
 
     def value_of(self, name: str) -> Any:
         """Return the value of a fixture, which is made when it is first asked for."""
-        fixture = self.fixtures.get(name)
-        is_kept = fixture is not None and fixture.is_kept
-        keeper = self.runner if is_kept else self
-        key = fixture or name
-        if key not in keeper.made:
-            stack = keeper.stack
-            keeper.made[key] = (
-                self.make(fixture, stack) if fixture else shim.builtin_fixture(name, stack)
-            )
-        return keeper.made[key]
+        if name not in self.fixtures:
+            raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
+        fixture = self.fixtures[name]
+        keeper = self.runner if fixture.is_kept else self
+        if fixture not in keeper.made:
+            keeper.made[fixture] = self.make(fixture, keeper.stack)
+        return keeper.made[fixture]
 
     def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
         names = parameters_of(fixture.function)

@@ -367,7 +367,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
 
 
 for _name in (*CONVERSIONS, *TEXTS, *OTHERS, "enter", "aenter"):
-    if f"__{_name}__" not in ("__next__", "__contains__", "__len__", "__iter__"):
+    if f"__{_name}__" not in vars(Handle):
         setattr(Handle, f"__{_name}__", special(f"__{_name}__"))
 for _name in COMPARISONS:
     setattr(Handle, f"__{_name}__", comparison(f"__{_name}__"))

@@ -8,6 +8,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import sys
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
@@ -31,12 +32,12 @@ from untrusted.inside.packages import is_genuine
 
 # Modules that a test may receive under the program's names. None of them runs what a file contains,
 # as runpy, shelve and pickle do.
-IMPORTED = {
-    "abc", "array", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "email", "enum", "fractions", "functools", "hashlib", "heapq", "html", "http", "io",
-    "ipaddress", "itertools", "json", "math", "numbers", "numpy", "operator", "os", "pathlib", "random", "re",
-    "statistics", "string", "sys", "textwrap", "time", "types", "typing", "urllib", "uuid", "xml", "zoneinfo",
-}  # fmt: skip
+IMPORTED = """
+    abc array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal
+    email enum fractions functools hashlib heapq html http io ipaddress itertools json math
+    numbers numpy operator os pathlib random re statistics string sys textwrap time types typing
+    urllib uuid xml zoneinfo
+"""
 # Of these a test receives no members: exit, for one, would end the test as its own.
 CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions that decide, with the module they come from if a test uses them without an import.
@@ -74,7 +75,7 @@ def genuine_imports(code: str) -> Fields:
 def genuine(module: str, name: str, bound: str | None) -> Fields:
     """Import a module, or a name of one, as it is bound; empty if it is not in IMPORTED."""
     top = module.partition(".")[0]
-    if top not in IMPORTED or (name and top in CLOSED):
+    if top not in IMPORTED.split() or (name and top in CLOSED):
         return {}
     try:
         found = importlib.import_module(module)
@@ -119,30 +120,21 @@ class TestModule(types.ModuleType):
         self.__dict__.pop(name, None)
 
 
-class GenuineFinder:
-    """Finds modules by `sys.path` as it was at the start."""
-
-    def __init__(self, path: list[str]) -> None:
-        self.path = path
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, self.path if path is None else path, target)
-
-
 class ProgramFinder:
-    """Finds the program for every name of a module in the test that is found nowhere else.
+    """Finds modules by `sys.path` as it was at the start.
 
-    What a library tries to import besides is not there.
+    Every name of a module in the test that is found nowhere else means the program. What a library
+    tries to import besides is not there.
     """
 
     def __init__(self, module: types.ModuleType, source: str) -> None:
-        self.module, self.source = module, source
+        self.module, self.source, self.path = module, source, [*sys.path]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self.source or "." in name or name.startswith("_"):
-            return None
-        if name in ("pytest", "numpy") or is_genuine(name):
-            return None
+        found = PathFinder.find_spec(name, self.path if path is None else path, target)
+        is_ours = "." in name or name.startswith("_") or name in ("pytest", "numpy")
+        if found or is_ours or name not in self.source or is_genuine(name):
+            return found
         # No base class from importlib.abc: importing that makes every process slower.
         return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
 

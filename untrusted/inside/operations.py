@@ -26,23 +26,17 @@ MUTABLE: tuple[Any, ...] = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
-# Names of special methods without their underscores, where Python has a function that calls them.
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-    *("and", "or", "xor", "lshift", "rshift"),
-)
-# Conversions to a number or a truth value, and signs.
-CONVERSIONS = (
-    *("abs", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool"),
-    *("neg", "pos", "invert"),
-)
-# A text is only shown or formatted.
-TEXTS = ("str", "repr", "format")
-OTHERS = (
-    *("len", "iter", "next", "reversed", "length_hint", "getitem", "setitem", "delitem"),
-    *("contains", "hash", "fspath", "dir", "bytes", "aiter", "anext"),
-)
+# Names of special methods without their underscores, where Python has a function that calls them:
+# comparisons, operators of two values, conversions to a number or a truth value and signs, texts
+# (which are only shown or formatted), others.
+SPECIAL = """
+    eq ne lt le gt ge
+    add sub mul truediv floordiv mod pow matmul and or xor lshift rshift
+    abs int float complex index round trunc floor ceil bool neg pos invert
+    str repr format
+    len iter next reversed length_hint getitem setitem delitem contains hash fspath dir bytes aiter anext
+"""
+COMPARISONS, BINARY, CONVERSIONS, TEXTS, OTHERS = map(str.split, SPECIAL.strip().splitlines())
 NAMES = (*COMPARISONS, *BINARY, *CONVERSIONS, *TEXTS, *OTHERS, "divmod", *(f"i{n}" for n in BINARY))
 # By the name of the special method: "__add__", and "__iadd__" for +=.
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -92,7 +86,7 @@ def content(subject: Any) -> Any:
         return Decimal(subject)
     if hasattr(base, "__iter__"):
         return base(base.__iter__(subject))
-    return Fraction.__pos__(subject) if base is Fraction else base.__pos__(subject)
+    return base.__pos__(subject)
 
 
 def call(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:

@@ -28,11 +28,9 @@ class Packages:
         folder = self.folders.get(name)
         if folder is None:
             return None
-        if folder.endswith(".py"):
-            return spec_from_file_location(name, folder)
-        return spec_from_file_location(
-            name, f"{folder}/__init__.py", submodule_search_locations=[folder]
-        )
+        is_file = folder.endswith(".py")
+        path, inner = (folder, None) if is_file else (f"{folder}/__init__.py", [folder])
+        return spec_from_file_location(name, path, submodule_search_locations=inner)
 
 
 def is_genuine(module: Any) -> bool:

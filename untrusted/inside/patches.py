@@ -19,29 +19,29 @@ from untrusted.inside.packages import is_genuine
 
 # Functions that inspect the objects they are given, by module.
 FORWARDED = {
-    "dataclasses": ("asdict", "astuple", "fields", "replace", "is_dataclass"),
-    "inspect": (
-        *("signature", "getfullargspec", "getdoc", "getmembers", "isclass", "isfunction", "ismethod", "isabstract"),
-        *("iscoroutinefunction", "isgeneratorfunction", "isgenerator", "isawaitable"),
-    ),
-    "json": ("dumps",),
-    "typing": ("get_type_hints", "get_origin", "get_args"),
-}  # fmt: skip
+    "dataclasses": "asdict astuple fields replace is_dataclass",
+    "inspect": "signature getfullargspec getdoc getmembers isclass isfunction ismethod isabstract "
+    "iscoroutinefunction isgeneratorfunction isgenerator isawaitable",
+    "json": "dumps",
+    "typing": "get_type_hints get_origin get_args",
+}
 # Functions that set what program and test would share in one process.
 REPEATED = {
-    "random": ("seed", "setstate"), "numpy.random": ("seed",), "os": ("chdir",),
-    "sys": ("setrecursionlimit",),
-}  # fmt: skip
+    "random": "seed setstate",
+    "numpy.random": "seed",
+    "os": "chdir",
+    "sys": "setrecursionlimit",
+}
 
 
 def follow_test(source: str) -> None:
     """Install the repetitions for what a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
-        for name in names if module in source else ():
+        for name in names.split() if module in source else ():
             carry(module, name, everywhere=False)
     for module, names in REPEATED.items():
-        for name in names:
+        for name in names.split():
             if name in source and module.partition(".")[0] in sys.modules:
                 carry(module, name, everywhere=True)
     if "log" in source:

@@ -127,14 +127,15 @@ class Peer(ABC):
         return stand_in
 
     def encode(self, value: Any) -> Any:
-        return wire.encode(value, self.convert)
-
-    def convert(self, value: Any) -> Any:
-        """Encode anything but plain data: a container, an object of either end, a named value.
+        """Write a value as JSON: plain data (`wire`), a container, an object of either end, a name.
 
         The forms: {"t": "yours", "v": 3} goes back to its owner; {"t": "mine", "v": 3, ...} stays
         here, with its description the first time; {"t": "container", ...}: see `encode_container`.
         """
+        if wire.are_plain((value,)):
+            return value
+        if tag := wire.tag_of(value):
+            return {"t": tag, "v": wire.convert_all(wire.TAGS[tag][0](value), self.encode)}
         if (number := self.their_numbers.get(id(value))) is not None:
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
@@ -177,16 +178,17 @@ class Peer(ABC):
         return wire.convert_all(items, self.encode)
 
     def decode(self, form: Any) -> Any:
-        if not isinstance(form, dict | list):
-            return form
         with Deep():
-            return wire.decode(form, self.restore)
+            return self.restore(form)
 
     def restore(self, form: Any) -> Any:
-        """Decode anything but plain data (see `convert`); "mine" of the sender is theirs here."""
-        if isinstance(form, list):
-            return wire.convert_all(form, self.decode)
-        tag, content = form["t"], form.get("v")
+        """Read what `encode` has written; "mine" of the sender is theirs here."""
+        if not isinstance(form, dict):
+            return wire.convert_all(form, self.restore) if isinstance(form, list) else form
+        tag: str = form["t"]
+        content: Any = form.get("v")
+        if tag in wire.TAGS:
+            return wire.TAGS[tag][1](*wire.convert_all(content, self.restore))
         if tag == "yours":
             return self.own[content]
         if tag == "mine":

@@ -205,21 +205,15 @@ def run_script(code: str, results: Channel) -> SystemExit:
 
 def run(job: Fields, results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
-    if peer is None:
-        answer = answer_once(job)
-        flush_output()
+    answer = answer_once(job)
+    # Before the answer: after it, this process is killed.
+    flush_output()
+    if peer is None or "ended" not in answer:
         results.send(answer)
         return
-    # From here on, a test runs in another process and uses this program over `peer`.
+    # From here on, a test runs in another process and uses this program over `peer`. It waits for
+    # these names.
     channel = Channel(peer)
-    try:
-        namespace = load_program(job["code"], job.get("prelude", ""))
-    except BaseException as error:  # SystemExit too: the program did not reach its end
-        report = report_exception(error)
-        # Flush before the answer: after it, this process is killed.
-        sys.stderr.flush()
-        results.send(report)
-        return
-    # The tester waits for these names before it runs the test.
-    channel.send({"names": [name for name in namespace if isinstance(name, str)]})
+    names = [name for name in vars(sys.modules["__main__"]) if isinstance(name, str)]
+    channel.send({"names": names})
     ProgramPeer(channel).serve()

@@ -6,7 +6,6 @@ Whoever asks for more cannot be judged. Imports the standard library only.
 import contextlib
 import importlib
 import io
-import math
 import os
 import re
 import sys
@@ -18,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from untrusted.inside.channel import Fields
-from untrusted.inside.deferred import mock, pkgutil, tempfile
+from untrusted.inside.deferred import cmath, mock, pkgutil, tempfile
 from untrusted.inside.handles import cannot_judge
 
 MISSING = object()
@@ -123,19 +122,15 @@ class Approx:
             return actual == expected
         if not (isinstance(expected, NUMBERS) and isinstance(actual, NUMBERS)):
             return False
-        want, got = complex(expected), complex(actual)
-        # nan: equal only to nan, and only if asked for.
-        if not builtin_abs(want) < math.inf:
-            return self.nan_ok and want != want and got != got
+        if expected != expected:
+            return self.nan_ok and actual != actual
         # pytest's defaults: 1e-6 of the expected value, at least 1e-12; `abs` alone turns the first
         # off.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
-        smallest = self.abs if self.abs is not None else 1e-12
-        return builtin_abs(got - want) <= max(float(relative) * builtin_abs(want), float(smallest))
+        smallest = 1e-12 if self.abs is None else self.abs
+        return cmath.isclose(actual, expected, rel_tol=relative, abs_tol=smallest)
 
 
-# `approx` has a parameter named `abs`.
-builtin_abs = abs
 approx = Approx
 
 
@@ -247,26 +242,33 @@ class MonkeyPatch(contextlib.ExitStack):
     undo = contextlib.ExitStack.close
 
 
-def builtin_fixture(name: str, stack: contextlib.ExitStack) -> Any:
-    """Make a fixture that pytest brings; its changes are undone with the stack."""
-    if name == "tmp_path":
-        return importlib.import_module("pathlib").Path(tempfile.mkdtemp())
-    if name == "monkeypatch":
-        return stack.enter_context(MonkeyPatch())
-    if name == "capsys":
-        made = Capsys()
-        stack.enter_context(contextlib.redirect_stdout(made.out))
-        stack.enter_context(contextlib.redirect_stderr(made.err))
-        return made
-    raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
+@fixture
+def tmp_path() -> Any:
+    return importlib.import_module("pathlib").Path(tempfile.mkdtemp())
+
+
+@fixture
+def monkeypatch() -> Iterator[MonkeyPatch]:
+    with MonkeyPatch() as made:
+        yield made
+
+
+@fixture
+def capsys() -> Iterator[Capsys]:
+    made = Capsys()
+    with contextlib.redirect_stdout(made.out), contextlib.redirect_stderr(made.err):
+        yield made
+
+
+# Fixtures that pytest brings.
+FIXTURES: Fields = {made.name: made for made in (tmp_path, monkeypatch, capsys)}
 
 
 def install_shim() -> None:
     """Make `import pytest` find this module's names."""
     module = types.ModuleType("pytest")
-    names = ("raises", "approx", "param", "mark", "fixture", "fail", "skip", "importorskip")
-    names += ("main", "MonkeyPatch")
-    module.__dict__.update({name: globals()[name] for name in names})
+    names = "raises approx param mark fixture fail skip importorskip main MonkeyPatch"
+    module.__dict__.update({name: globals()[name] for name in names.split()})
     # Called for every other name that a test asks for.
     module.__dict__["__getattr__"] = needs_pytest
     sys.modules["pytest"] = module

@@ -35,7 +35,6 @@ from untrusted.inside.handles import (
     is_theirs,
 )
 from untrusted.inside.names import (
-    GenuineFinder,
     ProgramFinder,
     TestModule,
     genuine_imports,
@@ -67,17 +66,7 @@ FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (b
 # Names that frameworks look for in a module; the program's own must have no effect.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 # Attributes of a stream that a program may only write to.
-WRITING = {
-    "write",
-    "writelines",
-    "flush",
-    "buffer",
-    "encoding",
-    "errors",
-    "closed",
-    "isatty",
-    "fileno",
-}
+WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "closed", "isatty", "fileno"}  # fmt: skip
 # Exceptions that end a loop or a generator, and the steps that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
@@ -148,41 +137,33 @@ class Tester(Peer):
         # Frames and code lead to the expected values.
         if isinstance(value, types.FrameType | types.CodeType):
             raise TypeError(f"a test cannot hand a {kind.__name__} to the program")
-        if isinstance(value, types.FunctionType):
-            # Awaiting would cross the border in the other direction, which it does not carry.
-            if inspect.iscoroutinefunction(value) or any(
-                map(is_own, value.__annotations__.values())
-            ):
-                self.doubts.append(
-                    "hands a coroutine function, or one with its own annotations, to the program"
-                )
-            return {
-                "k": "function",
-                "n": value.__name__,
-                "q": value.__qualname__,
-                "d": value.__doc__,
-            }
-        if isinstance(value, type):
-            self.doubts.append(f"hands its class {value.__name__} to the program")
-        if (
-            kind is types.CoroutineType
-            or kind.__module__.startswith("asyncio")
-            or "Async" in kind.__name__
-        ):
-            self.doubts.append("hands an awaitable to the program")
-        # The program may expect such an object to be plain data, or to have its fields.
-        is_data = dataclasses.is_dataclass(value) or any(base in BORN for base in kind.__mro__)
-        if is_own(kind) and is_data:
-            self.doubts.append(f"hands an object of its class {kind.__name__} to the program")
-        if kind.__module__.partition(".")[0] in self.packages:
-            self.doubt_packages()
-        # The program gets its class name and its special methods.
-        parts = [vars(part) for part in kind.__mro__[:-1]]
-        return {
-            "k": "object",
-            "n": kind.__name__,
-            "s": sorted({name for part in parts for name in SPECIALS if part.get(name)}),
+        is_function = isinstance(value, types.FunctionType)
+        module = kind.__module__
+        # What the border carries in part only
+        handed = {
+            # Awaiting would cross the border in the other direction.
+            "a coroutine function, or one with its own annotations": is_function
+            and (
+                inspect.iscoroutinefunction(value)
+                or any(map(is_own, value.__annotations__.values()))
+            ),
+            "an awaitable": kind is types.CoroutineType
+            or module.startswith("asyncio")
+            or "Async" in kind.__name__,
+            "a class of its own": isinstance(value, type),
+            # The program may expect it to be plain data, or to have its fields.
+            f"an object of its class {kind.__name__}": is_own(kind)
+            and (dataclasses.is_dataclass(value) or not BORN.isdisjoint(kind.__mro__)),
         }
+        self.doubts += [f"hands {what} to the program" for what, is_so in handed.items() if is_so]
+        if module.partition(".")[0] in self.packages:
+            self.doubt_packages()
+        if is_function:
+            name, long_name, doc = value.__name__, value.__qualname__, value.__doc__
+            return {"k": "function", "n": name, "q": long_name, "d": doc}
+        # The program gets its class name and its special methods.
+        found = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
+        return {"k": "object", "n": kind.__name__, "s": sorted(found)}
 
     def name_of(self, value: Any) -> str | None:
         # Remembered, so that the program can hand back only what it was given.
@@ -416,22 +397,26 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # The source, for tracebacks and for the failing line
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
-    # No file of the program's folder is ever imported, whatever the test does to sys.path.
-    sys.meta_path[:] = [
-        f if f is not PathFinder else GenuineFinder([*sys.path]) for f in sys.meta_path
-    ]
     # The program's names; waits until it is loaded
     theirs = tester.names()
     # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
     # doing nothing.
     module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
-    sys.meta_path.append(ProgramFinder(TestModule("program", tester.fetch, theirs), source))
+    # No file of the program's folder is ever imported, whatever the test does to sys.path.
+    finder = ProgramFinder(TestModule("program", tester.fetch, theirs), source)
+    sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
     # Functions that the prepared test calls (`checks.prepare`)
-    scope |= {"__file__": FILE, checks.CHECKED: tester.note_check, checks.GIVEN: tester.as_written}
-    scope |= {checks.CALL_METHOD: method_call, checks.TYPED: typed, checks.TYPE: type_of}
-    scope[checks.STRICT] = be_strict
-    scope[checks.CHANGED] = tester.note_changed
+    scope |= {
+        "__file__": FILE,
+        checks.CHECKED: tester.note_check,
+        checks.GIVEN: tester.as_written,
+        checks.CHANGED: tester.note_changed,
+        checks.STRICT: be_strict,
+        checks.CALL_METHOD: method_call,
+        checks.TYPED: typed,
+        checks.TYPE: type_of,
+    }
     if changed:
         checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)

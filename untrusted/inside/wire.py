@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -30,7 +30,7 @@ Form = tuple[Callable[[Any], list], Callable[..., Any]]
 
 
 class UnknownValueError(ValueError):
-    """Raised for a value or a message that this module has no form for."""
+    """Raised for a value that is no literal."""
 
 
 def by(*attributes: str) -> Callable[[Any], list]:
@@ -55,8 +55,7 @@ FORMS: dict[type, Form] = {
     frozenset: (list, lambda *items: frozenset(items)),
     bytes: (lambda value: [value.hex()], bytes.fromhex),
     complex: (by("real", "imag"), complex),
-    # UNICODE is implied by a pattern of text.
-    re.Pattern: (by("pattern", "flags"), lambda text, flags: re.compile(text, flags & ~re.UNICODE)),
+    re.Pattern: (by("pattern", "flags"), re.compile),
     type(Ellipsis): (by(), lambda: Ellipsis),
     type(NotImplemented): (by(), lambda: NotImplemented),
     type({}.keys()): (dictionary_of, dict.keys),
@@ -93,7 +92,7 @@ RARE: dict[str, Form] = {
 TAGS = {kind.__name__: form for kind, form in FORMS.items()} | RARE
 
 
-def is_plain(items: Any) -> bool:
+def are_plain(items: Iterable[Any]) -> bool:
     """Whether JSON holds these items unchanged."""
     # `bool` is a type of its own here: True is no int.
     kinds = set(map(type, items))
@@ -104,7 +103,7 @@ def is_plain(items: Any) -> bool:
 
 def convert_all(items: Sequence[Any], convert: Convert) -> list:
     """Convert each item; plain ones, which are themselves, all at once."""
-    return list(items) if is_plain(items) else [convert(item) for item in items]
+    return list(items) if are_plain(items) else [convert(item) for item in items]
 
 
 def is_array(value: Any) -> bool:
@@ -139,41 +138,27 @@ def read_array(text: str) -> Any:
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
-def encode(value: Any, convert: Convert) -> Any:
-    """Encode a value; `convert` encodes everything that is not plain data."""
-    # Exact types throughout: a subclass may override anything, so it is not plain data.
+def tag_of(value: Any) -> str:
+    """Return the tag under which FORMS or RARE take a value apart; empty if they do not."""
+    # Exact types: a subclass may override anything, so it is not plain data.
     kind = type(value)
-    if kind in PLAIN or (kind is int and -LARGEST_NUMBER < value < LARGEST_NUMBER):
-        return value
-    tag = (
-        kind.__name__
-        if kind in FORMS
-        else numpy_kind(value) or f"{kind.__module__}.{kind.__name__}"
-    )
-    if kind not in FORMS and tag not in RARE:
-        return convert(value)
-    return {"t": tag, "v": convert_all(TAGS[tag][0](value), lambda part: encode(part, convert))}
-
-
-def decode(wire: Any, convert: Convert) -> Any:
-    """Decode a message; `convert` decodes lists, and tags that are not plain data."""
-    if not isinstance(wire, dict):
-        return convert(wire) if isinstance(wire, list) else wire
-    tag, content = wire.get("t"), wire.get("v")
-    if not isinstance(tag, str):
-        raise UnknownValueError(f"a value of type {tag!r:.40}")
-    if tag in TAGS and isinstance(content, list):
-        return TAGS[tag][1](*convert_all(content, lambda part: decode(part, convert)))
-    return convert(wire)
+    if kind in FORMS:
+        return kind.__name__
+    tag = numpy_kind(value) or f"{kind.__module__}.{kind.__name__}"
+    return tag if tag in RARE else ""
 
 
 # Literals: what a test that is one call expects, and what the program answers
 
+BRACKETS = {
+    list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("set(", ")"), frozenset: ("set(", ")"),
+}  # fmt: skip
 
-def canonical(value: Any) -> Any:
-    """Return a literal as JSON that is the same for all values that Python's == calls equal.
 
-    1, 1.0 and True -> 1; (1, 2) -> {"tuple": [1, 2]}; {2, 1} -> {"set": [1, 2]}
+def canonical(value: Any) -> str:
+    """Return a literal as a text that is the same for all values that Python's == calls equal.
+
+    1, 1.0 and True -> "1"; (1, "a") -> "(1, 'a')"; {2, 1} and frozenset({1, 2}) -> "set(1, 2)"
 
     Each end writes its own value, so that two of them are compared without being rebuilt: no chosen
     hash, length or depth can slow the parent down. Raises UnknownValueError for any other value.
@@ -181,22 +166,23 @@ def canonical(value: Any) -> Any:
     kind = type(value)
     if kind is complex:
         # A complex number without an imaginary part equals its real part.
-        parts = [canonical(value.real), canonical(value.imag)]
-        return {"complex": parts} if parts[1] != 0 else parts[0]
-    if kind is float:
-        return int(value) if value.is_integer() else value
-    if kind in (bool, int):
-        return int(value) if abs(value) < LARGEST_NUMBER else {"int": hex(value)}
-    if value is None or kind is str:
-        return value
+        real, imaginary = canonical(value.real), canonical(value.imag)
+        return real if imaginary == "0" else f"({real}, {imaginary}j)"
+    if kind is bool or (kind is float and value.is_integer()):
+        value, kind = int(value), int
+    if kind is int and abs(value) >= LARGEST_NUMBER:
+        return hex(value)
+    if value is None or kind in (int, float, str):
+        return repr(value)
     if kind in (bytes, bytearray):
-        return {"bytes": value.hex()}
-    if kind is dict:
-        value = value.items()
-    elif kind not in (list, tuple, set, frozenset):
+        return repr(bytes(value))
+    if kind not in BRACKETS:
         raise UnknownValueError(f"an object of type {kind.__name__}")
-    items = [canonical(item) for item in value]
-    if kind in (list, tuple):
-        return items if kind is list else {"tuple": items}
-    # In the order of their texts, as the items may be of types that have no order.
-    return {"dict" if kind is dict else "set": sorted(items, key=repr)}
+    if kind is dict:
+        items = [f"{canonical(key)}: {canonical(item)}" for key, item in value.items()]
+    else:
+        items = list(map(canonical, value))
+    # What has no order gets one.
+    items = items if kind in (list, tuple) else sorted(items)
+    first, last = BRACKETS[kind]
+    return f"{first}{', '.join(items)}{last}"
