@@ -345,8 +345,9 @@ def judge_call(call: Call, child: Child) -> TestResult | None:
         return None
     if child.answer is None or "value" not in child.answer:
         return reason_of(child)
-    value = child.answer["value"]
     try:
+        # The program may have sent anything.
+        value = str(child.answer["value"])
         right = [canonical(expected) for expected in (call.expected, *call.others)]
         if value in right:
             return TestResult("passed")
@@ -357,9 +358,8 @@ def judge_call(call: Call, child: Child) -> TestResult | None:
     return failed(f"returned {short(value)}, expected {short(right[0])}")
 
 
-def short(text: Any) -> str:
-    # The program may have sent anything.
-    text, most = str(text), DETAIL_LENGTH // 3
+def short(text: str) -> str:
+    most = DETAIL_LENGTH // 3
     return text if len(text) <= most else f"{text[:most]}…"
 
 

@@ -128,7 +128,9 @@ class Approx:
         # off.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
         smallest = 1e-12 if self.abs is None else self.abs
-        return cmath.isclose(actual, expected, rel_tol=relative, abs_tol=smallest)
+        # `rel_tol` would be relative to the larger of the two numbers.
+        tolerance = max(float(relative) * abs(complex(expected)), smallest)
+        return cmath.isclose(actual, expected, rel_tol=0, abs_tol=tolerance)
 
 
 approx = Approx

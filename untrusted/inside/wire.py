@@ -71,9 +71,10 @@ for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for nam
 
 
 def importing(name: str) -> Callable[[Any], Any]:
-    """Return a function of a module that is imported when it is called: "uuid.UUID"."""
+    """Return a function of a text whose module is imported when it is called: "uuid.UUID"."""
     module, _, member = name.partition(".")
-    return lambda text: getattr(importlib.import_module(module), member)(text)
+    # An object of the program could give another text each time that it is read.
+    return lambda text: getattr(importlib.import_module(module), member)(str(text))
 
 
 def text_of(value: Any) -> list:
@@ -144,7 +145,8 @@ def tag_of(value: Any) -> str:
     kind = type(value)
     if kind in FORMS:
         return kind.__name__
-    tag = numpy_kind(value) or f"{kind.__module__}.{kind.__name__}"
+    # Python 3.13 has its paths in pathlib._local.
+    tag = numpy_kind(value) or f"{str(kind.__module__).partition('.')[0]}.{kind.__name__}"
     return tag if tag in RARE else ""
 
 
