@@ -77,13 +77,13 @@ def importing(name: str) -> Callable[[Any], Any]:
     return lambda text: getattr(importlib.import_module(module), member)(str(text))
 
 
-def text_of(value: Any) -> list:
+def as_text(value: Any) -> list:
     return [str(value)]
 
 
 # Types of modules that few programs import.
 RARE: dict[str, Form] = {
-    **{name: (text_of, importing(name)) for name in
+    **{name: (as_text, importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
     **dict.fromkeys(("logging.Logger", "logging.RootLogger"), (by("name"), importing("logging.getLogger"))),
     # A number is an array without axes: [()] takes it out.
