@@ -1,10 +1,11 @@
-"""Fine-tune on solutions of the prompts of experiments/demo_rl.sh: its control without rewards.
+"""Fine-tune on solutions of the prompts of experiments/demo_rl.sh or pipelines_rl.sh: their control
+without rewards.
 
     python experiments/demo_rl_sft.py out/demo_rl/prompts.jsonl out/demo_rl/sft-0 --seed 0
 
 As many updates, from the same prompts, over the same canvas; rows are as in the training of the
 built-in model, a header and its masked body. An update of theirs sees 256 completions three times
-(coupled), one of these 256 solutions once.
+(coupled), one of these as many solutions once.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from builtin_model.bpe import save_tokenizer
+from builtin_model.pipelines import draw_prompts
 from builtin_model.rows import split_row
 from builtin_model.train import LOSS, Chunks
 from jax_lm.checkpoints.description import complete
@@ -30,10 +32,10 @@ from jax_lm.training.config import OptimizerConfig, TrainerConfig
 from jax_lm.training.masked_diffusion import train
 from jax_lm.training.prompt_set import PromptSet
 
-ROWS = 256
-"""Rows of an update, each of another prompt."""
-MAX_PROMPT, NEW_TOKENS, HELD_OUT = 64, 96, 64
-"""As in recipes/grpo_builtin.yaml: the canvas, and the prompts that are not learnt from."""
+NEW_TOKENS = 96
+"""As in recipes/grpo_builtin.yaml."""
+PIPELINES = 800
+"""Of four steps, in the files of experiments/pipelines."""
 
 
 def main(
@@ -43,24 +45,31 @@ def main(
     steps: int = 20,
     rate: float = 5e-5,
     model: Path = BUILTIN_MODEL,
+    row_count: int = 256,
+    max_prompt: int = 64,
+    held_out: int = 64,
 ) -> None:
     """Fine-tune, and save the model.
 
     Args:
-        prompts: JSONL file of experiments/demo_rl_prompts.py.
+        prompts: JSONL file of experiments/demo_rl_prompts.py, or of four-step pipelines.
         out: folder of the run.
         seed: of the order of the rows and their masks.
         steps: updates.
         rate: learning rate, constant after three updates.
         model: checkpoint to start from.
+        row_count: rows of an update, each of another prompt.
+        max_prompt: tokens of the longest prompt, as in the runs with rewards.
+        held_out: number of prompts that are not learnt from, as there.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("jax").setLevel(logging.WARNING)
     tokenizer = DiffuCoderTokenizer.from_pretrained(model)
     policy = DreamForCausalLM.from_pretrained(model, dtype="float32")
-    solutions = {task.key: task.completion for task in read_shipped_tasks("training")}
+    tasks = (*read_shipped_tasks("training"), *draw_prompts(4, PIPELINES))
+    solutions = {task.key: task.completion for task in tasks}
     asked = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-    learnt, _ = PromptSet.of(asked, tokenizer, MAX_PROMPT).hold_out(HELD_OUT, seed)
+    learnt, _ = PromptSet.of(asked, tokenizer, max_prompt).hold_out(held_out, seed)
     rows, dropped = [], 0
     for prompt in learnt.prompts:
         row = split_row(str(prompt.content), solutions[prompt.columns["key"]], tokenizer)
@@ -74,9 +83,9 @@ def main(
     def batches(chunk: int) -> Iterator[Batch]:
         rng = np.random.default_rng((seed, chunk))
         while True:
-            chosen = rng.choice(len(rows), ROWS, replace=len(rows) < ROWS)
+            chosen = rng.choice(len(rows), row_count, replace=len(rows) < row_count)
             yield collate(
-                [[rows[number]] for number in chosen], MAX_PROMPT + NEW_TOKENS, tokenizer.pad_id
+                [[rows[number]] for number in chosen], max_prompt + NEW_TOKENS, tokenizer.pad_id
             )
 
     optimizer = OptimizerConfig(

@@ -25,6 +25,7 @@ train() { # the folder of the code, the folder of the run, and further options
     (cd "$code" && "$python" -m jax_lm grpo --config recipes/grpo_builtin.yaml "${settings[@]}" --out "$run" "$@")
 }
 
+python experiments/pipelines_rl.py "$out/counts.json" --run start
 for seed in ${SEEDS:-0 1 2}; do
     for arm in ${ARMS:-old new coupled shuffled sft}; do
         run="$out/$arm-$seed"
@@ -39,7 +40,7 @@ for seed in ${SEEDS:-0 1 2}; do
                 shuffled) train . "$run" --seed "$seed" --shuffle-rewards ;;
                 sft)
                     python experiments/demo_rl_sft.py "$pipelines/train-4.jsonl" "$run" --seed "$seed" --steps 12 \
-                        --rate 3e-5 --rows 64 --max-prompt 96 --held-out 96
+                        --rate 3e-5 --row-count 64 --max-prompt 96 --held-out 96
                     ;;
                 *) train . "$run" --seed "$seed" --estimator "$arm" ;;
             esac
