@@ -2,7 +2,7 @@
 
     python experiments/pipelines_rl.py docs/results/pipelines/counts.json
 
-The first 160 prompts of the test file (one greedy answer, two at temperature 1) and 96 held-out tasks
+The first 112 prompts of the test file (one greedy answer, one at temperature 1) and 64 held-out tasks
 of the corpus (greedy), decoded as in training. Counts go to the file by the run's name, and
 the table is computed from them; intervals hold 95 % of 10,000 draws of prompts and seeds.
 """
@@ -27,7 +27,7 @@ from jax_lm.training.prompt_set import PromptSet
 START = "start"
 ARMS = ("old", "new", "shuffled", "coupled", "sft")
 MEASURES = ("sampled", "greedy", "old tasks")
-MAX_PROMPT, TESTED, OLD_TASKS, SAMPLES = 96, 160, 96, 2
+MAX_PROMPT, TESTED, OLD_TASKS = 96, 112, 64
 CURVES = (
     "reward",
     "eval_reward",
@@ -43,7 +43,7 @@ Counts = dict[str, Any]
 
 
 def measure(model: Path, folder: Path) -> dict[str, list[int]]:
-    """Return how many answers to each prompt pass all tests."""
+    """Return whether the answer to each prompt passes all tests, as 1 or 0."""
     task = Task(folder, OLD_TASKS)
     policy = DreamForCausalLM.from_pretrained(model, dtype=jnp.float32)
     params = Sampler(policy).params
@@ -53,14 +53,13 @@ def measure(model: Path, folder: Path) -> dict[str, list[int]]:
     old = PromptSet.of(corpus, task.tokenizer, MAX_PROMPT).prompts[:OLD_TASKS]
     greedy = replace(SAMPLING, temperature=0.0)
     found = {}
-    for name, prompts, options, samples in (
-        ("sampled", tested, SAMPLING, SAMPLES),
-        ("greedy", tested, greedy, 1),
-        ("old tasks", old, greedy, 1),
+    for name, prompts, options in (
+        ("sampled", tested, SAMPLING),
+        ("greedy", tested, greedy),
+        ("old tasks", old, greedy),
     ):
-        repeated = [prompt for prompt in prompts for _ in range(samples)]
-        _, rewards = task.complete(params, repeated, 0, EVALUATION, options)
-        found[name] = (rewards == 1).reshape(-1, samples).sum(axis=1).tolist()
+        _, rewards = task.complete(params, prompts, 0, EVALUATION, options)
+        found[name] = (rewards == 1).astype(int).tolist()
     return found
 
 
@@ -77,9 +76,8 @@ def read_curves(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def rates(counts: Counts, run: str, measure: str) -> np.ndarray:
-    """Return the pass rate of each prompt."""
-    samples = SAMPLES if measure == "sampled" else 1
-    return np.array(counts["runs"][run][measure]) / samples
+    """Return whether each prompt passed, as 1 or 0."""
+    return np.array(counts["runs"][run][measure])
 
 
 def table(counts: Counts) -> str:

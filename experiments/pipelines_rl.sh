@@ -3,7 +3,7 @@
 #
 #   experiments/pipelines_rl.sh [folder]
 #
-#   expect: five minutes of one core a run (AMD EPYC, Zen 5), and six more the first time, for XLA; a run that was ended goes on,
+#   expect: a few minutes of one core a run (AMD EPYC, Zen 5), and six more the first time, for XLA; a run that was ended goes on,
 #           and one that is done is not done again.
 #
 # Laid down before its runs: docs/results/pipelines. ARMS="new coupled" and SEEDS="0 1" run a part. The arm `old` is the same
@@ -15,8 +15,8 @@ pipelines=$PWD/experiments/pipelines
 python=$(realpath -s "$(command -v python)")
 mkdir -p "$out"
 
-settings=(--data "$pipelines/train-4.jsonl" --max-prompt-length 96 --learning-rate 3e-5 --prompts-per-step 8
-    --num-generations 8 --gradient-accumulation-steps 4 --held-out-prompts 96 --evaluate-every 4 --save-every 4
+settings=(--data "$pipelines/train-4.jsonl" --max-prompt-length 96 --learning-rate 3e-5 --prompts-per-step 4
+    --num-generations 8 --gradient-accumulation-steps 2 --held-out-prompts 96 --evaluate-every 6 --save-every 3
     --max-steps 12)
 
 train() { # the folder of the code, the folder of the run, and further options
@@ -40,7 +40,7 @@ for seed in ${SEEDS:-0 1 2}; do
                 shuffled) train . "$run" --seed "$seed" --shuffle-rewards ;;
                 sft)
                     python experiments/demo_rl_sft.py "$pipelines/train-4.jsonl" "$run" --seed "$seed" --steps 12 \
-                        --rate 3e-5 --row-count 64 --max-prompt 96 --held-out 96
+                        --rate 3e-5 --row-count 32 --max-prompt 96 --held-out 96
                     ;;
                 *) train . "$run" --seed "$seed" --estimator "$arm" ;;
             esac
