@@ -3,6 +3,7 @@ nothing is computed.
 
     python experiments/recipes.py recipes/sft_v5e-16.yaml recipes/grpo_v5e-16.yaml --layers 2 3
     python experiments/recipes.py recipes/grpo_h100x8.yaml --without remat blocks lookup
+    python experiments/recipes.py recipes/sft_24gb.yaml --evaluation
 
 Reads each recipe as `diffucoder` does and compiles its update at full width for the machine that it
 names, with so many layers; what all 28 take follows along a line. Needs the compiler: extra `plan`
@@ -50,7 +51,7 @@ from jax_lm.sharding import MeshShape, row_devices, row_spec, shard_rows, tree_s
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.coupled_grpo import grpo_loss
 from jax_lm.training.grpo_config import GRPOConfig
-from jax_lm.training.masked_diffusion import diffusion_loss
+from jax_lm.training.masked_diffusion import diffusion_loss, held_out_terms
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.prompt_set import WIDTH_BUCKET
 from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, make_scorer
@@ -130,9 +131,18 @@ def gathered(table: Array, ids: Array, mesh: Mesh | None) -> Array:
     return shard_rows(table[shard_rows(ids, mesh)], mesh)
 
 
-def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
+def compiled(
+    recipe: Path, layers: int, savings: list[str], *, evaluation: bool = False
+) -> dict[str, Any]:
     """Compile the update of a recipe with so many layers; figures of one device, and seconds of the
     compiler.
+
+    Args:
+        recipe: file of the recipe.
+        layers: layers of the model.
+        savings: what is taken back, of `SAVINGS`.
+        evaluation: compile the held-out loss instead. What an update keeps on the device is kept
+            then too.
     """
     topology, command = read(recipe)
     config, arguments = replace(DIFFUCODER_7B, num_hidden_layers=layers), command.model_arguments
@@ -146,12 +156,17 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
     trained = is_lora if arguments.lora_rank else lambda name: True
     with ExitStack() as stack:
         settings = without(savings, command.settings, stack)
-        update, shapes = training_program(settings, model, trained=trained)
-        traced = update.trace(*shapes)
+        program, shapes = training_program(settings, model, trained=trained)
+        moments = bytes_of(shapes[1])
+        if evaluation:
+            program, shapes = evaluation_program(settings, model, shapes)
+        traced = program.trace(*shapes)
     start = time.monotonic()
-    program = compiler.compile_lowered(traced.lower())
+    executable = compiler.compile_lowered(traced.lower())
     seconds = time.monotonic() - start
-    kept, working = compiler.memory_of(program)
+    kept, working = compiler.memory_of(executable)
+    # The moments lie on the device while the held-out loss is computed.
+    kept += moments if evaluation else 0
     about = StepShape(
         vocabulary=config.vocab_size,
         hidden=config.hidden_size,
@@ -167,7 +182,7 @@ def compiled(recipe: Path, layers: int, savings: list[str]) -> dict[str, Any]:
         "operations": traced_operations(traced.jaxpr) // topology.devices,
         "least_operations_all": least.flops,
         "least_bytes_all": least.bytes,
-        **figures(explain(program.as_text() or "", about)),
+        **figures(explain(executable.as_text() or "", about)),
     }
 
 
@@ -258,6 +273,40 @@ def training_program(
         for tree, shardings in zip((float32, optimizer, frozen), places, strict=True)
     ]
     return update, (*arguments, step, batch)
+
+
+def evaluation_program(
+    settings: Settings, model: DreamForCausalLM, shapes: tuple
+) -> tuple[Any, tuple]:
+    """Return the jitted held-out loss of a run, and its arguments as shapes with shardings.
+
+    Args:
+        settings: settings of the run.
+        model: abstract model, with its adapters and its mesh.
+        shapes: arguments of its update, from `training_program`.
+
+    Raises:
+        ValueError: the run has no held-out loss, as coupled-GRPO samples answers instead.
+    """
+    if isinstance(settings, GRPOConfig):
+        raise ValueError("evaluation: coupled-GRPO evaluates by answers, not by a loss")
+    graph, weights = split_model(model)
+    count = weight_count(weights)
+    loss, batch = diffusion_update(graph, model, settings, count)
+    training = resolve_trainer(settings.training, count)
+    # The run hands it arrays of the host, whose placement the compiler chooses.
+    rows = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), batch)
+    program = held_out_terms(loss, training.dtype, training.gradient_accumulation_steps)
+    masters, _, frozen, step, _ = shapes
+    return program, (masters, frozen, rows, step)
+
+
+def bytes_of(tree: Any) -> int:
+    """Sum up the bytes of arrays on one device, given their shapes and shardings."""
+    return sum(
+        math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize
+        for each in jax.tree.leaves(tree)
+    )
 
 
 def diffusion_update(
@@ -373,6 +422,9 @@ def main() -> None:
     parser.add_argument(
         "--without", choices=SAVINGS, nargs="+", default=[], help="compile as if it did not exist"
     )
+    parser.add_argument(
+        "--evaluation", action="store_true", help="compile the held-out loss instead of the update"
+    )
     arguments = parser.parse_args()
     if min(arguments.layers) < 1:
         parser.error(f"--layers {min(arguments.layers)}: must be at least 1")
@@ -382,7 +434,10 @@ def main() -> None:
     for recipe in arguments.recipes:
         topology, _ = read(recipe)
         compiler.prepare_compiler(topology)
-        found = {layers: compiled(recipe, layers, arguments.without) for layers in arguments.layers}
+        found = {
+            layers: compiled(recipe, layers, arguments.without, evaluation=arguments.evaluation)
+            for layers in arguments.layers
+        }
         totals = {layers: report["kept"] + report["working"] for layers, report in found.items()}
         report = {
             "recipe": recipe.name,

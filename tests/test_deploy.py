@@ -1,8 +1,9 @@
 """deploy/: the dashboard shows metrics that there are, image and unit start a server with options
-that it has.
+that it has, jobs on several hosts start commands that join them.
 """
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -130,6 +131,95 @@ def kill_seconds():
         "diffucoder.service": int(stop[1]),
         "kubernetes.yaml": pod["terminationGracePeriodSeconds"],
     }
+
+
+def job(file):
+    """The pod of a job on several hosts, and its container."""
+    (spec,) = yaml.safe_load((DEPLOY / file).read_text())["spec"]["replicatedJobs"]
+    pod = spec["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+SUBMITTED = {
+    "slurm.sh": ("srun", {}),
+    "tpu_vm.sh": ("gcloud", {"ZONE": "zone"}),
+    "train_slurm.sh": ("srun", {"DATA": "/nfs/samples.jsonl", "OUT": "/nfs/run"}),
+}
+"""What a script submits its command with, and the variables that it asks for."""
+
+
+def submitted(file, folder):
+    """Run a script with a launcher that writes down what it is to run; returns those words."""
+    launcher, variables = SUBMITTED[file]
+    (folder / "bin").mkdir()
+    (folder / "bin" / "activate").touch()
+    program = folder / "bin" / launcher
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" END >>{folder}/words\n')
+    program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    asked = {"VENV": str(folder)} | variables
+    done = subprocess.run(
+        ["bash", DEPLOY / file],
+        env=environment | asked,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return (folder / "words").read_text().split("\nEND\n")
+
+
+@pytest.mark.parametrize("file", ["jobset.yaml", "train_jobset.yaml", *SUBMITTED])
+def test_jobs_on_several_hosts_start_commands_that_join_them(file, tmp_path, monkeypatch):
+    if file in SUBMITTED:
+        launcher, _ = SUBMITTED[file]
+        runs = submitted(file, tmp_path)
+        if launcher == "gcloud":
+            words = [shlex.split(run.splitlines()[-1]) for run in runs if "diffucoder gen" in run]
+            words = next(iter(words))
+        else:
+            words = runs[0].splitlines()
+        # options of the launcher come first
+        words = words[next(i for i, word in enumerate(words) if word.endswith("diffucoder")) :]
+    else:
+        _, container = job(file)
+        words = container["command"] + container["args"]
+    # recipes are named from the checkout's folder
+    monkeypatch.chdir(DEPLOY.parent)
+    parsed = cli.parse(words[1:])
+    arguments = parsed.model_arguments if words[1] == "sft" else parsed
+    assert arguments.hosts.multi_host
+    assert words[1] == ("sft" if file.startswith("train") else "generate")
+    if file == "train_slurm.sh":
+        assert (parsed.data, str(parsed.out)) == ("/nfs/samples.jsonl", "/nfs/run")
+
+
+def test_the_hosts_of_a_training_job_write_one_folder():
+    """Its pods mount a bucket, in which data and run lie; a volume of each pod would not do."""
+    pod, container = job("train_jobset.yaml")
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    (shared,) = (volume for volume in pod["volumes"] if "csi" in volume)
+    folder = next(path for path, name in mounts.items() if name == shared["name"])
+    assert shared["csi"]["driver"] == "gcsfuse.csi.storage.gke.io"
+    parsed = cli.parse((container["command"] + container["args"])[1:])
+    assert Path(parsed.data).parent == parsed.out.parent == Path(folder)
+
+
+def test_a_training_job_asks_for_its_folder(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    done = subprocess.run(
+        ["bash", DEPLOY / "train_slurm.sh"],
+        env={"PATH": os.environ["PATH"], "VENV": str(tmp_path), "DATA": "samples.jsonl"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "set OUT to a folder that all nodes see" in done.stderr
 
 
 def test_systemd_takes_the_unit(tmp_path):

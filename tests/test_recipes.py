@@ -30,6 +30,7 @@ from experiments.recipes import (
     without,
 )
 from jax_lm.cli.arguments.training import ModelArguments
+from jax_lm.compilation.compiler import SMALLEST_HOST
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.data.batches import Row
 from jax_lm.models.attention import splash
@@ -77,13 +78,27 @@ def test_recipe_splits_evenly_over_its_machine(recipe):
 
 
 @for_each
-def test_update_of_a_recipe_fits_its_machine(recipe, for_release):
-    """As compiled with two and with three layers and extrapolated, or with all if that is too much."""
+def test_recipes_of_several_hosts_join_them(recipe):
+    """Each process of a pod would train for itself otherwise, and write over the others."""
+    topology, command = read(recipe)
+    several = topology.is_tpu and topology.devices > SMALLEST_HOST
+    assert command.model_arguments.hosts.multi_host == several
+
+
+def require_compiler(recipe):
+    """Skip the test if the compiler for the machine of a recipe is not installed."""
     topology, _ = read(recipe)
     if topology.is_tpu and importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs libtpu")
     if not topology.is_tpu and importlib.util.find_spec("jax_cuda12_plugin") is None:
         pytest.skip("needs jax-cuda12-plugin and jax-cuda12-pjrt")
+    return topology
+
+
+@for_each
+def test_update_of_a_recipe_fits_its_machine(recipe, for_release):
+    """As compiled with two and with three layers and extrapolated, or with all if that is too much."""
+    topology = require_compiler(recipe)
     report = compiled_report(recipe, "2", "3")
     total, room = report["total"], (1 - RESERVED) * report["memory"]
     if total > room:
@@ -100,6 +115,19 @@ def test_update_of_a_recipe_fits_its_machine(recipe, for_release):
     # Nothing is extrapolated to less than masters and moments, or the weights below adapters, take.
     kept = {int(layers): found["kept"] for layers, found in report["by_layers"].items()}
     assert extrapolated(kept, 28) > parameter_count(DIFFUCODER_7B) / topology.devices
+
+
+@pytest.mark.parametrize(
+    "recipe", [path for path in RECIPES if path.stem.startswith("sft")], ids=lambda path: path.stem
+)
+def test_evaluation_of_a_recipe_fits_its_machine(recipe, for_release):
+    """The held-out loss, which a run computes with its moments on the device; in one part instead of
+    64, that of sft_24gb would take twice its card.
+    """
+    require_compiler(recipe)
+    report = compiled_report(recipe, "2", "3", "--evaluation")
+    room = (1 - RESERVED) * report["memory"]
+    assert report["total"] <= room, f"{report['total'] / GIB:.2f} GiB"
 
 
 def compiled_report(recipe, *layers):
