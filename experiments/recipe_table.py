@@ -41,8 +41,11 @@ cores. Figures are per device and per update, with all accumulation and chunks.
 - `kept` stays on the device between updates. `working` is what an update needs in addition at its peak. A tenth of a
   card must stay free.
 - `plan --estimate` does not ask the compiler. It is within a tenth for sft_h100x8, sft_80gb, sft_v5e-16, grpo_24gb
-  and grpo_v5p-8 (tested). Elsewhere it is only a first guess: 12.3 GiB for grpo_v5e-16, which takes 14.0; 21.1 for
-  grpo_h100x8, which takes 29.2; half of what both recipes take on v6e. `plan` without `--estimate` compiles.
+  and grpo_v5p-8 (tested). Elsewhere it is only a first guess: 24.7 GiB for grpo_h100x8, which takes 32.8; half of
+  what both recipes take on v6e. `plan` without `--estimate` compiles.
+- `kept` counts the float32 reference of coupled-GRPO since 2026-11-27. Its bytes are exact, and were added to what had
+  been compiled. grpo_v5e-16 and grpo_v6e-16 have no reference (`beta` 0): with one they would take 15.8 of 16 and 29.6
+  of 32 GiB. They were compiled with `beta` 0.01, which adds a few kilobytes of scores.
 - `sent` is the size of the results of collectives, `traffic` what kernels read and write, without caches. **Loops
   whose trip count the compiled text does not state count once**, so on TPUs these two are lower bounds.
 - TFLOP counts the products of the traced program. The plan (`jax_lm.planning.memory`) assumes four passes, three with

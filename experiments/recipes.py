@@ -45,7 +45,7 @@ from jax_lm.models import attention, dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.lora import add_lora, is_lora
-from jax_lm.planning.memory import PlannedStep, training_bound
+from jax_lm.planning.memory import PlannedStep, master_bytes, training_bound
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape, row_devices, row_spec, shard_rows, tree_shardings
 from jax_lm.training.config import AdaptConfig, SftConfig
@@ -167,6 +167,7 @@ def compiled(
     kept, working = compiler.memory_of(executable)
     # The moments lie on the device while the held-out loss is computed.
     kept += moments if evaluation else 0
+    kept += reference_bytes(command, config, shape)
     about = StepShape(
         vocabulary=config.vocab_size,
         hidden=config.hidden_size,
@@ -184,6 +185,14 @@ def compiled(
         "least_bytes_all": least.bytes,
         **figures(explain(executable.as_text() or "", about)),
     }
+
+
+def reference_bytes(command: Any, config: DreamConfig, shape: MeshShape) -> int:
+    """Return the bytes of the reference policy, which lies on the device during an update as well."""
+    settings = command.settings
+    if not isinstance(settings, GRPOConfig) or not settings.loss.beta:
+        return 0
+    return master_bytes(config, planned(settings, command.model_arguments), shape)
 
 
 def figures(found: Explanation) -> dict[str, Any]:

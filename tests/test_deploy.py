@@ -150,7 +150,7 @@ SUBMITTED = {
 
 
 def submitted(file, folder):
-    """Run a script with a launcher that writes down what it is to run; returns those words."""
+    """Run a script with a launcher that writes down its arguments; returns the command of ours."""
     launcher, variables = SUBMITTED[file]
     (folder / "bin").mkdir()
     (folder / "bin" / "activate").touch()
@@ -168,21 +168,21 @@ def submitted(file, folder):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return (folder / "words").read_text().split("\nEND\n")
+    calls = [call.splitlines() for call in (folder / "words").read_text().split("\nEND\n")]
+    # gcloud gets its command as one word, and srun as several after its own options
+    words = [shlex.split(call[-1]) if launcher == "gcloud" else call for call in calls if call]
+    return next(
+        call[number:]
+        for call in words
+        for number, word in enumerate(call[:-1])
+        if word.endswith("diffucoder") and call[number + 1] in ("generate", "sft")
+    )
 
 
 @pytest.mark.parametrize("file", ["jobset.yaml", "train_jobset.yaml", *SUBMITTED])
 def test_jobs_on_several_hosts_start_commands_that_join_them(file, tmp_path, monkeypatch):
     if file in SUBMITTED:
-        launcher, _ = SUBMITTED[file]
-        runs = submitted(file, tmp_path)
-        if launcher == "gcloud":
-            words = [shlex.split(run.splitlines()[-1]) for run in runs if "diffucoder gen" in run]
-            words = next(iter(words))
-        else:
-            words = runs[0].splitlines()
-        # options of the launcher come first
-        words = words[next(i for i, word in enumerate(words) if word.endswith("diffucoder")) :]
+        words = submitted(file, tmp_path)
     else:
         _, container = job(file)
         words = container["command"] + container["args"]
@@ -193,7 +193,7 @@ def test_jobs_on_several_hosts_start_commands_that_join_them(file, tmp_path, mon
     assert arguments.hosts.multi_host
     assert words[1] == ("sft" if file.startswith("train") else "generate")
     if file == "train_slurm.sh":
-        assert (parsed.data, str(parsed.out)) == ("/nfs/samples.jsonl", "/nfs/run")
+        assert (str(parsed.data), str(parsed.out)) == ("/nfs/samples.jsonl", "/nfs/run")
 
 
 def test_the_hosts_of_a_training_job_write_one_folder():

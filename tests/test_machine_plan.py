@@ -1,12 +1,14 @@
 """The plan of a step: what of it counts, compiled or not, and that table and JSON say the same."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
-from jax_lm.compilation.machine_plan import MachinePlan, planned_mesh
+from jax_lm.compilation.machine_plan import MachinePlan, compile_step, planned_mesh
 from jax_lm.config import DIFFUCODER_7B
+from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep
 from jax_lm.planning.roofline import GIB, Topology, gib
 from jax_lm.sharding import MeshShape
@@ -45,6 +47,17 @@ def test_what_the_compiler_says_counts():
     assert not plan("h200:1", large).fits
     assert ("working memory", "200.00 GiB") in plan("h200:1", large).memory_rows()
     assert plan("h200:1", large).total == 201 * GIB
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_the_reference_of_coupled_grpo_counts_as_compiled(tiny_config, rank):
+    """A fourth float32 copy of what is trained, which lies on the device during an update."""
+    step = PlannedStep(batch=2, canvas=16, new_tokens=8, kind="grpo", lora_rank=rank)
+    found = MachinePlan(tiny_config, step, Topology.parse("cpu"), MeshShape())
+    compiled = compile_step(found, GenerationOptions())
+    # The batch is the rest: tokens, masks, keys and scores.
+    assert 0 < compiled.arguments - found.estimate.weights < 2000
+    assert replace(found, compiled=compiled).total == compiled.arguments + compiled.working
 
 
 def test_a_refused_program_does_not_fit():

@@ -215,11 +215,12 @@ def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
         engine.generate("def f():", max_new_tokens=32)
 
 
-@pytest.mark.parametrize("step", ["sft", "grpo"])
-def test_training_keeps_three_float32_numbers_per_weight(step):
+@pytest.mark.parametrize(("step", "copies"), [("sft", 3), ("adapt", 3), ("grpo", 4)])
+def test_training_keeps_three_float32_numbers_per_weight(step, copies):
+    """Master and two moments, and the reference of coupled-GRPO."""
     planned = PlannedStep(batch=8, canvas=512, kind=step)
     memory = estimated_memory(DIFFUCODER_7B, planned, MeshShape())
-    assert memory.weights == 3 * 4 * parameter_count(DIFFUCODER_7B)
+    assert memory.weights == copies * 4 * parameter_count(DIFFUCODER_7B)
     # Gradients in float32, weights and gradients in bfloat16.
     assert memory.working > (4 + 2 + 2) * parameter_count(DIFFUCODER_7B)
     spread = estimated_memory(DIFFUCODER_7B, planned, MeshShape(fsdp=8))

@@ -4,7 +4,7 @@ Combines arithmetic with the compiled program, if XLA's compiler for that machin
 Nothing runs. Entry: `diffucoder plan`.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -178,4 +178,9 @@ def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
     """Compile the program of a step that takes the most memory: it decides whether the step fits."""
     devices = compiler.topology_mesh(plan.topology, plan.mesh)
     programs = step_programs(plan.config, plan.planned, devices, options)
-    return compiler.compile_program(next(iter(programs.values())))
+    found = compiler.compile_program(next(iter(programs.values())))
+    if plan.planned.kind != "grpo":
+        return found
+    # The reference lies on the device, but is no argument of an update.
+    reference = memory.master_bytes(plan.config, plan.planned, plan.mesh)
+    return replace(found, arguments=found.arguments + reference)

@@ -245,8 +245,8 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
     """Estimate the memory per device of an AdamW update of all weights or of adapters.
 
-    Masters, moments and frozen weights are exact. The rest is float32 gradients, weights and
-    gradients in the compute dtype, the inputs of all layers, the widest point of a layer with its
+    Masters, moments, reference and frozen weights are exact. The rest is float32 gradients, weights
+    and gradients in the compute dtype, the inputs of all layers, the widest point of a layer with its
     gradient (in coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices:
     the one in use and the next one.
     """
@@ -264,8 +264,9 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
     working = gradients + gathered + (kept + 2 * widest) // mesh.tensor
-    # masters and two AdamW moments; training has no KV cache
-    return Memory(frozen + 3 * masters, 0, working)
+    # masters, two AdamW moments and the reference of coupled-GRPO; training has no KV cache
+    copies = 4 if planned.kind == "grpo" else 3
+    return Memory(frozen + copies * masters, 0, working)
 
 
 def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:

@@ -6,6 +6,8 @@ devices. Knows shapes and the figures of machines; nothing runs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 import jax.numpy as jnp
 
@@ -18,6 +20,7 @@ from jax_lm.planning.memory import (
     bound,
     device_bytes,
     rows_per_device,
+    training_memory,
 )
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.sharding import MeshShape, divisors
@@ -84,14 +87,8 @@ def planned_shape(
     config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
 ) -> MeshShape:
     """Return the mesh of rollouts for an update of all weights; the training mesh if no copy fits."""
-
-    def copy_bytes(shape: MeshShape) -> int:
-        return device_bytes(config, planned, shape)
-
-    # 4 bytes per float32 weight: bytes // 4 is the number of weights
-    held = (
-        HELD_PER_WEIGHT * device_bytes(config, replace(planned, precision="float32"), training) // 4
-    )
+    copy_bytes = partial(device_bytes, config, planned)
+    held = training_memory(config, planned, training).weights
     free = (1 - RESERVED) * topology.chip.memory - held - copy_bytes(training)
     # Without room for a copy, sampling streams the sharded training weights.
     return rollout_shape(config, training, copy_bytes, free) or training
@@ -158,11 +155,6 @@ def rollout_rows(
     # without duplicates, as both may be the same mesh
     shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
-    ways = [
-        (replace(planned, decoding=decoding), shape)
-        for decoding in (EXACT, cached)
-        for shape in shapes
-    ]
     update = bound(config, planned, training, topology).seconds
     # scoring is a forward pass, one of the PASSES of an update: under policy and reference
     scores = 2 * ITERATIONS * update / PASSES
@@ -172,13 +164,13 @@ def rollout_rows(
             f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout",
         )
     ]
-    for way, shape in ways:
-        least = sampling(config, way, shape, topology)
+    for decoding, shape in product((EXACT, cached), shapes):
+        least = sampling(config, replace(planned, decoding=decoding), shape, topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
         rows.append(
             (
-                f"rollout, {way.decoding.preset}",
+                f"rollout, {decoding.preset}",
                 f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h",
             )
         )
