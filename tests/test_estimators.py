@@ -1,4 +1,4 @@
-"""Scores along the decoding (trace), by strata, and rollouts that draw anew what teaches nothing."""
+"""Estimators against what they estimate, and rollouts that draw anew what teaches nothing."""
 
 import shutil
 from dataclasses import replace
@@ -18,11 +18,15 @@ from cases.grpo import (
     trainer_of,
     training,
 )
+from flax import nnx
 
-from jax_lm.options import Decoding
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.graph import split_model
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.training.grpo_config import Estimator
-from jax_lm.training.policy_loss import completion_scores, forward_process
+from jax_lm.training.policy_loss import completion_scores, forward_process, weighted_scores
+from jax_lm.training.rollout_source import MaskedRows, policy_scores
 from jax_lm.training.rollouts import cut_at_stop, has_variance, sample_keys
 
 PROMPT, COLUMNS, MASK = 3, 12, 95
@@ -222,7 +226,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(policy, letters, tmp_path, estim
         ).train()
 
 
-@pytest.mark.parametrize("estimator", ["trace", "stratified"])
+@pytest.mark.parametrize("estimator", ["trace", "stratified", "left_to_right"])
 def test_each_learns_what_is_rewarded(policy, letters, tmp_path, estimator):
     """The number of fives as reward, as for the coupled pair."""
     masks = Estimator(estimator=estimator, num_segments=2)
@@ -242,3 +246,150 @@ def test_each_learns_what_is_rewarded(policy, letters, tmp_path, estimator):
 def test_variance_is_of_judged_completions():
     rewards = np.array([1, 1, np.nan, 1, 0, np.nan, np.nan, 2, np.nan], np.float32)
     np.testing.assert_array_equal(has_variance(rewards, 3), [False, True, False])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # Log-probabilities of the first and the second token: a with the other one visible, b with
+        # both masked. The pair is a mean of both, and the full mask adds b: (a + b + b) / 2.
+        ({"estimator": "coupled"}, lambda a, b: (a + 2 * b) / 2),
+        ({"estimator": "decoupled"}, lambda a, b: (a + 2 * b) / 2),
+        ({"estimator": "coupled", "num_mask_pairs": 3}, lambda a, b: (3 * (a + b) + b) / 4),
+        ({"estimator": "full_mask"}, lambda a, b: b),
+        ({"estimator": "stratified", "num_segments": 2}, lambda a, b: a),
+        ({"estimator": "evidence"}, lambda a, b: (a + b) / 2),
+        ({"estimator": "evidence", "num_mask_pairs": 2}, lambda a, b: (a + b) / 2),
+    ],
+)  # fmt: skip
+def test_the_mean_score_of_two_tokens_is_the_stated_one(settings, expected):
+    """Over the masks of many keys, with six standard errors."""
+    count, alone, both = 20_000, np.array([-0.7, -2.3]), np.array([-1.9, -3.1])
+    process = jax.jit(
+        partial(forward_process, estimator=Estimator(**settings)), static_argnums=(2, 3)
+    )
+    tokens = jnp.zeros((count, PROMPT + 2), jnp.int32)
+    copies = process(sample_keys(0, 0, 1, jnp.arange(count)), tokens, 2, MASK)
+    other_masked = (np.asarray(copies.tokens)[:, :, PROMPT:] == MASK)[:, :, ::-1]
+    log_probs = jnp.where(other_masked, both, alone)
+    scores = np.asarray(weighted_scores(log_probs, *copies[1:]), np.float64)
+    error = 6 * scores.std(axis=0) / count**0.5 + 1e-5
+    assert (np.abs(scores.mean(axis=0) - expected(alone, both)) < error).all()
+
+
+@pytest.fixture(scope="module")
+def toy(tiny_config):
+    """A model of seven tokens, and all completions A B of the prompt 3.
+
+    The third value computes the log-probability of A or B, with the other one visible or masked.
+    """
+    mask = 7
+    model = DreamForCausalLM(
+        replace(tiny_config, vocab_size=8, mask_token_id=mask), rngs=nnx.Rngs(0)
+    )
+    graph, weights = split_model(model)
+    pairs = np.array(list(np.ndindex(mask, mask)), np.int32)
+    tokens = np.concatenate([np.full((len(pairs), 1), 3, np.int32), pairs], axis=1)
+
+    def log_prob(weights, column, other_visible):
+        canvas = tokens.copy()
+        canvas[:, 1 + column] = mask
+        if not other_visible:
+            canvas[:, 2 - column] = mask
+        logits = graph.merge(weights)(jnp.asarray(canvas), jnp.ones(tokens.shape, bool))
+        # row p predicts the token at p + 1
+        log_probs = jax.nn.log_softmax(logits[:, column], axis=-1)
+        return log_probs[jnp.arange(len(pairs)), pairs[:, column]]
+
+    return graph, weights, log_prob, jnp.asarray(tokens), mask
+
+
+def assert_same_gradient(ours, exact, weights):
+    """Compare the gradients of two functions of the weights."""
+    for mine, theirs in zip(
+        *(jax.tree.leaves(jax.jit(jax.grad(function))(weights)) for function in (ours, exact)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5 * float(np.abs(theirs).max()) + 1e-9)
+
+
+def test_the_policy_gradient_from_left_to_right_is_the_exact_one(toy):
+    """Of completions that are decided in this order: the sum of A p over all of them."""
+    graph, weights, log_prob, tokens, mask = toy
+    shape = (len(tokens), 2)
+    rewards = np.random.default_rng(0).uniform(size=len(tokens)).astype(np.float32)
+
+    def log_likelihood(weights):
+        # A with B masked, then B with A visible
+        return log_prob(weights, 0, False) + log_prob(weights, 1, True)
+
+    # These steps say that B was decided first, which does not matter.
+    rows = MaskedRows(
+        tokens,
+        jnp.ones(tokens.shape, bool),
+        jnp.ones(shape, bool),
+        jax.random.key_data(sample_keys(0, 0, 1, jnp.arange(len(tokens)))),
+        jnp.broadcast_to(jnp.array([1, 0]), shape),
+    )
+    score = partial(
+        policy_scores,
+        graph,
+        mask_id=mask,
+        generation=GenerationOptions(max_new_tokens=2, num_steps=1),
+        masks=Estimator(estimator="left_to_right"),
+        chunk=len(tokens),
+    )
+    drawn = np.exp(jax.jit(log_likelihood)(weights))
+
+    def ours(weights):
+        return jnp.sum(drawn * rewards * jnp.sum(score(weights, rows), axis=1))
+
+    assert_same_gradient(
+        ours, lambda weights: jnp.sum(jnp.exp(log_likelihood(weights)) * rewards), weights
+    )
+
+
+def test_the_mean_of_evidence_over_all_masks_is_the_bound(toy):
+    """The mean over both orders of the log-likelihood, and its gradient."""
+    graph, weights, log_prob, tokens, mask = toy
+    estimator, count = Estimator(estimator="evidence"), len(tokens)
+
+    def bound(weights):
+        return (
+            sum(log_prob(weights, column, seen) for column in (0, 1) for seen in (True, False)) / 2
+        )
+
+    # 0, 1 or 2 masks in the first copy are equally likely, and so are the two places of one.
+    keys = sample_keys(0, 0, 1, jnp.arange(64))
+    process = jax.jit(partial(forward_process, estimator=estimator), static_argnums=(2, 3))
+    drawn = process(keys, jnp.repeat(tokens[:1], 64, axis=0), 2, mask)
+    first = np.asarray(drawn.scored[:, 0])
+    chances = {
+        (False, False): 1 / 3,
+        (True, False): 1 / 6,
+        (False, True): 1 / 6,
+        (True, True): 1 / 3,
+    }
+    found = {pattern: np.flatnonzero((first == pattern).all(axis=1))[0] for pattern in chances}
+
+    def mean_score(weights):
+        total, model = 0.0, graph.merge(weights)
+        for pattern, chance in chances.items():
+            copies = jax.tree.map(
+                lambda leaf, row=found[pattern]: jnp.repeat(leaf[row][None], count, 0), drawn
+            )
+            copies = copies._replace(tokens=jnp.where(copies.tokens == mask, mask, tokens[:, None]))
+            scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies)
+            total = total + chance * jnp.sum(scores, axis=1)
+        return total
+
+    np.testing.assert_allclose(
+        jax.jit(mean_score)(weights), jax.jit(bound)(weights), rtol=1e-6, atol=1e-6
+    )
+    # any weight of the completions will do
+    values = jnp.asarray(np.random.default_rng(1).normal(size=count), jnp.float32)
+    assert_same_gradient(
+        lambda weights: values @ mean_score(weights),
+        lambda weights: values @ bound(weights),
+        weights,
+    )

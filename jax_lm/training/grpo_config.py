@@ -22,7 +22,9 @@ from jax_lm.options import (
 from jax_lm.training.config import OptimizerConfig, TrainerConfig
 
 # The values that settings may take.
-ESTIMATORS = ("coupled", "decoupled", "full_mask", "trace", "stratified")
+ESTIMATORS = (
+    "coupled", "decoupled", "full_mask", "trace", "stratified", "left_to_right", "evidence"
+)  # fmt: skip
 LOSS_TYPES = ("bnpo", "grpo", "dapo", "dr_grpo", "gspo")
 BASELINES = ("leave_one_out", "mean")
 # Apple's recipe (DiffuCoder, arXiv 2506.20639).
@@ -48,7 +50,10 @@ class Estimator:
             independently at 1 - t, `full_mask` scores the fully masked copy alone. `trace` scores
             each token on the canvas that it was drawn from, by the passes of the sampler (TraceRL,
             arXiv 2509.06949). `stratified` divides the positions into random parts, and masks each
-            once.
+            once. `left_to_right` scores each token with all tokens before it visible and all others
+            masked (JustGRPO, arXiv 2601.15165), one forward pass per token. `evidence` draws pairs
+            of which m1 masks a number of tokens between none and all; the mean of the scores'
+            sum is the evidence bound (ESPO, arXiv 2512.03759, with `loss_type` gspo).
         num_mask_pairs: mask pairs per completion, the paper's lambda; each costs two forward passes
             and reduces the variance.
         num_segments: parts of `stratified`; each costs one forward pass. `trace` has one canvas
@@ -74,16 +79,23 @@ class Estimator:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether masks follow from the steps in which a completion was decoded."""
-        return self.estimator == "trace"
+        """Whether masks follow from an order of the tokens, as decoded or from left to right."""
+        return self.estimator in ("trace", "left_to_right")
 
     @property
     def copies(self) -> int:
         """Masked copies per completion, of estimators that draw masks."""
-        if self.estimator == "stratified":
-            return self.num_segments
+        pairs = 2 * self.num_mask_pairs
+        others = {"stratified": self.num_segments, "full_mask": 1, "evidence": pairs}
         # The full mask, and two copies per pair.
-        return 1 if self.estimator == "full_mask" else 1 + 2 * self.num_mask_pairs
+        return others.get(self.estimator, 1 + pairs)
+
+    @property
+    def terms(self) -> float:
+        """Divisor of a token's weighted log-probabilities: the estimates that they add up to."""
+        # The full mask and a pair are two estimates. Of `evidence`, each copy is one of the sum.
+        others = {"stratified": 1.0, "evidence": float(self.copies)}
+        return others.get(self.estimator, (self.copies + 1) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +221,7 @@ class GRPOConfig:
         # Scores come from full attention, so completions must be sampled with it.
         decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
-        if self.masks.reads_steps:
+        if self.masks.estimator == "trace":
             # Their keys and values come from earlier blocks, or their tokens from other canvases.
             rule = partial(require, "estimator='trace' does not score such a decoding")
             rule(lambda value: value == 1, decoding, "refresh_every")

@@ -8,7 +8,8 @@ stands for the policy's log-probability of a completion token (Apple's `selectiv
 l0, l1 and l2 are log-probabilities of the token with the whole completion masked, with m1 masked,
 and with the rest (m2) masked. It is a proxy, not a normalised log-probability. With `stratified` a
 token has one copy, and its score is its log-probability there. With `trace` it is the
-log-probability on the canvas that the token was drawn from (`jax_lm.diffusion.trace`).
+log-probability on the canvas that the token was drawn from, and with `left_to_right` that given
+the tokens before it (`jax_lm.diffusion.trace`). `evidence` has pairs alone, with other weights.
 
 The loss of a token with ratio r = e^(s - s_old), advantage A and probability p = e^(s_old) is
 
@@ -44,7 +45,7 @@ MAX_LOG_RATIO = 20.0
 
 # Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
 class Copies(NamedTuple):
-    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or strata.
+    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or others.
 
     One pair on a completion A B C D, with t = 0.25 and m1 masking B alone, has three copies:
 
@@ -69,6 +70,10 @@ class Copies(NamedTuple):
     terms: Float[Array, "b"]
 
 
+# The masks of one row's copies, and their weights.
+WeightedMasks = tuple[Bool[Array, "n c"], Float[Array, "n"]]
+
+
 def forward_process(
     keys: Key[Array, "b"],
     tokens: Tokens,
@@ -86,25 +91,20 @@ def forward_process(
         estimator: which copies to make.
 
     Raises:
-        ValueError: `trace`, whose canvases follow from the decoding (`jax_lm.diffusion.trace`).
+        ValueError: an estimator whose canvases follow from an order (`jax_lm.diffusion.trace`).
     """
     if estimator.reads_steps:
-        raise ValueError("estimator='trace': has no random masks, see jax_lm.diffusion.trace")
-    # stratified: each position is masked in one copy
-    if estimator.estimator == "stratified":
-        return stratum_copies(keys, tokens, completion_length, mask_id, estimator.copies)
-    # coupled, decoupled, full_mask: a full mask and pairs
-    draw = partial(draw_masks, length=completion_length, estimator=estimator)
-    masked, weights = jax.vmap(draw)(keys)
-    # 1 + pairs: 3 copies have divisor 2, the single copy of full_mask has 1
-    terms = jnp.full(len(tokens), (estimator.copies + 1) / 2)
+        rule = "has no random masks, see jax_lm.diffusion.trace"
+        raise ValueError(f"estimator={estimator.estimator!r}: {rule}")
+    others = {"stratified": draw_strata, "evidence": draw_bound_masks}
+    draw = others.get(estimator.estimator, draw_masks)
+    masked, weights = jax.vmap(partial(draw, length=completion_length, estimator=estimator))(keys)
+    terms = jnp.full(len(tokens), estimator.terms)
     return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
 
 
-def draw_masks(
-    key: Key[Array, ""], length: int, estimator: Estimator
-) -> tuple[Bool[Array, "n c"], Float[Array, "n"]]:
-    """Draw the masks of a row, the full one first, and their weights.
+def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+    """Draw the full mask and pairs for a row, and their weights.
 
     t ~ U(min, max), and a token is masked where u < t. Source: section 4 of the paper, and Apple's
     `forward_process`, which masks where u <= t and shares t among a batch.
@@ -128,19 +128,37 @@ def draw_masks(
     return masked, weights[: estimator.copies]
 
 
-def stratum_copies(
-    keys: Key[Array, "b"], tokens: Tokens, length: int, mask_id: int, count: int
-) -> Copies:
-    """Divide the positions of each completion at random into strata; copy j masks stratum j.
+def draw_bound_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+    """Draw pairs that mask l random tokens of a row, and the others; l is uniform in 0 to L.
+
+    A copy with l masks has weight (L + 1) / l: each l has probability 1 / (L + 1), and l of the L
+    tokens are summed. The mean over all masks is the evidence bound, the mean over l from 1 to L of
+    the mean over masks (ESPO, arXiv 2512.03759, `_get_elbo` of its code).
+    """
+    key_count, key_order = jax.random.split(key)
+    shape = (estimator.num_mask_pairs, length)
+    count = jax.random.randint(key_count, (shape[0], 1), 0, length + 1)
+    first = draw_ranks(key_order, shape) < count
+    masked = jnp.stack([first, ~first], axis=1).reshape(-1, length)
+    # A copy without masks scores nothing, whatever its weight.
+    return masked, (length + 1) / jnp.maximum(jnp.sum(masked, axis=1), 1)
+
+
+def draw_ranks(key: Key[Array, ""], shape: tuple[int, ...]) -> Int[Array, "..."]:
+    """Draw random orders of the positions along the last axis: the rank of each."""
+    # uniform [.9, .1, .5, .3, .7] has ranks [4, 0, 2, 1, 3]
+    return jnp.argsort(jnp.argsort(jax.random.uniform(key, shape)))
+
+
+def draw_strata(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+    """Divide the positions of a row at random into strata; copy j masks stratum j.
 
     The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.
     """
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
-    # uniform [.9, .1, .5, .3, .7] has ranks [4, 0, 2, 1, 3]; times 2 // 5: strata [1, 0, 0, 0, 1]
-    stratum = jnp.argsort(jnp.argsort(uniform, axis=1), axis=1) * count // length
-    masked = stratum[:, None] == jnp.arange(count)[None, :, None]
-    weights = jnp.ones(masked.shape[:2])
-    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, jnp.ones(len(tokens)))
+    count = estimator.num_segments
+    # ranks [4, 0, 2, 1, 3] times 2 // 5: strata [1, 0, 0, 0, 1]
+    stratum = draw_ranks(key, (length,)) * count // length
+    return stratum == jnp.arange(count)[:, None], jnp.ones(count)
 
 
 def noisy_rows(tokens: Tokens, masked: Bool[Array, "b n c"], mask_id: int) -> Int[Array, "b n t"]:

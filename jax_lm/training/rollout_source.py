@@ -25,7 +25,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
 from jax_lm.models.shapes import Tokens
-from jax_lm.options import GenerationOptions
+from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -52,7 +52,7 @@ class MaskedRows(NamedTuple):
         attention_mask: as in sampling.
         completion_mask: the tokens that count.
         keys: data of the keys that draw the masks.
-        commit_step: sampler step of each token, for the estimator that reads it; else None.
+        commit_step: sampler step of each token, for estimators that follow an order; else None.
     """
 
     tokens: Tokens
@@ -107,12 +107,18 @@ def policy_scores(
         "temperature": generation.temperature if masks.sampling_temperature else 1.0,
     }
     if rows.commit_step is not None:
+        steps = rows.commit_step
+        if masks.estimator == "left_to_right":
+            # Its blocks bound the canvases in memory: 96 tokens are three times 32 canvases.
+            length, blocks = steps.shape[1], Decoding(block_length=BLOCK_LENGTH)
+            generation = GenerationOptions(max_new_tokens=length, decoding=blocks)
+            steps = jnp.broadcast_to(jnp.arange(length), steps.shape)
         blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
 
         def score(part: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
             return trace_log_probs(model, *part, blocks, mask_id, **how)
 
-        parts = tokens, rows.attention_mask, rows.commit_step
+        parts = tokens, rows.attention_mask, steps
         return replicate(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
     # masked copies, then their scores
     keys, length = jax.random.wrap_key_data(rows.keys), generation.max_new_tokens
