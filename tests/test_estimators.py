@@ -305,12 +305,13 @@ def toy(tiny_config):
 
 
 def assert_same_gradient(ours, exact, weights):
-    """Compare the gradients of two functions of the weights."""
-    for mine, theirs in zip(
-        *(jax.tree.leaves(jax.jit(jax.grad(function))(weights)) for function in (ours, exact)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5 * float(np.abs(theirs).max()) + 1e-9)
+    """Compare the gradients of two functions of the weights; returns their further results."""
+    (mine, our_rest), (theirs, exact_rest) = (
+        jax.jit(jax.grad(function, has_aux=True))(weights) for function in (ours, exact)
+    )
+    for one, other in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * float(np.abs(other).max()) + 1e-9)
+    return our_rest, exact_rest
 
 
 def test_the_policy_gradient_from_left_to_right_is_the_exact_one(toy):
@@ -342,11 +343,14 @@ def test_the_policy_gradient_from_left_to_right_is_the_exact_one(toy):
     drawn = np.exp(jax.jit(log_likelihood)(weights))
 
     def ours(weights):
-        return jnp.sum(drawn * rewards * jnp.sum(score(weights, rows), axis=1))
+        scores = jnp.sum(score(weights, rows), axis=1)
+        return jnp.sum(drawn * rewards * scores), scores
 
-    assert_same_gradient(
-        ours, lambda weights: jnp.sum(jnp.exp(log_likelihood(weights)) * rewards), weights
-    )
+    def exact(weights):
+        likelihood = log_likelihood(weights)
+        return jnp.sum(jnp.exp(likelihood) * rewards), likelihood
+
+    np.testing.assert_allclose(*assert_same_gradient(ours, exact, weights), rtol=1e-6, atol=1e-6)
 
 
 def test_the_mean_of_evidence_over_all_masks_is_the_bound(toy):
@@ -383,13 +387,12 @@ def test_the_mean_of_evidence_over_all_masks_is_the_bound(toy):
             total = total + chance * jnp.sum(scores, axis=1)
         return total
 
-    np.testing.assert_allclose(
-        jax.jit(mean_score)(weights), jax.jit(bound)(weights), rtol=1e-6, atol=1e-6
-    )
     # any weight of the completions will do
     values = jnp.asarray(np.random.default_rng(1).normal(size=count), jnp.float32)
-    assert_same_gradient(
-        lambda weights: values @ mean_score(weights),
-        lambda weights: values @ bound(weights),
-        weights,
-    )
+
+    def weighted(scores, weights):
+        found = scores(weights)
+        return values @ found, found
+
+    both = assert_same_gradient(partial(weighted, mean_score), partial(weighted, bound), weights)
+    np.testing.assert_allclose(*both, rtol=1e-6, atol=1e-6)
