@@ -98,7 +98,14 @@ CARELESS = [
     ("experiment --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("experiment", "experiment needs --out"),
     ("eval builtin --limit 1 --out taken", "out='taken': must be a folder"),
-    ("sft --data good.jsonl --out gs://bucket/run --max-steps 1", "out='gs:/bucket/run': must be a folder; a bucket"),
+    ("sft --data good.jsonl --out gs://bucket/run --max-steps 1", "--out 'gs://bucket/run': must be a local path; a bucket"),
+    ("sft --config bucket.yaml --data good.jsonl", "config='bucket.yaml': out 's3://bucket/run': must be a local path"),
+    ("adapt --model builtin --data empty --out gs://bucket/run", "--out 'gs://bucket/run': must be a local path"),
+    ("grpo --out gs://bucket/run", "--out 'gs://bucket/run': must be a local path"),
+    ("generate --prompts good.jsonl --out gs://bucket/answers.jsonl", "--out 'gs://bucket/answers.jsonl': must be a local"),
+    ("generate --animation gs://bucket/a.html x", "--animation 'gs://bucket/a.html': must be a local path"),
+    ("convert builtin gs://bucket/copy", "DESTINATION 'gs://bucket/copy': must be a local path"),
+    ("data tokenize --data good.jsonl --out file:///tmp/o", "--out 'file:///tmp/o': must be a local path"),
     ("sft --data good.jsonl --out taken --max-steps 1", "out='taken': must be a folder"),
     ("analyze --limit 1 --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("merge-lora --adapter absent --out held", "out='held': exists already, and nothing is overwritten"),
@@ -149,6 +156,7 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")
     (tmp_path / "typo.yaml").write_text("learning_rte: 1e-4\n")
     (tmp_path / "nested.yaml").write_text("config: typo.yaml\n")
+    (tmp_path / "bucket.yaml").write_text("out: s3://bucket/run\n")
     (tmp_path / "endless.yaml").write_text("learning_rate: inf\n")
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text(

@@ -135,6 +135,13 @@ def test_existing_target_is_refused_and_kept(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_bucket_is_no_target(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"destination='gs:/bucket/copy': must be a local path"):
+        convert(CHECKPOINT, Path("gs://bucket/copy"), Conversion())
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("field", [{"format": "pickle"}, {"dtype": "int4"}])
 def test_unknown_formats_are_refused(field):
     with pytest.raises(ValueError, match=next(iter(field.values()))):

@@ -1,11 +1,12 @@
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
 from jax_lm.cli.commands.answers import read_answers
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import output_folder, write_whole
 
 
 def test_a_pipe_is_written_to(tmp_path):
@@ -51,3 +52,12 @@ def test_answers_go_on_in_files_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match=r"pipe': must be a file, or not exist yet"):
         read_answers(tmp_path / "pipe", "run")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run", "file:///run"])
+def test_a_bucket_is_no_folder(tmp_path, monkeypatch, url):
+    """A folder `gs:` would be made, and the run be in none of the places that were meant."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"must be a local path; a bucket can be mounted"):
+        output_folder(Path(url))
+    assert list(tmp_path.iterdir()) == []

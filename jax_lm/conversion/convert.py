@@ -23,6 +23,7 @@ from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, 
 from jax_lm.checkpoints.stored import GGUF_LINK, QUANTIZATION, CheckpointError
 from jax_lm.config import DreamConfig, Fields, set_dtype
 from jax_lm.diffusion.sampler import run_forward
+from jax_lm.host.files import require_local
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.models.dream import (
     DreamForCausalLM,
@@ -92,8 +93,9 @@ def convert(
 
     Raises:
         CheckpointError: the source cannot be loaded, or the copy differs from it.
-        ValueError: the destination exists.
+        ValueError: the destination exists, or is a URL.
     """
+    require_local(destination, "destination")
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
     if "gguf" in (conversion.format, destination.suffix.removeprefix(".")):

@@ -158,6 +158,9 @@ class Option:
             # a byte that is not UTF-8 arrives as a surrogate; in a Path it is part of a file's name
             elif kind is str and any("\ud800" <= letter <= "\udfff" for letter in text):
                 rule = "UTF-8"
+            # Path("gs://bucket/run") is the folder gs:/bucket/run
+            elif kind is Path and "://" in text:
+                rule = "a local path; a bucket can be mounted as a folder (for example by gcsfuse)"
             else:
                 return value
         raise ValueError(f"{self.name} {text!r:.80}: must be {rule}")

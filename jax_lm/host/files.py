@@ -36,16 +36,20 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def require_local(path: Path, name: str = "out") -> None:
+    """Raise ValueError if a path was made of a URL, such as that of a bucket."""
+    # gs://bucket/run; Path has made one slash of two
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
+        rule = "must be a local path; a bucket can be mounted as a folder"
+        raise ValueError(f"{name}={str(path)!r}: {rule} (for example by gcsfuse)")
+
+
 def require_writable(out: Path) -> None:
     """Raise ValueError if `output_folder` could not create this folder, without creating it.
 
     Commands call this first, and create the folder when they have something to write.
     """
-    # gs://bucket/run; Path has made one slash of two
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out)):
-        raise ValueError(
-            f"out={str(out)!r}: must be a folder; a bucket can be mounted as one (for example by gcsfuse)"
-        )
+    require_local(out)
     # The nearest existing ancestor: out = "runs/a/b" in an empty directory -> "."
     ancestor = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
