@@ -2,6 +2,7 @@
 left alone.
 """
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -118,6 +119,9 @@ def test_kernels_of_an_absent_device_load_without_a_word(tmp_path, capfd, monkey
     spec.loader.create_module(spec)
     assert capfd.readouterr().err == "E0000 out of luck\n"
     assert finder.find_spec("json", None) is None
+    # a folder without __init__.py
+    namespace = importlib.import_module("experiments").__path__
+    assert finder.find_spec("experiments.recipes", namespace) is None
     assert finder.find_spec("jax_cuda12_plugin._none", [str(tmp_path)]) is None
 
 

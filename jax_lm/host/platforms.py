@@ -12,12 +12,13 @@ import pkgutil
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # PCI vendor id of Google.
 GOOGLE = "0x1ae0"
@@ -96,8 +97,9 @@ class QuietFinder(MetaPathFinder):
     """Finds the kernels of NVIDIA GPUs, and loads them without messages about drivers."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # The path of a namespace package is iterable, but no Sequence.
         if fullname.partition(".")[0] not in CUDA_LIBRARIES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
