@@ -63,6 +63,12 @@ def test_every_line_is_answered_whatever_the_batch(files, capsys, tiny_inference
     assert alone == written
 
 
+def test_other_hosts_compute_the_answers_and_write_nothing(files, capsys, monkeypatch):
+    monkeypatch.setattr("jax_lm.host.distributed.is_first", lambda: False)
+    assert answer(files) == (0, [])
+    assert (files[1].exists(), capsys.readouterr().out) == (False, "")
+
+
 @pytest.mark.parametrize("cut", [0, 9])
 def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cut):
     _, whole = answer(files)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cases.reference import GOLDEN
 
+from jax_lm.checkpoints.huggingface import BUILTIN_MODEL
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands import generation
@@ -279,10 +280,17 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
         for each in (*attempts, *redone)
     ]
     assert strip[:4] == strip[4:]
-    status, _, err = run(capsys, "eval", "builtin", *arguments, "--seed", "1")
-    assert status == 2
-    assert one_error_line(err)
-    assert "seed=0, not 1" in err
+    # What changes answers or verdicts must not change in one folder.
+    tokenizer = str(BUILTIN_MODEL)
+    for option, named in (
+        (["--seed", "1"], "seed=0, not 1"),
+        (["--no-canary"], "canary=True, not False"),
+        (["--same-process"], "same_process=False, not True"),
+        (["--dtype", "int8"], "int8=False, not True"),
+        (["--tokenizer", tokenizer], f"tokenizer=None, not '{tokenizer}'"),
+    ):
+        status, _, err = run(capsys, "eval", "builtin", *arguments, *option)
+        assert (status, one_error_line(err), named in err) == (2, True, True), err
 
 
 def test_convert_verify_and_generate_from_the_copy(capsys, tmp_path):
@@ -403,9 +411,17 @@ def test_eval_scores_what_is_known(capsys):
 
 
 def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
+    # A file of two problems: fewer than the default of `limit`.
+    with (tmp_path / "two.jsonl").open("w") as file:
+        for number in range(2):
+            prompt = f"def add{number}(a, b):\n"
+            record = {"task_id": f"Two/{number}", "prompt": prompt, "entry_point": f"add{number}"}
+            record |= {"test": "def check(f):\n    assert f(1, 2) == 3", "canonical_solution": ""}
+            file.write(json.dumps(record) + "\n")
     arguments = [
-        "--limit",
-        "2",
+        "humaneval",
+        "--data",
+        str(tmp_path / "two.jsonl"),
         "--temperatures",
         "0",
         "--max-new-tokens",
@@ -416,6 +432,7 @@ def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):
     status, out, _ = run(capsys, "analyze", *arguments)
     assert status == 0
     assert "local@1" in out
+    assert "2 of humaneval, 2 samples each" in out
     result = json.loads((tmp_path / "a" / "analysis.json").read_text())
     assert [len(trace["pieces"]) for trace in result["traces"]] == [16, 16]
     assert all(sorted(trace["commit_step"]) == list(range(16)) for trace in result["traces"])

@@ -90,7 +90,13 @@ def test_the_other_recipe_parses_and_flags_win():
     ("arguments", "message"),
     [
         (["--data", "absent.jsonl"], "data='absent.jsonl' cannot be read: there is no such file"),
-        (["--data", "builtin", "--limit", "0"], "limit=0: must lie in [1, 4000]"),
+        (["--data", "builtin", "--limit", "0"], "limit=0: must be at least 1"),
+        (["--limit", "4001"], "limit=4001: must lie in [1, 4000]"),
+        (["--data", "any.jsonl", "--limit", "-1"], "limit=-1: must be at least 1"),
+        (
+            ["--reward-funcs", "code", "length", "code", "--reward-weights", "1", "1", "2"],
+            "must have one weight per reward ('code', 'length', 'code'), and these must differ",
+        ),
         (["--config", "absent.yaml"], "config='absent.yaml': cannot be read"),
     ],
 )
@@ -209,7 +215,9 @@ def test_texts_become_messages_as_the_template_says(
     (tmp_path / "digits.py").write_text(REWARD)
     messages = [{"role": "user", "content": "cd"}]
     rows = [{"prompt": "ab", "answer": 1}, {"prompt": messages, "answer": 2}]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # More than `limit`.
+    lines = [json.dumps(row) + "\n" for row in [*rows, {"prompt": "ef", "answer": 3}]]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
     seen = []
 
     def collect(model, tokenizer, rows, settings, **others):

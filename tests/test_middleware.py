@@ -40,7 +40,7 @@ def ask(guard, path="/v1/x", *, method="GET", parts=(b"",), pause=0.0, **headers
     async def send(message):
         sent.append(message)
 
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     asyncio.run(
         guard({"type": "http", "method": method, "path": path, "headers": raw}, receive, send)
     )
@@ -112,6 +112,16 @@ def test_a_body_that_is_too_long_is_refused():
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("length", ["²", "-1", "0x5", "1_0", "9" * 5000])
+def test_a_length_that_is_no_number_is_refused(length):
+    async def unreachable(scope, receive, send):
+        raise AssertionError("the application must not be asked")
+
+    status, headers, body = ask(guard(unreachable), content_length=length, **JSON)
+    assert (status, headers["connection"]) == (400, "close")
+    assert "Content-Length" in json.loads(body)["error"]["message"]
+
+
 def test_a_body_that_is_too_slow_is_refused():
     assert ask(guard(body_seconds=0.05), parts=(b"a", b"b", b"c"), pause=0.04, **JSON)[0] == 408
 
@@ -152,6 +162,8 @@ def test_each_request_is_one_line_of_json(caplog):
     line = json.loads(JsonLines().format(caplog.records[-1]))
     assert (line["request_id"], line["status"], line["path"]) == ("abc", 200, "other")
     assert "hidden" not in json.dumps(line)
+    ask(guard(), method="HEAD")
+    assert caplog.records[-1].fields["method"] == "HEAD"
 
 
 def test_a_key_has_a_label_and_a_limit(caplog, tmp_path):
@@ -186,16 +198,33 @@ def test_a_key_has_a_label_and_a_limit(caplog, tmp_path):
 def test_keys_come_from_a_file(tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"# mine\n{KEY}\n\n  {'b' * 16}  \n")
-    assert read_keys(path) == (KEY, "b" * 16)
+    both = guard(keys=read_keys(path))
+    assert [ask(both, authorization=f"Bearer {key}")[0] for key in (KEY, "b" * 16)] == [200, 200]
     for text, message in (
         ("", "must hold keys"),
         ("# none\n", "must hold keys"),
-        (f"{KEY}\nshort\n", "key 2: must have at least 16 characters"),
-        (f"{KEY} alice many\n", "key 1: must have"),
-        (f"{KEY} alice 5 6\n", "key 1: must have"),
+        (f"{KEY}\nshort\n", "line 2: must be a key of at least 16 ASCII characters"),
+        (f"{KEY} alice many\n", "line 1: must be"),
+        (f"{KEY} alice 5 6\n", "line 1: must be"),
+        # A limit without a label would be the label of a key without a limit.
+        (f"# mine\n\n{KEY} 60\n", r"line 3: .*\(KEY alice 60\)"),
+        # Headers carry no such secret.
+        (f"# mine\n{'é' * 20}\n", "line 2: must be"),
+        (f"{KEY}\n{KEY} alice 5\n", "line 2: repeats the key of an earlier line"),
     ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=message) as error:
             read_keys(path)
+        assert KEY not in str(error.value)
+        assert "é" not in str(error.value)
     with pytest.raises(ValueError, match="cannot be read"):
         read_keys(tmp_path / "absent")
+
+
+def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY} 12 60\n", encoding="utf-8-sig")
+    served = guard(keys=("b" * 20,))
+    served.reload_keys(path)
+    status, headers, _ = ask(served, authorization=f"Bearer {KEY}", parts=(b"x",), **JSON)
+    assert (status, headers["x-ratelimit-limit-requests"]) == (200, "60")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jax_lm.data.prompts import builtin_prompts, load_tasks, open_prompts
+from jax_lm.data.prompts import builtin_prompts, group_tests, load_tasks, open_prompts
 
 
 def test_rows_of_a_file(tmp_path):
@@ -83,7 +83,8 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
         ('{"prompt": ["a"]}\n', "line 1: prompt: all messages must"),
         ('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n', "line 2: prompt: not Unicode text"),
         ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}\n', "line 1: prompt: not Unicode"),
-        ('{"prompt": "a", "id": "\\ud83d"}\n', "line 1: prompt: not Unicode"),
+        ('{"prompt": "a", "id": "\\ud83d"}\n', "line 1: id: not Unicode"),
+        ('{"prompt": "a", "task_id": ["\\ud83d"]}\n', "line 1: task_id: not Unicode"),
         ("\n", "holds no prompt"),
         (None, "cannot be read"),
     ],
@@ -94,6 +95,21 @@ def test_files_that_are_no_prompts_are_refused(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(ValueError, match=message):
         open_prompts(path)
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["assert f(1) == 2", "assert(f(1) == 2)", "assert[2] == f(1)", "assert\tf(1)", "assert-1 == f(1)",
+     "\nassert f(1)", "# one\n\n  # two\nassert f(1)", "assert f(\n1)", 'assert""==f(1)'],
+)  # fmt: skip
+def test_each_assertion_is_a_test(test):
+    """However it begins; statements that only look alike stay together, as they may depend on each
+    other.
+    """
+    compile(test, "test", "exec")
+    assert group_tests([test, "assert f(2)"]) == (test, "assert f(2)")
+    for other in ("asserted = f(1)", "assert_equal(f(1), 2)", "# assert f(1)", "x = 1\nassert x"):
+        assert group_tests([other, test]) == (f"{other}\n{test}",)
 
 
 def test_built_in_tasks_are_distinct_and_of_the_training_side():

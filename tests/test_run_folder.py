@@ -35,8 +35,10 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["report.md"]
 
 
-def test_other_weights_have_another_digest(tmp_path):
-    weights = tmp_path / "model.safetensors"
+@pytest.mark.parametrize("file", ["model.safetensors", "model.gguf", "weights.orbax/d/chunk"])
+def test_other_weights_have_another_digest(tmp_path, file):
+    weights = tmp_path / file
+    weights.parent.mkdir(parents=True, exist_ok=True)
     weights.write_bytes(bytes(3 * 2**20))
     before = weights_digest(tmp_path)
     content = bytearray(3 * 2**20)

@@ -6,6 +6,7 @@ They come from JSON files, from the library `datasets`, or from the built-in tas
 import gzip
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,10 @@ from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
 TASKS_FILE = Path(__file__).parents[1] / "assets" / "builtin" / "tasks.jsonl.gz"
+
+# The beginning of a statement that asserts: "assert f(1)", "assert(f(1))", "assert[1] == f()", but not
+# "assert_equal(...)" or "asserted = 1". Comments may come first.
+ASSERTION = re.compile(r"(?:\s|#.*\n)*assert\b")
 
 Split = Literal["held-out", "training"]
 
@@ -122,13 +127,13 @@ def prompt_row(line: Any, columns: Columns, *, plain: bool) -> Fields:
             "prompt: all messages must be objects with role and content that are text"
         )
     # The columns that an answer repeats.
-    repeated = [prompt, row.get("id"), row.get("task_id")]
-    try:
-        json.dumps(repeated, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError:
-        raise BadRowError(
-            "prompt: not Unicode text: it holds half of a surrogate pair, or a byte that is not UTF-8"
-        ) from None
+    for name in ("prompt", "id", "task_id"):
+        try:
+            json.dumps(row.get(name), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise BadRowError(
+                f"{name}: not Unicode text: it holds half of a surrogate pair, or a byte that is not UTF-8"
+            ) from None
     return row
 
 
@@ -158,6 +163,6 @@ def group_tests(tests: Sequence[Any]) -> tuple[Any, ...]:
     # ("assert f(1) == 2", "assert f(2) == 3") -> two tests
     # ("x = f(1)", "assert x == 2")            -> ("x = f(1)\nassert x == 2",)
     statements = [test for test in tests if isinstance(test, str)]
-    if all(test.startswith("assert ") for test in statements):
+    if all(map(ASSERTION.match, statements)):
         return tuple(tests)
     return ("\n".join(statements), *(test for test in tests if not isinstance(test, str)))

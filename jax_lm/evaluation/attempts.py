@@ -299,6 +299,7 @@ def journal_settings(
         "model": model or ("built-in model" if evaluator.engine.is_builtin else source.name.name),
         "weights": f"sampled sha256:{weights_digest(source.folder)}",
         "dtype": evaluator.engine.dtype,
+        "int8": evaluator.engine.is_int8,
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,

@@ -19,6 +19,8 @@ SETTINGS = "settings.json"
 LOCK = ".lock"
 # Bytes of each weight file that go into its digest.
 SAMPLED_BYTES = 2**20
+# Weight files of a folder in each layout: Hugging Face, GGUF, Orbax.
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "weights.orbax/**/*")
 
 Record = dict[str, Any]
 Log = TypeVar("Log", bound="RunLog")
@@ -175,7 +177,8 @@ def weights_digest(folder: Path) -> str:
     It covers names, sizes and a mebibyte from the middle of each file.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    found = (path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    for path in sorted(filter(Path.is_file, found)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

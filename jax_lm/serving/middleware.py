@@ -31,10 +31,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 # Characters of the shortest key.
 MIN_KEY = 16
-# A secret, a label, and requests per minute, the last two optional.
+# A secret (ASCII, as headers are), a label, and requests per minute, the last two optional. "KEY 60" is
+# refused: the 60 is probably meant as a limit, but would be a label.
 KEY_LINE = re.compile(
-    rf"(?P<secret>\S{{{MIN_KEY},}})(\s+(?P<label>\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
+    rf"(?P<secret>[!-~]{{{MIN_KEY},}})(\s+(?P<label>(?!\d+$)\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
 )
+# Content-Length, or none. `int` raises for some digits ("²"), and for more than 4,300 of them.
+LENGTH = re.compile(r"[0-9]{0,20}")
 # A body is read up to this multiple of the limit before it is refused as too long.
 PATIENCE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -91,18 +94,18 @@ class Key:
     Args:
         line: the secret, a label for logs and metrics, and the requests per minute, the last two
             optional.
-        number: number of the key, its label if it has none.
+        number: number of the line, the label of a key without one.
 
     Raises:
-        ValueError: there is no such line; the message does not show the secret.
+        ValueError: the line is none; the message does not show it, as it may be a secret.
     """
 
     def __init__(self, line: str, number: int) -> None:
         match = KEY_LINE.fullmatch(line)
         if match is None:
             raise ValueError(
-                f"key {number}: must have at least {MIN_KEY} characters, and may be followed by a "
-                "label and by requests per minute"
+                f"line {number}: must be a key of at least {MIN_KEY} ASCII characters, alone, with a "
+                "label (KEY alice), or with a label and requests per minute (KEY alice 60)"
             )
         self.digest = digest_of(match["secret"])
         self.label, self.rate = match["label"] or f"key{number}", int(match["rate"] or 0)
@@ -133,29 +136,35 @@ class Key:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Read the lines of API keys. Empty lines and lines that begin with # are skipped.
+    """Read the lines of a key file.
 
     Raises:
-        ValueError: the file cannot be read or has no key, or a key is too short.
+        ValueError: the file cannot be read or has no key, or a line is no key.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as problem:
+        # Some editors begin a file with a byte order mark.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        keys = parse_keys(lines)
+    except (OSError, ValueError) as problem:
         raise ValueError(f"api_key_file={str(path)!r} cannot be read: {problem}") from problem
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    try:
-        parse_keys(keys)
-    except ValueError as problem:
-        raise ValueError(f"api_key_file={str(path)!r}: {problem}") from problem
     if not keys:
         raise ValueError(f"api_key_file={str(path)!r}: must hold keys, one per line")
-    return keys
+    return tuple(lines)
 
 
 def parse_keys(lines: Sequence[str]) -> dict[bytes, Key]:
-    """Parse the lines of a key file, by digest. Raises ValueError if one is no key."""
-    keys = (Key(line, number) for number, line in enumerate(lines, 1))
-    return {key.digest: key for key in keys}
+    """Parse the lines of a key file, by digest. Empty lines and lines that begin with # are skipped.
+
+    Raises:
+        ValueError: a line is no key, or has the key of an earlier one.
+    """
+    keys: dict[bytes, Key] = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if line and not line.startswith("#"):
+            key = Key(line, number)
+            if keys.setdefault(key.digest, key) is not key:
+                raise ValueError(f"line {number}: repeats the key of an earlier line")
+    return keys
 
 
 def digest_of(secret: str) -> bytes:
@@ -189,7 +198,8 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if scope["method"] == "HEAD":
+        method = scope["method"]
+        if method == "HEAD":
             # Answered like GET; the HTTP protocol leaves out the body.
             scope = {**scope, "method": "GET"}
         # id of the request: the client's own if it is harmless in a log
@@ -220,7 +230,7 @@ class Guard:
             key = self.admit(scope, headers)
             if key is not None:
                 scope["state"]["key"] = key.label
-                own_headers = key.take() if scope["method"] == "POST" else {}
+                own_headers = key.take() if method == "POST" else {}
             body = await self.body(headers, receive)
             await self.app(scope, replay(body, receive), answer)
         except Refusal as refusal:
@@ -231,7 +241,7 @@ class Guard:
         finally:
             self.open_requests -= 1
             seconds = round(time.monotonic() - start, 4)
-            fields = {"request_id": identity, "method": scope["method"], "seconds": seconds}
+            fields = {"request_id": identity, "method": method, "seconds": seconds}
             if TRACE.fullmatch(headers.get("traceparent", "")):
                 fields["traceparent"] = headers["traceparent"]
             if ignored.names:
@@ -276,7 +286,9 @@ class Guard:
         limit, length = self.limits.body_bytes, headers.get("content-length", "")
         too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
         # Content-Length may be missing (chunks) or wrong: count what arrives, too
-        stated = int(length) if length.isdigit() else 0
+        if not LENGTH.fullmatch(length):
+            raise Refusal(400, f"Content-Length={length[:100]!r}: must be a number")
+        stated = int(length or 0)
         if stated > PATIENCE * limit:
             raise too_long
         parts, size = bytearray(), 0

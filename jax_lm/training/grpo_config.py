@@ -233,10 +233,12 @@ class GRPOConfig:
         require(
             "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
         )
-        # A missing weight would shift all weights after it.
+        # A missing weight would shift all weights after it, and of two equal names one would count.
         rewards, weights = self.reward_funcs, self.reward_weights
-        if len(rewards) != len(weights):
-            raise ValueError(f"reward_weights={weights}: must have one weight per reward {rewards}")
+        if not len({*rewards}) == len(rewards) == len(weights):
+            raise ValueError(
+                f"reward_weights={weights}: must have one weight per reward {rewards}, and these must differ"
+            )
         # 8 prompts with 10 generations are 80 completions, which batches and parts must divide.
         sizes = {
             "generation_batch_size": self.generation_batch_size,

@@ -14,6 +14,7 @@ from jax_lm.cli.arguments.data import (
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.config import Fields
 from jax_lm.data.columns import PLAIN_FORM, ConversationForm
+from jax_lm.options import require_sizes
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
 
@@ -179,7 +180,8 @@ class Grpo:
             messages) and the columns that rewards read: "test_cases", or those of LiveCodeBench,
             APPS, TACO or open-r1. Or with the extra `datasets` a hub id, folder or Parquet file. Or
             builtin, tasks of the built-in corpus.
-        limit: number of tasks of the built-in corpus, at most 4,000.
+        limit: number of prompts: the first ones of a file, all by default; of the built-in corpus at
+            most 4,000, and 2,000 by default.
         template: whether a prompt that is text gets the chat template, as chat messages do: auto
             does so for instruct models, except for the built-in corpus, which is to be completed.
         part: which part of a data set is read.
@@ -196,13 +198,16 @@ class Grpo:
 
     out: Path
     data: str = BUILTIN
-    limit: int = 2000
+    limit: int | None = None
     template: Literal["auto", "chat", "none"] = "auto"
     part: DatasetPart = ONE_SPLIT
     columns: PromptColumns = OUR_PROMPTS
     model_arguments: ModelArguments = ONE_MODEL
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)
+
+    def __post_init__(self) -> None:
+        require_sizes(self, "limit")
 
     @staticmethod
     def implied(given: Fields) -> Fields:

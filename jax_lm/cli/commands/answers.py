@@ -67,10 +67,11 @@ def answer_file(arguments: Generate) -> int:
             batch = engine.decode([templates[n] for n in filled], options, seed=keys)
             for number, row in list(zip(filled, batch.rows, strict=True))[: len(numbers)]:
                 answers[number] = answer_line(number, rows[number], row, run)
-                if distributed.is_first():
-                    file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
+                file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            # not of /dev/null, which has no disk
+            if distributed.is_first():
+                os.fsync(file.fileno())
             if report:
                 report(len(answers), len(rows))
     # all answers, in the order of the prompts

@@ -135,7 +135,7 @@ def run_experiment(arguments: Experiment) -> int:
         read_golden(settings.recorded)
     folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
     identity = asdict(settings) | {
-        "recorded": None if settings.recorded is None else str(settings.recorded),
+        "recorded": settings.recorded and str(settings.recorded),
         "weights": f"sampled sha256:{weights_digest(folder)}",
     }
     name = settings.model or "built-in model"

@@ -129,9 +129,9 @@ def run_verify(arguments: Verify) -> int:
         checks = list(verify(huggingface.resolve(arguments.path), on_progress=report))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
-        return 0 if all(check.passed for check in checks) else 1
-    for check in checks:
-        print(f"{'ok    ' if check.passed else 'FAILED'}  {check.name}: {check.found}")
+    else:
+        for check in checks:
+            print(f"{'ok    ' if check.passed else 'FAILED'}  {check.name}: {check.found}")
     return 0 if all(check.passed for check in checks) else 1
 
 

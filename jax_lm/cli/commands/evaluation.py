@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
+from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -25,13 +26,17 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.reports.document import Document, print_report
 from untrusted import Local
 
+# Solutions whose outcome is known, by the attribute of a problem that holds one.
+FILLINGS = {"canonical": "canonical solutions", "empty": "empty bodies"}
+
 
 def run_eval(arguments: Evaluate) -> int:
     """Score a model on a suite, or check the suite with solutions whose outcome is known."""
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
+    judging: Fields = {"canary": arguments.canary}
     if arguments.timeout is not None:
-        problems = [replace(problem, seconds=arguments.timeout) for problem in problems]
-    problems = [replace(problem, canary=arguments.canary) for problem in problems]
+        judging["seconds"] = arguments.timeout
+    problems = [replace(problem, **judging) for problem in problems]
     # A missing sandbox should be reported before the model has written programs.
     executor = problem_executor(
         arguments.executor,
@@ -54,9 +59,15 @@ def run_eval(arguments: Evaluate) -> int:
         seed=arguments.seed,
     )
     # settings that a resumed run must share
-    others = {name: getattr(arguments, name) for name in ("suite", "n", "middle_length", "timeout")}
+    names = ("suite", "n", "middle_length", "timeout", "canary", "same_process")
+    others = {name: getattr(arguments, name) for name in names}
     settings = journal_settings(
-        evaluator, problems, data=arguments.data, model=arguments.engine.model, **others
+        evaluator,
+        problems,
+        data=arguments.data,
+        model=arguments.engine.model,
+        tokenizer=arguments.engine.tokenizer,
+        **others,
     )
     # attempt, and append each attempt, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
@@ -85,17 +96,14 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
     Returns:
         Exit status 0 if all canonical solutions pass, or all empty ones fail; else 1.
     """
-    # problem and text of its hole
-    fillings = [
-        (problem, problem.canonical if arguments.canonical else problem.empty)
-        for problem in problems
-    ]
+    kind = "canonical" if arguments.canonical else "empty"
     # problems without such a filling are left out
     written = [
-        Attempt(problem, problem.program(filling)) for problem, filling in fillings if filling
+        Attempt(problem, problem.program(filling))
+        for problem in problems
+        if (filling := getattr(problem, kind))
     ]
     if not written:
-        kind = "canonical" if arguments.canonical else "empty"
         raise ValueError(f"{kind}: problems of {problems[0].group} have no {kind} filling")
     start = time.monotonic()
     with terminal.progress("executing") as progress:
@@ -105,11 +113,10 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
     wrong = [attempt for attempt in attempts if attempt.passed != arguments.canonical]
     for attempt in wrong:
         print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
-    kind = "canonical solutions" if arguments.canonical else "empty bodies"
     counts = count_outcomes(attempt.outcome for attempt in attempts)
     rate = sum(attempt.passed for attempt in attempts) / len(attempts)
     print(
-        f"{arguments.suite}: {len(attempts)} {kind} in {executor.executor}: {counts}; pass@1 {rate:.1%}; "
+        f"{arguments.suite}: {len(attempts)} {FILLINGS[kind]} in {executor.executor}: {counts}; pass@1 {rate:.1%}; "
         f"{len(attempts) / seconds:.1f} runs/s"
     )
     return 1 if wrong else 0
@@ -137,7 +144,7 @@ def run_analyze(arguments: Analyze) -> int:
     )
     metadata = {
         "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.dtype}",
-        "prompts": f"{arguments.limit} of {arguments.suite}, {arguments.n} samples each above temperature 0",
+        "prompts": f"{len(problems)} of {arguments.suite}, {arguments.n} samples each above temperature 0",
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
         + (together if analysis["ordered_by_confidence"] else ""),
     }

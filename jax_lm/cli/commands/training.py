@@ -122,8 +122,8 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
         require_whole(BUILTIN, part.split, part.subset)
         for name, column in columns:
             raise ValueError(f"{name}_column={column!r}: data={BUILTIN!r} has our names of columns")
-        return builtin_prompts(arguments.limit, arguments.settings.training.seed)
-    rows = open_prompts(arguments.data, columns, **asdict(part))
+        return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
+    rows = open_prompts(arguments.data, columns, **asdict(part))[: arguments.limit]
     if SANDBOXED & set(arguments.settings.reward_funcs):
         check_tests(rows, arguments.data)
     return rows
