@@ -46,15 +46,6 @@ class Dialogue:
     def __post_init__(self) -> None:
         self.reset("")
 
-    def commands(self) -> dict[str, Callable[[str], None]]:
-        """Return the slash commands except /exit."""
-        return {
-            "/infill": self.infill,
-            "/reset": self.reset,
-            "/save": self.save,
-            "/help": lambda _: print(HELP),
-        }
-
     def take(self, line: str) -> bool:
         """Handle a line of input. Returns False for /exit."""
         # "/save talk.json" -> "/save", "talk.json"
@@ -76,8 +67,13 @@ class Dialogue:
         return True
 
     def command(self, name: str) -> Callable[[str], None]:
-        """Return a slash command; ValueError names the nearest one."""
-        known = self.commands()
+        """Return a slash command other than /exit; ValueError names the nearest one."""
+        known = {
+            "/infill": self.infill,
+            "/reset": self.reset,
+            "/save": self.save,
+            "/help": lambda _: print(HELP),
+        }
         require_one_of("command", name, (*known, "/exit"))
         return known[name]
 

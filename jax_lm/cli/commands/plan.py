@@ -97,11 +97,13 @@ def plan_server(arguments: Plan, topology: Topology) -> int:
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
     """Return whether to compile the step: not with `estimate`, nor without the compiler."""
-    if not arguments.estimate and not package.is_installed:
+    if arguments.estimate:
+        return False
+    if not package.is_installed:
         install = f"pip install 'jax-diffucoder[{package.extra}]'"
         missing = f"{package.distribution} is not installed, so nothing is compiled"
         print(f"{missing}: {install}", file=sys.stderr)
-    return package.is_installed and not arguments.estimate
+    return package.is_installed
 
 
 def plan_config(arguments: Plan) -> DreamConfig:
