@@ -58,6 +58,7 @@ def test_models(client):
     model, *others = client.models.list().data
     assert model.id == "tiny"
     assert [each.id for each in others] == ["tiny@exact", "tiny@fast", "tiny@turbo"]
+    assert [each.preset for each in (model, *others)] == ["exact", "exact", "fast", "turbo"]
     # Of 128 columns one at least is the prompt's.
     assert (model.max_tokens, model.max_model_len, model.context) == (80, 96, 96)
     assert client.models.retrieve("tiny").id == "tiny"
@@ -372,6 +373,7 @@ def test_an_empty_prompt_begins_a_text(client):
 def test_health_ready_and_metrics(address, client):
     client.completions.create(prompt=PROMPT, **COMPLETION)
     assert [call(address, "GET", path)[0] for path in ("/health", "/ready")] == [200, 200]
+    assert call(address, "GET", "/ready")[2] == {"status": "ready", "waits_for": None}
     status, _, text = call(address, "GET", "/metrics")
     assert status == 200
     for line in (
@@ -395,6 +397,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
         first.start()
         while not engine.queue.waiting:
             time.sleep(0.01)
+        assert call(address, "GET", "/ready")[2] == {"status": "not ready", "waits_for": "compiler"}
         status, headers, body = call(
             address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION
         )

@@ -325,7 +325,7 @@ def test_a_stated_list_is_compiled_before_the_engine_is_ready(fresh, monkeypatch
         slots.sizes[number].append(size)
 
     monkeypatch.setattr(worker.compilations, "compile", compile_shape)
-    monkeypatch.setattr(worker.compilations, "measure", lambda slots: None)
+    monkeypatch.setattr(worker.compilations, "try_step", lambda slots: None)
     assert worker.compilations.warm_up(engine.options.shapes)
     assert compiled == [
         (96, True, 0, 1),

@@ -319,14 +319,11 @@ class Server:
 
         pieces = self.pieces(submitted, stream, answer_format)
 
-        async def next_piece() -> str | None:
-            return await anext(pieces, None)
-
         async def events() -> AsyncIterator[str]:
             step = None
             try:
                 while True:
-                    step = asyncio.create_task(next_piece())
+                    step = asyncio.ensure_future(anext(pieces, None))
                     while not (await asyncio.wait({step}, timeout=HEARTBEAT_SECONDS))[0]:
                         yield ": waiting\n\n"
                     if (piece := step.result()) is None:
@@ -409,7 +406,6 @@ class Server:
 
     async def model(self, name: str) -> Fields:
         """Describe a model."""
-        self.preset_named(name)
         context = self.engine.context
         return {
             "id": name,
@@ -418,6 +414,9 @@ class Server:
             "owned_by": "jax-diffucoder",
             "notice": self.settings.notice,
             "has_chat": self.tokenizer.chat_template is not None,
+            # The page offers these; autoregressive models have none.
+            "presets": self.presets,
+            "preset": self.preset_named(name) or self.settings.defaults.get("preset", "exact"),
             "context": context,
             # Clients of vLLM look for this name.
             "max_model_len": context,
@@ -431,7 +430,8 @@ class Server:
 
     async def ready(self) -> Response:
         """Answer 200 after warm-up and until shutdown."""
-        return status_response("ready" if self.engine.is_ready else "not ready", "ready")
+        status = "ready" if self.engine.is_ready else "not ready"
+        return status_response(status, "ready", waits_for=self.engine.waits_for)
 
     async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
@@ -483,5 +483,5 @@ def endpoint_of(
     return answer
 
 
-def status_response(status: str, good: str) -> Response:
-    return JSONResponse({"status": status}, 200 if status == good else 503)
+def status_response(status: str, good: str, **details: str | None) -> Response:
+    return JSONResponse({"status": status, **details}, 200 if status == good else 503)

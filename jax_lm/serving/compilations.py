@@ -115,11 +115,11 @@ class CompileScheduler:
                     if shape.sequences not in sizes:
                         self.compile(slots, number, shape.sequences)
                 if not (self.is_cancelled or slots.pace.seconds_per_row):
-                    self.measure(slots)
+                    self.try_step(slots)
         return not self.is_cancelled
 
-    def measure(self, slots: Slots) -> None:
-        """Let slots decode a short sequence, so that the time of a step is known."""
+    def try_step(self, slots: Slots) -> None:
+        """Take a step with a sequence of our own; the time of a step is known then."""
         sequence = self.sequence(slots)
         slots.join(sequence)
         slots.advance(1)

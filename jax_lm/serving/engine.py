@@ -206,15 +206,27 @@ class Engine:
             Whether the threads have ended.
         """
         self.refuse_new(grace)
-        threads = [worker.thread for worker in self.workers if worker.thread.is_alive()]
-        for thread in threads:
-            thread.join(wait)
-        return not any(thread.is_alive() for thread in threads)
+        for worker in self.workers:
+            worker.thread.join(wait)
+        return not any(worker.thread.is_alive() for worker in self.workers)
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted: after warm-up and until shutdown."""
         return self.ready.is_set() and self.queue.closes_at is None
+
+    @property
+    def waits_for(self) -> str | None:
+        """What waiting requests wait for: the compiler or the queue; None if none waits."""
+        if not self.queue.waiting:
+            return None
+        # during the warm-up, workers compile on their own threads
+        is_compiling = any(
+            not each.is_ready or each.compilations.thread.is_alive() for each in self.workers
+        )
+        # with a free slot, a sequence waits for a program that fits it
+        has_room = len(self.queue.running) < self.queue.slots
+        return "compiler" if is_compiling and has_room else "queue"
 
     def sequence(self, request: Request) -> Sequence:
         """Create the sequence of a request. Raises ValueError if it does not fit."""

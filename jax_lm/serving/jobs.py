@@ -178,7 +178,8 @@ class Job:
         sequence, is_done = self.sequence, self.sequence.is_done
         # 2. text before the first mask and the first stop token
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
-        text = self.decode(takewhile(lambda token: token not in sequence.stop_ids, ids))
+        ids = [*takewhile(lambda token: token not in sequence.stop_ids, ids)]
+        text = self.decode(ids)
         if not is_done:
             # A character may still lack its last bytes.
             text = text.rstrip(REPLACEMENT)
@@ -227,12 +228,10 @@ class Job:
         )
 
     def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
-        """Return the tokens of the text, up to the first stop token or stop text."""
-        # tokens before the first stop token
-        stop_ids = self.sequence.stop_ids
-        end = next((index for index, token in enumerate(ids) if token in stop_ids), len(ids))
+        """Return the tokens of the text, up to the first stop text; `ids` have no stop token."""
+        end = len(ids)
         # Without stop tokens every token counts, even one that adds no text.
-        if is_cut or stop_ids:
+        if is_cut or self.sequence.stop_ids:
             # drop tokens at the end that add nothing to the text
             while end and len(self.decode(ids[: end - 1])) >= len(self.text):
                 end -= 1

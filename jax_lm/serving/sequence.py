@@ -96,9 +96,7 @@ class Sequence:
     def __post_init__(self) -> None:
         length = len(self.tokens)
         self.require_batchable()
-        # hole [2, 4) of 5 tokens: [0, 0, 1, 1, 0]
-        columns = np.arange(length)
-        self.masked = (columns >= self.hole.start) & (columns < self.hole.end)
+        self.masked = self.within(self.hole)
         self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
         self.confidence = np.zeros(length, np.float32)
         if self.keeps_logprobs:
@@ -165,11 +163,16 @@ class Sequence:
         length = len(self.tokens)
         return max(length, self.blocks[-1].start + BLOCK_LENGTH) if self.is_windowed else length
 
+    def within(self, block: Block) -> Bool[np.ndarray, "t"]:
+        """Return which columns a block has."""
+        # [2, 4) of 5 tokens: [0, 0, 1, 1, 0]
+        columns = np.arange(len(self.tokens))
+        return (columns >= block.start) & (columns < block.end)
+
     @property
     def in_block(self) -> Bool[np.ndarray, "t"]:
         """Columns of the current block."""
-        block, columns = self.blocks[self.block], np.arange(len(self.tokens))
-        return (columns >= block.start) & (columns < block.end)
+        return self.within(self.blocks[self.block])
 
     @property
     def open(self) -> Bool[np.ndarray, "t"]:

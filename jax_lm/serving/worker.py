@@ -129,8 +129,8 @@ class EngineWorker:
     @property
     def idle_seconds(self) -> float | None:
         """Seconds to wait for a job, if none is running; None is without a limit."""
-        compilations = self.compilations
-        is_busy = compilations.thread.is_alive() or any(each.missing() for each in self.groups)
+        is_compiling = self.compilations.thread.is_alive()
+        is_busy = is_compiling or any(each.missing() for each in self.groups)
         return POLL_SECONDS if is_busy or self.queue.waiting else None
 
     def end_overdue(self) -> None:
@@ -256,14 +256,10 @@ class EngineWorker:
 
     def require_device(self, slots: Any) -> None:
         """Raise DeviceError if slots cannot decode even a sequence of ours."""
-        trial = self.compilations.sequence(slots)
-        slots.join(trial)
         try:
-            slots.advance(1)
+            self.compilations.try_step(slots)
         except Exception as error:  # whatever it is, nothing can be decoded any more
             raise DeviceError(f"the device fails for every request: {error}") from error
-        finally:
-            slots.leave(trial)
 
     def deliver(self, job: Job) -> None:
         """Deliver new tokens of an answer, and end its job once the answer is complete."""

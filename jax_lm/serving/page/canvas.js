@@ -6,7 +6,7 @@ const HINT = "Tap a token, or use the arrow keys, for its pass and confidence.";
 const ELEMENTS = ["before", "cells", "after", "order", "token", "passes"];
 
 const percent = (confidence) => `${(100 * confidence).toFixed(1)} %`;
-const isEnd = (commit) => /^<\|.*\|>$/.test(commit.text);
+export const isEnd = (commit) => /^<\|.*\|>$/.test(commit.text);
 const quoted = (commit) => (isEnd(commit) ? "end of text" : JSON.stringify(commit.text));
 
 export class Canvas {

@@ -1,8 +1,8 @@
 // The page: asks /v1/denoise, shows each pass as it comes or slower, and replays it. No state but this file's.
 
-import { Canvas } from "/canvas.js";
-import { coloured } from "/python.js";
-import { fromFragment, packed, toFragment, unpacked } from "/replay.js";
+import { Canvas, isEnd } from "./canvas.js";
+import { coloured } from "./python.js";
+import { fromFragment, packed, toFragment, unpacked } from "./replay.js";
 
 const HOLE = "⟨HOLE⟩";
 // What the built-in model gets right (tests/test_page.py runs what it writes), each with the room that it needs.
@@ -31,12 +31,17 @@ const EXAMPLES = {
       tokens: 14,
     },
   ],
-  // Block by block: over the whole canvas at once its answers fall apart.
   chat: [
-    { text: "Return the sum of a and b.", tokens: 48, block: 4 },
-    { text: "Sort the numbers of a list.", tokens: 48, block: 8 },
-    { text: "Return the numbers of the list in reverse order.", tokens: 48, block: 8 },
+    { text: "Return the sum of a and b.", tokens: 48 },
+    { text: "Sort the numbers of a list.", tokens: 48 },
+    { text: "Return the numbers of the list in reverse order.", tokens: 48 },
   ],
+};
+// What a request waits for, by what /ready says.
+const WAITS = {
+  compiler: "Waiting for the compiler: the server is preparing for texts of this length.",
+  queue: "Waiting in the queue: the server is busy with other requests.",
+  nothing: "Waiting for the first pass…",
 };
 const PLACEHOLDERS = {
   complete: "Code to go on with",
@@ -52,14 +57,33 @@ const canvas = new Canvas($);
 
 let run = null; // what is or was shown, see `started` and replay.js
 let abort = null; // of the request that is going on
+let hasBegun = false; // whether an event of it has come
 let turns = []; // the conversation so far
 let isPlaying = false, timer = null;
+let key = stored("key"); // of the server, if it wants one
 
 function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   Object.assign(made, properties);
   made.append(...children);
   return made;
+}
+
+// What the tab keeps; nothing where the browser lets a page store nothing.
+function stored(name) {
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function store(name, value) {
+  try {
+    sessionStorage.setItem(name, value);
+  } catch {
+    // The page still knows it until it is closed.
+  }
 }
 
 function say(text, failed = false) {
@@ -71,11 +95,11 @@ function say(text, failed = false) {
 
 function question() {
   const body = {};
+  const isAsked = (name) => $(name).value !== "" && !$(name).closest("[hidden]");
   for (const name of ["max_tokens", "steps", "threshold", "block_length", "temperature", "top_p", "seed"]) {
-    if ($(name).value !== "") body[name] = Number($(name).value);
+    if (isAsked(name)) body[name] = Number($(name).value);
   }
-  body.preset = $("preset").value;
-  body.alg = $("alg").value;
+  for (const name of ["preset", "alg"]) if (isAsked(name)) body[name] = $(name).value;
   const text = $("prompt").value;
   if (mode() === "chat") {
     body.messages = [...turns, { role: "user", content: text }];
@@ -98,6 +122,7 @@ async function* events(response) {
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
+      if (block.startsWith(":")) continue; // a comment, while nothing else comes
       const lines = block.split("\n");
       const field = (name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
       yield [field("event"), JSON.parse(field("data"))];
@@ -105,9 +130,36 @@ async function* events(response) {
   }
 }
 
-function headers() {
-  const key = $("key").value.trim();
-  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+// The answer of the server to a request, for which it may want a key; Error, in one line, if it is a refusal.
+async function ask(path, options = {}) {
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (problem) {
+    throw problem.name === "AbortError" ? problem : new Error("The server does not answer. Is it still running?");
+  }
+  if (response.status === 401) {
+    $("key").value = "";
+    $("unlock").hidden = false;
+    throw new Error(key ? "The server does not accept this API key." : "The server wants an API key.");
+  }
+  if (response.ok) return response;
+  const { error } = await response.json().catch(() => ({}));
+  throw new Error(error?.message ?? `There is no model behind this page (${response.status}): it shows replays.`);
+}
+
+// Says what the request waits for, until the first event has come.
+async function sayWaiting() {
+  say("Waiting for the server…");
+  for (const asked = abort; ; ) {
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    const answer = await fetch("ready", { signal: asked.signal }).then((response) => response.json()).catch(() => null);
+    if (abort !== asked || hasBegun) return;
+    const text = answer && WAITS[answer.waits_for ?? "nothing"];
+    // A text that stays is not read out again.
+    if (text && text !== $("status").textContent) say(text);
+  }
 }
 
 async function generate() {
@@ -123,12 +175,11 @@ async function generate() {
   const former = run;
   busy(true);
   reveal();
-  say("Waiting for a place…");
+  hasBegun = false;
+  sayWaiting();
   try {
-    const response = await fetch("/v1/denoise", {
-      method: "POST", headers: headers(), body: JSON.stringify(body), signal: abort.signal,
-    });
-    if (!response.ok) throw new Error((await response.json()).error.message);
+    const response = await ask("v1/denoise", { method: "POST", body: JSON.stringify(body), signal: abort.signal });
+    hasBegun = true;
     for await (const [name, data] of events(response)) {
       if (name === "start") open(started(body, data));
       else if (name === "commits") take(data);
@@ -136,11 +187,17 @@ async function generate() {
       else throw new Error(data.error.message);
     }
   } catch (problem) {
-    say(problem.name === "AbortError" ? "Stopped." : problem.message, problem.name !== "AbortError");
+    const isBroken = problem instanceof TypeError; // what a reader throws whose connection ends
+    const message = isBroken ? "The server broke off its answer." : problem.message;
+    say(problem.name === "AbortError" ? "Stopped." : message, problem.name !== "AbortError");
   }
-  if (run !== former) end();
+  if (run !== former) {
+    end();
+    if (run.reason !== "stopped") say(summary());
+  }
   abort = null;
   busy(false);
+  if (!$("unlock").hidden) $("key").focus();
 }
 
 // The button stays enabled, as the keyboard's focus would be lost with it.
@@ -180,7 +237,7 @@ function open(opened) {
 
 function take({ commits, forwards, text }) {
   const fresh = numbered(commits, forwards);
-  Object.assign(run, { forwards, text, tokens: run.tokens + commits.length });
+  Object.assign(run, { forwards, text, tokens: run.tokens + fresh.filter((commit) => !isEnd(commit)).length });
   run.commits.push(...fresh);
   run.seconds = elapsed();
   canvas.add(fresh);
@@ -208,7 +265,6 @@ function numbered(commits, forwards) {
 function finish({ messages }, { text, finish_reason, tokens, forwards }) {
   Object.assign(run, { text, tokens, forwards, reason: finish_reason });
   run.seconds = elapsed();
-  say(summary());
   if (!messages) return;
   turns = [...messages, { role: "assistant", content: text }];
   $("prompt").value = "";
@@ -234,6 +290,7 @@ function summary() {
 
 function figures() {
   $("tokens").textContent = run.tokens;
+  $("ends").textContent = run.commits.filter(isEnd).length;
   $("forwards").textContent = run.forwards;
   $("per-forward").textContent = (run.tokens / Math.max(run.forwards, 1)).toFixed(1);
   $("rate").textContent = run.seconds ? (run.tokens / run.seconds).toFixed(0) : "–";
@@ -321,27 +378,37 @@ function save() {
 }
 
 // Shows a replay that is given as a promise of its text.
-async function openReplay(json) {
+async function openReplay(json, kind = "A replay") {
   if (abort) return say("Stop the request first, then open the replay.", true);
   try {
     const replayed = unpacked(await json);
     open({ ...replayed, isOver: true });
     end();
-    say(`A replay of ${run.model}: ${summary()}`);
+    say(`${kind} of ${run.model}: ${summary()}`);
   } catch (problem) {
     say(problem.message, true);
   }
 }
 
-function openLink() {
-  if (location.hash.startsWith("#replay=")) openReplay(fromFragment(location.hash.slice(1)));
+const isLink = () => location.hash.startsWith("#replay=");
+
+async function openLink() {
+  if (!isLink()) return;
+  await openReplay(fromFragment(location.hash.slice(1)));
+  reveal();
+}
+
+// What is there before anybody asks anything: a replay that is a file of the page.
+async function openStored() {
+  const response = await fetch("opening.json");
+  if (!run && !abort) await openReplay(response.text(), "A stored replay");
 }
 
 // --- Controls
 
 function conversation() {
   $("conversation").replaceChildren(
-    ...turns.map(({ role, content }) => element("li", { className: role, textContent: content })),
+    ...turns.map(({ role, content }) => element("li", { className: role }, ...coloured(content, { fenced: true }))),
   );
   $("conversation").hidden = mode() !== "chat" || !turns.length;
 }
@@ -362,10 +429,9 @@ function markHole() {
   box.setSelectionRange(before.length, before.length + HOLE.length);
 }
 
-function fill({ text, tokens, block = "" }) {
+function fill({ text, tokens }) {
   $("prompt").value = text;
   $("max_tokens").value = tokens;
-  $("block_length").value = block;
 }
 
 function choose() {
@@ -389,15 +455,20 @@ function choose() {
   conversation();
 }
 
+// Adapts the form to the model that is served.
 async function describe() {
   try {
-    const response = await fetch("/v1/models", { headers: headers() });
-    const { data, error } = await response.json();
-    if (error) throw new Error(error.message);
+    const { data } = await (await ask("v1/models")).json();
     const [model] = data;
-    $("model").textContent = [model.id, model.notice].filter(Boolean).join(" · ");
+    const isLeftToRight = !model.presets.length;
+    const way = isLeftToRight && "autoregressive: writes from left to right";
+    $("model").textContent = [model.id, model.notice, way].filter(Boolean).join(" · ");
+    $("unlock").hidden = true;
     $("chat-tab").hidden = !model.has_chat;
     for (const id of ["max_tokens", "steps", "block_length"]) $(id).max = Math.min(model.max_tokens, model.context - 1);
+    for (const setting of document.querySelectorAll(".diffusion")) setting.hidden = isLeftToRight;
+    $("preset").replaceChildren(...model.presets.map((name) => element("option", { value: name, textContent: name })));
+    if (!isLeftToRight) $("preset").value = model.preset;
   } catch (problem) {
     $("model").textContent = problem.message;
   }
@@ -441,9 +512,16 @@ on("file", "change", () => {
   $("file").value = "";
   if (file) openReplay(file.text());
 });
-on("key", "change", describe);
+on("unlock", "submit", async (event) => {
+  event.preventDefault();
+  key = $("key").value.trim();
+  store("key", key);
+  await describe();
+  if ($("unlock").hidden) $("run").focus();
+});
 window.addEventListener("hashchange", openLink);
 choose();
 legend();
 describe();
-openLink();
+if (isLink()) openLink();
+else openStored();

@@ -36,9 +36,12 @@ export function* pieces(code) {
 // Elements for a program, or with `fenced` for an answer whose programs stand between lines of ```.
 export function coloured(text, { fenced = false } = {}) {
   if (!fenced) return [...pieces(text)].map(([kind, part]) => span(kind, part));
-  return text.split(/(^```.*$)/m).flatMap((part, index) => {
+  // "a\n```python\nx\n```\nb": text, fence, program, fence, text
+  const parts = text.split(/(^```.*$)/m);
+  return parts.flatMap((part, index) => {
     if (index % 2) return span("fence", part);
-    return index % 4 === 2 ? coloured(part) : span("plain", part);
+    const isPython = index % 4 === 2 && /^```(python|py)?\d?\s*$/i.test(parts[index - 1]);
+    return isPython ? coloured(part) : span("plain", part);
   });
 }
 
