@@ -439,7 +439,7 @@ def test_passes_are_the_models_evaluations(page, preset, alg):
             const ask = window.fetch;
             window.fetch = async (...given) => {
                 const answer = await ask(...given);
-                window.heard = answer.clone().text();
+                if (given[0].endsWith("denoise")) window.heard = answer.clone().text();
                 return answer;
             };
         }"""
