@@ -20,7 +20,10 @@ from jax_lm.config import Fields
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied")
 DEFAULT_ALG = "entropy"
-COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy")
+COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy", "low_entropy")
+# Commit rules with a bound on entropies, and those that several blocks at once can follow.
+ENTROPY_RULES = ("entropy", "low_entropy")
+PIPELINE_RULES = ("threshold", "low_entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
 CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "force")}
 BLOCK_LENGTH = 32
@@ -68,11 +71,11 @@ READ_BY = {
     "threshold": ("threshold", "dynamic"),
     "factor": ("factor",),
     "decay": ("dynamic",),
-    "entropy_bound": ("entropy",),
+    "entropy_bound": ENTROPY_RULES,
 }
 
-# Settings that only cache="causal" has.
-CAUSAL_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
+# Settings of several blocks at once.
+PIPELINE_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
 # Settings of refreshes, of which a decoding without a cache has none, nor one whose finished blocks
 # are never recomputed.
 WITHOUT_REFRESHES = {
@@ -83,6 +86,7 @@ WITHOUT_REFRESHES = {
 }
 # Ends of messages.
 WITH_CAUSAL = "with cache='causal'"
+ACTIVE_BLOCKS = "several blocks at once (active_blocks)"
 WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
 
 
@@ -156,13 +160,14 @@ class Decoding:
             `dynamic`: like `threshold`, with a threshold that falls to
             threshold * (1 - decay * (1 - r)), where r is the share of masks left. `entropy`: the
             longest run of most confident tokens whose entropies sum to at most `entropy_bound` more
-            than the largest of them (EB-Sampler, arXiv 2505.24857). All but `steps` commit at least
-            one token per step, and if `num_steps` is given, at most as many as its schedule allows.
+            than the largest of them (EB-Sampler, arXiv 2505.24857). `low_entropy`: every token with
+            an entropy below `entropy_bound` (dParallel, d3LLM). All but `steps` commit at least one
+            token per step, and if `num_steps` is given, at most as many as its schedule allows.
         threshold: lowest probability that commit rules `threshold` and `dynamic` commit, in (0, 1].
         factor: factor of the commit rule `factor`, positive; a larger one commits more tokens.
         decay: decay of the commit rule `dynamic`, in [0, 1].
-        entropy_bound: bound of the commit rule `entropy`, in nats, not negative. Entropies are
-            taken before temperature and filters.
+        entropy_bound: bound of the commit rules `entropy` and `low_entropy`, in nats, not negative.
+            Entropies are taken before temperature and filters.
         block_length: length of a block; a block is filled before the next one begins. 0 is the
             whole canvas. The default is 0 for commit rule `steps` without a cache, and 32
             otherwise: a threshold over the whole canvas ruins the answers of instruct models.
@@ -180,13 +185,15 @@ class Decoding:
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
             at the refresh, as Fast-dLLM does.
-        add_threshold: with cache `causal`, the filled share of the last block at which the next
-            block is added, in [0, 1].
+        add_threshold: where blocks are filled in parallel, the filled share of the last block at
+            which the next one is added, in [0, 1].
         activate_threshold: with cache `causal`, the filled share of a block from which the next
             block commits its most confident token at each step, even if no token reaches the
             threshold, in [0, 1].
-        active_blocks: with cache `causal`, the largest number of blocks filled in parallel; each
-            step computes the rows of all of them.
+        active_blocks: the largest number of blocks filled in parallel. With cache `causal`, each
+            step computes the rows of all of them. With cache `none`, this or `add_threshold` asks
+            for blocks in parallel under full attention (d3LLM), with commit rule `threshold` or
+            `low_entropy`, for completions; the first unfinished block commits a token at each step.
     """
 
     preset: str = "exact"
@@ -223,26 +230,37 @@ class Decoding:
                 )
         if settings.cache == "causal":
             require_only(settings, WITHOUT_REFRESHES | {"commit": "threshold"}, WITH_CAUSAL)
-            return
-        # Settings of another cache would be ignored silently.
-        require_only(self, dict.fromkeys(CAUSAL_SETTINGS), "without cache='causal'")
-        if settings.cache == "none":
+        elif settings.cache == "none":
             require_only(settings, WITHOUT_REFRESHES, "with cache='none': it needs a cache")
+            require_only(self, {"activate_threshold": None}, "without cache='causal'")
+            if self.is_pipelined:
+                require_one_of("commit", settings.commit, PIPELINE_RULES)
+        else:
+            # Settings of another cache would be ignored silently.
+            require_only(
+                self, dict.fromkeys(PIPELINE_SETTINGS), "without cache='causal' or cache='none'"
+            )
 
     @cached_property
     def settings(self) -> SimpleNamespace:
         """The value of every setting: as given, else from the preset, else the default.
 
-        The default commit rule of cache="causal" is `threshold`, the only one that it supports.
+        The default commit rule of blocks in parallel is `threshold`.
         """
         names = [field.name for field in fields(self) if field.name != "preset"]
         overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
         stated = PRESETS[self.preset] | overrides
-        implied = {"commit": "threshold"} if stated.get("cache") == "causal" else {}
+        implied = {"commit": "threshold"} if self.is_pipelined else {}
         settings = DECODING_DEFAULTS | implied | stated
         is_plain = settings["commit"] == "steps" and settings["cache"] == "none"
         block_length = WHOLE_CANVAS if is_plain else BLOCK_LENGTH
         return SimpleNamespace(**{"block_length": block_length} | settings)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether several blocks are filled at once."""
+        given = any(getattr(self, name) is not None for name in PIPELINE_SETTINGS)
+        return given or self.cache == "causal"
 
     def within_blocks(self, size: int | None, family: str) -> "Decoding":
         """Return these settings for a model that attends to its own and to earlier blocks alone.
@@ -353,8 +371,11 @@ class GenerationOptions:
         self.check_steps()
         self.check_draft()
         self.check_grammar()
-        if self.decoding.settings.cache == "causal":
-            require_only(self, WITHOUT_VARIANTS, WITH_CAUSAL)
+        if self.decoding.is_pipelined:
+            is_causal = self.decoding.cache == "causal"
+            require_only(
+                self, WITHOUT_VARIANTS, WITH_CAUSAL if is_causal else f"with {ACTIVE_BLOCKS}"
+            )
         if self.growth == "on":
             self.require_growable()
 

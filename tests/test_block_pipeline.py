@@ -350,7 +350,10 @@ def test_a_text_is_completed_and_a_hole_refused(tiny_inference):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"add_threshold": 0.1}, "add_threshold=0.1: must be None without cache='causal'"),
+        (
+            {"add_threshold": 0.1, "cache": "dual"},
+            "add_threshold=0.1: must be None without cache='causal' or cache='none'",
+        ),
         (
             {"active_blocks": 2, "preset": "fast"},
             "active_blocks=2: must be None without cache='causal'",

@@ -171,7 +171,8 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     ("fields", "named"),
     [
         ({"precision": "int4"}, "dtype='int4'"),
-        ({"decoding": Decoding(cache="causal")}, "cache='causal': is not planned for"),
+        ({"decoding": Decoding(cache="causal")}, "cache='causal', active_blocks: several"),
+        ({"decoding": Decoding(active_blocks=2)}, "cache='causal', active_blocks: several"),
         ({"batch": 0}, "batch=0"),
         ({"canvas": 8, "new_tokens": 9}, r"max_new_tokens=9: must lie in \[1, canvas=8\]"),
     ],

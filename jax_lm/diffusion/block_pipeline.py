@@ -10,7 +10,7 @@ as a batch of one.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,8 @@ DECIDED = ("tokens", "masked", "commit_step", "confidence")
 # Tolerance in tokens when a block's filled share is compared: 0.95 * 20 is not exactly 19 in
 # float32.
 ROUNDING = 1e-4
+# What asks for it, for messages.
+CAUSAL = "cache='causal'"
 
 
 class Pipeline(NamedTuple):
@@ -76,6 +78,7 @@ class BlockPipeline(Variant):
         active: blocks that may have begun without being finished.
         prompt_block: columns of the blocks into which the prompt is cut backwards from its end; 1
             is a causal prompt, None one that attends to all of itself.
+        begun: blocks that have begun before the first step, which may begin one more.
     """
 
     start: int
@@ -83,6 +86,7 @@ class BlockPipeline(Variant):
     length: int
     active: int
     prompt_block: int | None = None
+    begun: ClassVar[int] = 0
 
     @classmethod
     def of(
@@ -91,11 +95,7 @@ class BlockPipeline(Variant):
         decoding = options.decoding.settings
         if decoding.cache != "causal":
             return None
-        region, width = canvas.region, canvas.tokens.shape[1]
-        if region.end != width or not canvas.holes[:, region.start :].all():
-            raise ValueError(
-                "cache='causal': only completes prompts; texts with holes need another cache"
-            )
+        region = completed_region(canvas, CAUSAL)
         length = options.decoding.block_columns(region.length)
         if not config.family.is_diffusion and length > 1:
             raise ValueError(f"block_length={length}: must be 1, {LEFT_TO_RIGHT_ONLY}")
@@ -110,7 +110,7 @@ class BlockPipeline(Variant):
 
     @property
     def request(self) -> str:
-        return "cache='causal'"
+        return CAUSAL
 
     def blocks(self, canvas: Canvas, length: int) -> Iterable[Block]:
         return [canvas.region]
@@ -118,10 +118,10 @@ class BlockPipeline(Variant):
     def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
         if (np.asarray(state.masked) != canvas.holes).any():
             raise ValueError(
-                "state: must be None with cache='causal', whose keys begin with the canvas"
+                f"state: must be None with {self.request}, which begins with the canvas"
             )
         none = jnp.zeros(len(state.tokens), jnp.int32)
-        return state._replace(extra=Pipeline(none, none))
+        return state._replace(extra=Pipeline(none + self.begun, none))
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
         """Compute the prompt and the first block, then a window of blocks."""
@@ -169,7 +169,7 @@ class BlockPipeline(Variant):
             cache: KVCache,
             canvas: CanvasArrays,
         ) -> tuple[dict[str, Array], KVCache]:
-            rows = config.rows or 0
+            rows = config.rows or row.tokens.shape[1]
             window = inputs.window._replace(
                 block=start, rows=jnp.maximum(start + config.length - rows, 0)
             )
@@ -191,8 +191,15 @@ class BlockPipeline(Variant):
         mapped = jax.vmap(take, axis_name=ROWS)
         decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
         decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
+        state = self.end_texts(state._replace(**decided), inputs, config)
         step, forwards = state.step + 1, state.forwards + 1
-        return state._replace(**decided, step=step, forwards=forwards, extra=following), cache
+        return state._replace(step=step, forwards=forwards, extra=following), cache
+
+    def end_texts(
+        self, state: SamplerState, inputs: BatchInputs, config: StepConfig
+    ) -> SamplerState:
+        """End texts by a rule of this method; `write` has ended those that are final."""
+        return state
 
     def advance_pipeline(
         self,
@@ -224,7 +231,7 @@ class BlockPipeline(Variant):
         inputs: BatchInputs,
         config: StepConfig,
     ) -> Bool[Array, "1 r"]:
-        """Choose the masked columns of a row whose tokens pass the threshold.
+        """Choose the masked columns of a row that pass the threshold or the bound on entropy.
 
         Args:
             proposal: tokens of the window's columns.
@@ -233,12 +240,17 @@ class BlockPipeline(Variant):
             inputs: canvas, window and settings of the row.
             config: configuration of the step.
         """
-        # tokens that pass the threshold
+        # tokens that pass
         window, params = inputs.window, inputs.params
         masked = block_columns(state.masked, window, config)
         for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
         scores = disturbed(for_choice, proposal.scores, params.alg_temp)
-        sure = masked & (proposal.probability > params.threshold)
+        is_sure = jnp.where(
+            params.entropy_bound >= 0,
+            proposal.entropy < params.entropy_bound,
+            proposal.probability > params.threshold,
+        )
+        sure = masked & is_sure
         columns = window.block + jnp.arange(config.length)
         # and the most confident one of each block that must decide and has none:
         # blocks [0, 0, 1, 1] and ranks [2, 0, 1, 3] have the first ranks [0, 0, 1, 1]
@@ -307,3 +319,17 @@ class BlockPipeline(Variant):
         # Filled [1, 0, 1] -> forced [1, 1, 0].
         first = jnp.ones_like(masks[:, :1], bool)
         return jnp.concatenate([first, self.is_filled(masks, share)[:, :-1]], axis=1)
+
+
+def completed_region(canvas: Canvas, request: str) -> Block:
+    """Return the columns after the prompts.
+
+    Raises:
+        ValueError: a text has holes in other places; `request` is the setting that forbids it.
+    """
+    region, width = canvas.region, canvas.tokens.shape[1]
+    if region.end != width or not canvas.holes[:, region.start :].all():
+        raise ValueError(
+            f"{request}: only completes prompts; texts with holes need another decoding"
+        )
+    return region

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.models.shapes import RowIds, RowLogits, RowScores
-from jax_lm.options import ALGS, GenerationOptions
+from jax_lm.options import ALGS, ENTROPY_RULES, GenerationOptions
 
 # Number of candidates that drafts are made from, if the whole vocabulary is sampled. A missing one
 # costs a forward pass, but does not change the answer.
@@ -42,7 +42,9 @@ class SamplingParams(NamedTuple):
         threshold: probability from which tokens are committed.
         decay: decay of the threshold while the block fills; 0 except in the rule `dynamic`.
         factor: factor of the rule `factor`; 0 in the others.
-        entropy_bound: bound of the rule `entropy`; negative in the others, which need no entropies.
+        entropy_bound: bound of the rules `entropy` and `low_entropy`; negative in the others, which
+            need no entropies.
+        bounds_each: whether each entropy is bounded (`low_entropy`), and not their sum.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
         early_stop: whether a stop token ends a row; None is always, and another program.
@@ -64,6 +66,7 @@ class SamplingParams(NamedTuple):
     decay: Float[Array, "*b"]
     factor: Float[Array, "*b"]
     entropy_bound: Float[Array, "*b"]
+    bounds_each: Bool[Array, "*b"]
     steps: Int[Array, "*b"]
     ratios: Float[Array, "*b s"]
     early_stop: Bool[Array, "*b"] | None = None
@@ -104,11 +107,14 @@ class SamplingParams(NamedTuple):
             "threshold": single(decoding.threshold),
             "decay": single(decoding.decay if decoding.commit == "dynamic" else 0),
             "factor": single(decoding.factor if decoding.commit == "factor" else 0),
-            "entropy_bound": single(decoding.entropy_bound if decoding.commit == "entropy" else -1),
+            "entropy_bound": single(
+                decoding.entropy_bound if decoding.commit in ENTROPY_RULES else -1
+            ),
+            "bounds_each": np.bool_(decoding.commit == "low_entropy"),
             "steps": np.int32(steps),
             "ratios": ratios,
         }
-        if decoding.cache == "causal":
+        if options.decoding.is_pipelined:
             numbers |= {
                 name: single(getattr(decoding, name))
                 for name in ("add_threshold", "activate_threshold")

@@ -1,8 +1,8 @@
 """Commit rules: which masked positions of a block a step decides. Pure functions of arrays.
 
 Rules: Dream (`steps`), Fast-dLLM (`threshold`, `factor`), a threshold that falls as the block fills
-(`dynamic`) and EB-Sampler (`entropy`); see `jax_lm.options.Decoding`. `candidates` draws and scores
-the tokens.
+(`dynamic`), EB-Sampler (`entropy`) and dParallel (`low_entropy`); see `jax_lm.options.Decoding`.
+`candidates` draws and scores the tokens.
 """
 
 import functools
@@ -95,6 +95,14 @@ def within_entropy(
     entropy = ordered(entropy, rank, masked)
     shared = jnp.cumsum(entropy, axis=1) - jax.lax.cummax(entropy, axis=1)
     return masked & leading(shared <= bound, rank)
+
+
+def below_entropy(
+    bound: Float[Array, ""], rank: RowIds, entropy: RowScores, masked: RowMask
+) -> RowMask:
+    """Choose masked positions with an entropy below the bound, and the one of rank 0."""
+    # bound .5, entropies [.6, .1, .9] and ranks [1, 0, 2]: [0, 1, 0]; with bound 0 the same
+    return masked & ((entropy < bound) | (rank == 0))
 
 
 def ordered(values: RowScores, rank: RowIds, masked: RowMask) -> RowScores:

@@ -31,6 +31,7 @@ from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
 from jax_lm.diffusion.masking import align_rows
+from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.state import (
     NEVER,
     NO_HOOKS,
@@ -57,7 +58,14 @@ IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 
 # Decoding methods in the order in which they are asked. The first whose `of` returns a variant
 # decodes the request; plain denoising comes last and takes any.
-METHODS: tuple[type[Variant], ...] = (VariableLength, BlockPipeline, Drafts, Lookahead, Variant)
+METHODS: tuple[type[Variant], ...] = (
+    VariableLength,
+    BlockPipeline,
+    MultiBlock,
+    Drafts,
+    Lookahead,
+    Variant,
+)
 
 
 class Sampler:

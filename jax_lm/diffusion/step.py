@@ -526,7 +526,12 @@ def choose(
         ),
     )
     # By entropy, where a bound is set.
-    within = commit_rules.within_entropy(params.entropy_bound, rank, proposal.entropy, masked)
+    bounded = params.entropy_bound, rank, proposal.entropy, masked
+    within = jnp.where(
+        params.bounds_each,
+        commit_rules.below_entropy(*bounded),
+        commit_rules.within_entropy(*bounded),
+    )
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
     # A number of steps limits the rules by probability too.
     allowed = commit_rules.budget(masked, holes, taken, params.steps)

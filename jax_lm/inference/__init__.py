@@ -415,9 +415,9 @@ class DiffuCoderInference:
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         every = every if on_state is None else 1
         # Whoever watches sees the model's own probabilities too, where the method keeps them.
-        start_state, settings = None, options.decoding.settings
+        start_state = None
         is_plain = canvas.room is None and not (options.draft or options.lookahead)
-        if on_state and is_plain and settings.cache != "causal":
+        if on_state and is_plain and not options.decoding.is_pipelined:
             kept = TokenLogProbs.empty(canvas.tokens.shape, 1)
             start_state = self.sampler.start(canvas, seed)._replace(logprobs=kept)
         sampler = self.sampler

@@ -120,9 +120,10 @@ class PlannedStep:
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, (*STEPS, SERVE))
         require_one_of("dtype", self.precision, PRECISIONS)
-        if self.decoding.settings.cache == "causal":
+        if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal': is not planned for; its steps are as those of 'window', of more rows"
+                "cache='causal', active_blocks: several blocks at once are not planned for; a step "
+                "is as with 'window' or 'none', of more rows"
             )
         if self.is_training and self.is_int8 and self.lora_rank is None:
             raise ValueError(

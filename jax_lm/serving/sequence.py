@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
 from jax_lm.diffusion.state import NEVER, SamplerState
-from jax_lm.options import BLOCK_LENGTH, GenerationOptions
+from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
 # it is the same for all sequences.
@@ -124,6 +124,8 @@ class Sequence:
         steps, cache, commit = options.steps, decoding.cache, decoding.commit
         if cache not in ("none", "window") and not self.is_left_to_right:
             raise ValueError(f"cache={cache!r}: must be none or window")
+        if options.decoding.is_pipelined and not self.is_left_to_right:
+            raise ValueError(f"{ACTIVE_BLOCKS}: not for sequences of a batch")
         if (steps is None) != (commit != "steps"):
             raise ValueError(
                 f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jax_lm.options import (
+    PIPELINE_SETTINGS,
     GenerationOptions,
     require,
     require_above_zero,
@@ -227,6 +228,7 @@ class GRPOConfig:
             rule(lambda value: value == 1, decoding, "refresh_every")
             rule(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
             rule(lambda value: not value, self.generation, "lookahead")
+            rule(lambda value: False, self.generation.decoding, *PIPELINE_SETTINGS)
         if self.masks.sampling_temperature:
             rule = "scores have no temperature 0"
             require(rule, lambda value: value > 0, self.generation, "temperature")

@@ -1,0 +1,78 @@
+"""Several blocks at once under full attention (d3LLM, github.com/hao-ai-lab/d3LLM).
+
+The blocks begin and decide as in the block pipeline of D2F. But every position attends to the whole
+canvas, also to blocks that have not begun, and each step computes it all. It is for weights that were
+distilled for it, and for any other with full attention.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.state import BatchInputs, SamplerState
+from jax_lm.diffusion.step import Pass, StepConfig
+from jax_lm.options import ACTIVE_BLOCKS, GenerationOptions
+
+
+@dataclass(frozen=True)
+class MultiBlock(BlockPipeline):
+    """The blocks of an answer, of which several are filled at once, each seeing the whole canvas."""
+
+    begun: ClassVar[int] = 1
+
+    @classmethod
+    def of(
+        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
+    ) -> "MultiBlock | None":
+        decoding = options.decoding
+        if not decoding.is_pipelined or decoding.settings.cache != "none":
+            return None
+        if config.attention_block is not None:
+            raise ValueError(
+                f"{ACTIVE_BLOCKS}: not with {config.family.name}, which attends by blocks"
+            )
+        region = completed_region(canvas, ACTIVE_BLOCKS)
+        length = decoding.block_columns(region.length)
+        return cls(region.start, region.end, length, decoding.settings.active_blocks)
+
+    @property
+    def request(self) -> str:
+        return ACTIVE_BLOCKS
+
+    def passes(self, passes: list[Pass]) -> list[Pass]:
+        """Compute the whole canvas, and decide columns of the whole answer."""
+        return [Pass(replace(passes[0].config, length=self.end - self.start, rows=None), 0)]
+
+    def admitted(self, present: Bool[Array, "b s"], queries: Int[Array, "r"]) -> Bool[Array, "b s"]:
+        """Return the keys that any query attends to: all that are present."""
+        return present
+
+    def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+        """Return which block must decide a token: the first one with masks.
+
+        The published threshold for it says nothing, as all blocks before that one are finished.
+        """
+        # masks [0, 3, 4]: [0, 1, 0]
+        is_left = masks > 0
+        return is_left & (jnp.cumsum(is_left, axis=1) == 1)
+
+    def end_texts(
+        self, state: SamplerState, inputs: BatchInputs, config: StepConfig
+    ) -> SamplerState:
+        """Repeat the first stop token of a row to its end, over tokens that were decided too."""
+        # [p, M, S, b, M] -> [p, M, S, S, S]
+        is_stop = jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32))
+        is_stop &= inputs.canvas.holes & ~state.masked
+        first = jnp.argmax(is_stop, axis=1)[:, None]
+        is_after = jnp.cumsum(is_stop, axis=1) - is_stop > 0
+        stops = jnp.take_along_axis(state.tokens, first, axis=1)
+        return state._replace(
+            tokens=jnp.where(is_after, stops, state.tokens),
+            masked=state.masked & ~is_after,
+            commit_step=jnp.where(is_after & state.masked, state.step, state.commit_step),
+        )

@@ -1,0 +1,167 @@
+"""Several blocks at once under full attention equal d3LLM's own loop (`tools/record_d3llm.py`)."""
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases.generation import count_compilations, tokens_of
+from cases.reference import GOLDEN
+from cases.sequences import make_sequence
+from family_cases import config_fields, random_tensor
+
+from jax_lm.config import DreamConfig
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.commit_rules import below_entropy
+from jax_lm.diffusion.multi_block import MultiBlock
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
+from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.training.grpo_config import Estimator, GRPOConfig
+
+RECORDED = json.loads((GOLDEN / "multi_block.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def sampler():
+    """The model that the recording was made with."""
+    config = DreamConfig.from_dict(config_fields("dream", 0))
+    tensors = {
+        name: jnp.asarray(random_tensor(name, shape))
+        for name, shape in parameter_shapes(config).items()
+    }
+    tensors["lm_head.weight"] *= RECORDED["scale"]
+    return Sampler(DreamForCausalLM.from_tensors(config, tensors))
+
+
+def options(name="published", **settings):
+    authors = RECORDED["settings"][name]
+    decoding = {
+        "commit": "low_entropy",
+        "entropy_bound": authors["threshold"],
+        "add_threshold": authors["block_add_threshold"],
+        "block_length": RECORDED["block"],
+        "active_blocks": 100,
+    }
+    changes = {key: settings.pop(key) for key in list(settings) if hasattr(Decoding(), key)}
+    order = {"temperature": 0.0, "top_p": None, "top_k": None}
+    return GenerationOptions(**order | settings, decoding=Decoding(**decoding | changes))
+
+
+def decoded(sampler, prompts, settings, mask=None, **more):
+    canvas = Canvas.after(np.array(prompts, np.int32), mask, RECORDED["columns"])
+    state = sampler.generate(canvas, settings, **more)
+    assert not np.asarray(state.masked).any()
+    return state
+
+
+@pytest.mark.parametrize("name", RECORDED["settings"])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_answers_are_those_of_the_published_loop(sampler, name, is_stopped):
+    """Token for token, in as many forward passes; where a stop token ends the text, up to it."""
+    cases = [
+        case
+        for case in RECORDED["cases"]
+        if case["settings"] == name and (case["stop"] is not None) == is_stopped
+    ]
+    assert len(cases) == 5
+    for case in cases:
+        stop_ids = () if case["stop"] is None else (case["stop"],)
+        state = decoded(sampler, [case["prompt"]], options(name), stop_ids=stop_ids)
+        found = tokens_of(state)[0, -RECORDED["columns"] :].tolist()
+        # What stands after the stop token is no text.
+        end = RECORDED["columns"] if case["stop"] is None else found.index(case["stop"]) + 1
+        assert found[:end] == case["tokens"][:end]
+        assert set(found[end:]) <= {case["stop"]}
+        # Their loop may count a decided token after the stop token as the one that it owes.
+        spared = case["forwards"] - int(state.forwards)
+        assert spared == 0 or (is_stopped and spared == 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entropy_bound": 0.9},
+        {"add_threshold": 0.9},
+        {"active_blocks": 1},
+        {"commit": "threshold", "entropy_bound": None},
+    ],
+    ids=str,
+)
+def test_every_setting_counts(sampler, change):
+    """The comparison above would see another value of each setting, which compiles nothing."""
+    prompts = [case["prompt"] for case in RECORDED["cases"][:10:2]]
+
+    def forwards(settings):
+        return [int(decoded(sampler, [each], settings).forwards) for each in prompts]
+
+    published = forwards(options())
+    other = options(**change)
+    if "active_blocks" not in change:
+        assert count_compilations(lambda: decoded(sampler, prompts[:1], other)) == 0
+    assert forwards(other) != published
+
+
+def test_rows_of_a_ragged_batch_are_what_they_are_alone(sampler):
+    prompts = [case["prompt"] for case in RECORDED["cases"][:3]]
+    mask = np.ones((3, len(prompts[0])), np.int32)
+    mask[1, :7] = 0
+    together = decoded(sampler, prompts, options(), mask, stop_ids=(2,))
+    for row, start in enumerate([0, 7, 0]):
+        alone = decoded(sampler, [prompts[row][start:]], options(), stop_ids=(2,))
+        np.testing.assert_array_equal(
+            tokens_of(alone)[0, -RECORDED["columns"] :],
+            tokens_of(together)[row, -RECORDED["columns"] :],
+        )
+
+
+def test_one_block_after_another_is_the_rule_of_dparallel(sampler):
+    """With room for one block, it is commit rule `low_entropy` in blocks, without the pipeline."""
+    prompts = [case["prompt"] for case in RECORDED["cases"][:4]]
+    single = {"active_blocks": 1, "add_threshold": 1.0}
+    plain = dict.fromkeys(single)
+    for each in prompts:
+        pipelined = decoded(sampler, [each], options(**single))
+        blocks = decoded(sampler, [each], options(**plain))
+        np.testing.assert_array_equal(pipelined.tokens, blocks.tokens)
+        np.testing.assert_array_equal(pipelined.commit_step, blocks.commit_step)
+        assert int(pipelined.forwards) == int(blocks.forwards) < RECORDED["columns"]
+
+
+def test_the_rule_takes_what_is_below_its_bound_and_the_first():
+    entropy = jnp.array([[0.6, 0.1, 0.9, 0.2], [0.6, 0.7, 0.9, 0.8]])
+    masked = jnp.array([[True, True, True, False], [True, True, True, True]])
+    rank = jnp.array([[1, 0, 2, 3], [0, 1, 3, 2]])
+    chosen = below_entropy(jnp.float32(0.7), rank, entropy, masked)
+    assert chosen.tolist() == [[True, True, False, False], [True, False, False, False]]
+    # A bound of 0 takes one token a step.
+    assert below_entropy(jnp.float32(0), rank, entropy, masked).sum(axis=1).tolist() == [1, 1]
+
+
+def test_what_does_not_go_together_is_refused_by_name(sampler, tiny_inference):
+    with pytest.raises(ValueError, match="commit='steps': must be one of threshold, low_entropy"):
+        Decoding(commit="steps", active_blocks=2)
+    with pytest.raises(ValueError, match=r"activate_threshold=0\.9: must be None without cache="):
+        options(activate_threshold=0.9)
+    with pytest.raises(ValueError, match="active_blocks=2: must be None without cache="):
+        Decoding(preset="turbo", active_blocks=2)
+    with pytest.raises(ValueError, match=r"draft=2: must be 0 with several blocks at once"):
+        options(draft=2)
+    with pytest.raises(ValueError, match=r"\(active_blocks\): only completes prompts"):
+        tiny_inference.infill("def f(x):", "\n", 8, options=options())
+    with pytest.raises(ValueError, match=r"\(active_blocks\): not for sequences of a batch"):
+        make_sequence(0, options=options(top_k=50))
+    with pytest.raises(ValueError, match=r"add_threshold=0\.1: estimator='trace' does not score"):
+        GRPOConfig(generation=options(temperature=1.0), masks=Estimator(estimator="trace"))
+    # Weights that attend by blocks never saw a canvas that attends to itself.
+    config = DreamConfig.from_dict(config_fields("a2d-qwen3-bd3lm", 0))
+    canvas = Canvas.after(np.ones((1, 4), np.int32), None, 8)
+    with pytest.raises(ValueError, match="not with Tiny-A2D bd3lm, which attends by blocks"):
+        MultiBlock.of(canvas, options(), config)
+
+
+def test_without_the_setting_nothing_is_at_once():
+    assert not Decoding(commit="low_entropy").is_pipelined
+    assert Decoding(active_blocks=2).settings.commit == "threshold"
+    assert replace(options().decoding, add_threshold=None).is_pipelined
