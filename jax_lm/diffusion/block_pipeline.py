@@ -120,8 +120,8 @@ class BlockPipeline(Variant):
             raise ValueError(
                 f"state: must be None with {self.request}, which begins with the canvas"
             )
-        none = jnp.zeros(len(state.tokens), jnp.int32)
-        return state._replace(extra=Pipeline(none + self.begun, none))
+        begun, stored = (jnp.full(len(state.tokens), count, jnp.int32) for count in (self.begun, 0))
+        return state._replace(extra=Pipeline(begun, stored))
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
         """Compute the prompt and the first block, then a window of blocks."""
