@@ -7,18 +7,19 @@ its scripts. The model is the Dream of `record_families`, with MASK excluded fro
 trained model proposes it. Needs torch and transformers (extra `parity`).
 """
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from family_cases import KINDS, random_rows
 from record_families import build
 
-LOOP = "d3llm/d3llm_DREAM/d3llm_dream_generate_util.py"
+LOOP = Path("d3llm/d3llm_DREAM/d3llm_dream_generate_util.py")
 NAME, SHAPE = "dream", 0
 MASK = KINDS[NAME]["mask_token_id"]
 # Answers of 60 columns in blocks of 12; the scale of the weights of the head makes a model surer.
@@ -34,7 +35,7 @@ SETTINGS = {
 class Authors:
     """What their loop takes for a model."""
 
-    def __init__(self, loop: object) -> None:
+    def __init__(self, loop: Any) -> None:
         self.model = build(NAME, SHAPE)
         with torch.no_grad():
             self.model.lm_head.weight.mul_(SCALE)
@@ -69,11 +70,8 @@ class Authors:
 
 
 def main(checkout: str, path: str) -> None:
-    spec = importlib.util.spec_from_file_location("loop", Path(checkout) / LOOP)
-    loop = importlib.util.module_from_spec(spec)
-    sys.modules["loop"] = loop
-    spec.loader.exec_module(loop)
-    authors = Authors(loop)
+    sys.path.insert(0, str(Path(checkout) / LOOP.parent))
+    authors = Authors(importlib.import_module(LOOP.stem))
     rows = random_rows(NAME, SHAPE)[0][0]
     cases = []
     for name, settings in SETTINGS.items():
