@@ -99,12 +99,13 @@ LAYOUTS: tuple[Case, ...] = (
     {"preset": "turbo", "block_length": 16},
     {"preset": "turbo", "block_length": 16, "refresh_steps": 3},
     {"cache": "causal", "block_length": 8},
+    {"block_length": 8, "active_blocks": 2},
 )
 """Each compiles one or two programs; `VARIATIONS` are inputs of those programs and compile nothing."""
 
 VARIATIONS: dict[str, tuple] = {
-    "alg": ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right"),
-    "commit": (None, "steps", "threshold", "factor", "dynamic", "entropy"),
+    "alg": ALGS,
+    "commit": (None, *COMMIT_RULES),
     "temperature": (0.0, 0.3, 1.0),
     "alg_temp": (0.0, 0.5),
     "num_steps": (None, 12),
@@ -289,8 +290,7 @@ def chosen_generations() -> list[Case]:
             seen |= pairs(chosen[-1])
         if len(chosen) == COUNT:
             break
-    # After the others, which then keep their numbers.
-    return [*chosen, chosen[0] | {"alg": "untied", "commit": None, "temperature": 0.3}]
+    return chosen
 
 
 def require_covered(cases: Sequence[Case]) -> None:
