@@ -223,6 +223,19 @@ def tiny_inference(tiny_folder):
     return DiffuCoderInference(tiny_folder, verbose=False)
 
 
+@pytest.fixture
+def broken_sampler():
+    """Makes a sampler of the same shapes in which a part of the weights is NaN."""
+
+    def broken(sampler, name, row=...):
+        def change(path, leaf):
+            return leaf.at[row].set(jnp.nan) if name in jax.tree_util.keystr(path) else leaf
+
+        return sampler.with_params(jax.tree_util.tree_map_with_path(change, sampler.params))
+
+    return broken
+
+
 @pytest.fixture(scope="session")
 def builtin_folder():
     return BUILTIN_MODEL

@@ -437,6 +437,28 @@ def test_a_client_that_goes_away_frees_its_place(address, engine, body):
     assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
 
 
+@pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
+def test_logits_that_are_not_finite_end_their_request_alone(
+    address, engine, broken_sampler, monkeypatch, preset
+):
+    """Requests waited for their timeout, as nothing was ever decided."""
+    body = {"prompt": PROMPT, "preset": preset} | COMPLETION
+    other = {"prompt": "x = ", "preset": preset} | COMPLETION
+    expected = call(address, "POST", "/v1/completions", other)[2]["choices"]
+    encode = engine.tokenizer.encode
+    token = min({*encode(PROMPT)} - {*encode("x = "), *encode(expected[0]["text"])})
+    with monkeypatch.context() as patch:
+        for slots in engine.workers[0].groups:
+            broken = broken_sampler(slots.sampler, "embed_tokens", token)
+            patch.setattr(slots, "sampler", broken)
+        for streams in (False, True):
+            status, _, answer = call(address, "POST", "/v1/completions", body | {"stream": streams})
+            assert (status, answer["error"]["code"]) == (500, "not_finite")
+            assert "logits are not finite" in answer["error"]["message"]
+        assert call(address, "POST", "/v1/completions", other)[2]["choices"] == expected
+    assert call(address, "POST", "/v1/completions", body)[0] == 200
+
+
 def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
     def next_event(self):
         raise RuntimeError("secret detail")

@@ -1,5 +1,6 @@
 """Autoregressive checkpoints as they are: block diffusion with blocks of one and a causal prompt."""
 
+import copy
 from dataclasses import replace
 
 import jax
@@ -255,3 +256,10 @@ def test_a_scored_prompt_has_its_exact_likelihood(served, causal_engine):
     exact = log_likelihood(causal_engine.sampler, ids[:1], ids[1:], samples=1, seed=0)
     found = sum(commit.logprob.value for commit in commits[1:])
     assert found == pytest.approx(exact.log_likelihood, abs=1e-4)
+
+
+def test_logits_that_are_not_finite_end_the_request(causal_engine, broken_sampler):
+    broken = copy.copy(causal_engine)
+    broken.sampler = broken_sampler(causal_engine.sampler, "'norm'")
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        broken.complete(["def f():"], replace(GREEDY, top_p=0.95))

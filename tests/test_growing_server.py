@@ -163,3 +163,15 @@ def test_every_endpoint_with_a_suffix_fills_it(address, growing):
     }
     _, _, infilled = call(address, "POST", "/infill", llama)
     assert infilled["content"] == expected
+
+
+def test_logits_that_are_not_finite_end_the_request_and_not_the_engine(
+    address, engine, broken_sampler, monkeypatch
+):
+    body = {"prompt": "a = ", "suffix": "\n", "max_tokens": 8, "temperature": 0}
+    with monkeypatch.context() as patch:
+        for slots in engine.workers[0].groups:
+            patch.setattr(slots, "sampler", broken_sampler(slots.sampler, "'norm'"))
+        status, _, answer = call(address, "POST", "/v1/completions", body)
+        assert (status, answer["error"]["code"]) == (500, "not_finite")
+    assert call(address, "POST", "/v1/completions", body)[0] == 200

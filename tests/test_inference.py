@@ -1,5 +1,6 @@
 """DiffuCoderInference with the built-in model: requests, refusals, device and dtype."""
 
+import copy
 import itertools
 import shutil
 from dataclasses import replace
@@ -327,3 +328,19 @@ def test_only_unsure_answers_of_the_built_in_model_are_doubted(engine, monkeypat
     assert "(0%)" in engine.doubt(answer_with(), 0.0)
     monkeypatch.setattr(engine, "is_builtin", False)
     assert engine.doubt(answer_with(0.1), 0.0) is None
+
+
+@pytest.mark.parametrize("preset", ["exact", "fast", "turbo"])
+@pytest.mark.parametrize(("name", "row"), [("'norm'", ...), ("lm_head", 7)])
+def test_logits_that_are_not_finite_end_the_request(engine, broken_sampler, preset, name, row):
+    """They decided `!!!!`, or nothing for ever."""
+    broken = copy.copy(engine)
+    broken.sampler = broken_sampler(engine.sampler, name, row)
+    options = GenerationOptions(decoding=Decoding(preset=preset), **GREEDY)
+    for answers in (
+        lambda: broken.complete(PAIR, options),
+        lambda: list(broken.stream(PAIR, options)),
+        lambda: broken.fill("def add(a, b):\n    <|hole:3|>a<|hole:3|>\n", options),
+    ):
+        with pytest.raises(FloatingPointError, match="logits are not finite"):
+            answers()

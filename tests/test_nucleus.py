@@ -67,7 +67,7 @@ def kept_of(rows, top_p):
     values = rows[None]
     weights = weigh(values, jnp.max(values, axis=-1, keepdims=True), jnp.float32(1))
     border = nucleus(values, weights, top_p, jnp.ones(values.shape[:2], bool))
-    return border.includes(values, jnp.arange(values.shape[-1]))[0]
+    return ~border.excludes(values, jnp.arange(values.shape[-1]))[0]
 
 
 def require_equal(ours, row, top_p, name):

@@ -188,3 +188,11 @@ def test_a_reward_that_scores_nothing_ends_the_run_at_once(caplog):
         f"rollout 7: {message}: there is nothing to learn from",
         "rollout 0: mine returned None for every completion",
     ]
+
+
+def test_a_policy_that_is_not_finite_samples_nothing(letters, policy, prompts, broken_sampler):
+    sampler = broken_sampler(Sampler(policy), "'norm'")
+    options = GenerationOptions(max_new_tokens=8, top_p=None, top_k=None)
+    keys = sample_keys(0, 0, 0, jax.numpy.arange(2))
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        sample_completions(sampler, letters, prompts.prompts[:2], options, keys=keys, width=32)

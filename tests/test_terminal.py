@@ -28,6 +28,7 @@ def failing(error):
             "error: [Errno 2] No such file: 'x.txt'\n",
         ),
         (ValueError(), 2, "error: ValueError\n"),
+        (FloatingPointError("logits are nan"), 2, "error: logits are nan\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )

@@ -250,7 +250,8 @@ class BlockPipeline(Variant):
             proposal.entropy < params.entropy_bound,
             proposal.probability > params.threshold,
         )
-        sure = masked & is_sure
+        # A NaN is committed too, for the host to find it.
+        sure = masked & (is_sure | jnp.isnan(proposal.probability))
         columns = window.block + jnp.arange(config.length)
         # and the most confident one of each block that must decide and has none:
         # blocks [0, 0, 1, 1] and ranks [2, 0, 1, 3] have the first ranks [0, 0, 1, 1]

@@ -256,6 +256,8 @@ def filtered(
             jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True)
         )
         values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
+        # A NaN behind the k largest must not pass unseen.
+        values = jnp.where(jnp.isnan(log_total), jnp.nan, values)
     if params.top_k is not None:
         values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
     if params.min_p is not None:

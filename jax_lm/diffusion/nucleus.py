@@ -73,11 +73,14 @@ class Border(NamedTuple):
     value: Float[Array, "b r 1"]
     last: Int[Array, "b r 1"]
 
-    def includes(
+    def excludes(
         self, values: Float[Array, "b r *c"], ids: Int[Array, "..."]
     ) -> Bool[Array, "b r *c"]:
-        """Return whether tokens with these logits and ids are candidates."""
-        return (values > self.value) | ((values == self.value) & (ids <= self.last))
+        """Return whether tokens with these logits and ids are no candidates.
+
+        A NaN is never excluded, so that it reaches the probability of the chosen token.
+        """
+        return (values < self.value) | ((values == self.value) & (ids > self.last))
 
 
 def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
@@ -318,7 +321,7 @@ class Rows(NamedTuple):
             border = (
                 least if border is None else border_where(least.value > border.value, least, border)
             )
-        kept = weights if border is None else jnp.where(border.includes(logits, ids), weights, 0.0)
+        kept = weights if border is None else jnp.where(border.excludes(logits, ids), 0.0, weights)
         # A logit may be -inf, and its weight 0.
         heats = jnp.where(kept > 0, kept * ((logits - peak) * scale), 0.0)
         return cls(
@@ -333,7 +336,7 @@ class Rows(NamedTuple):
         return (
             log_probs
             if self.border is None
-            else jnp.where(self.border.includes(values, ids), log_probs, -jnp.inf)
+            else jnp.where(self.border.excludes(values, ids), -jnp.inf, log_probs)
         )
 
     @property

@@ -35,6 +35,7 @@ from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.state import (
     NEVER,
     NO_HOOKS,
+    NOT_FINITE,
     BatchInputs,
     CanvasArrays,
     Evaluation,
@@ -278,6 +279,9 @@ class Sampler:
 
         Returns:
             State and cache at the end of the block.
+
+        Raises:
+            FloatingPointError: logits were not finite.
         """
         limit, is_open = int(inputs.window.until), True
         step, forwards = int(state.step), int(state.forwards)
@@ -304,10 +308,12 @@ class Sampler:
             if self.is_over is not None and config.stop_ids:
                 state = close_rows(state, self.is_over(state), config.stop_ids[0])
                 progress = progress.at[-1].min(jnp.any(state.masked))
-            yield state
             begun = forwards
             # The only read of a call.
-            step, forwards, is_open = np.asarray(progress).tolist()
+            step, forwards, is_broken, is_open = np.asarray(progress).tolist()
+            if is_broken:
+                raise FloatingPointError(NOT_FINITE)
+            yield state
             # No forward pass means that the refresh is still to come.
             if is_refresh and forwards > begun:
                 refresh_at = min(begun + refresh_steps, NEVER)
@@ -473,12 +479,12 @@ def run(
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
-) -> tuple[SamplerState, KVCache, Int[Array, "3"]]:
+) -> tuple[SamplerState, KVCache, Int[Array, "4"]]:
     """Take steps until the block is full or a limit of the window is reached.
 
     Returns:
-        State, cache, and what the host reads: step, forward passes, and whether a mask is left in
-        the block.
+        State, cache, and what the host reads: step, forward passes, whether logits were not
+        finite, and whether a mask is left in the block.
     """
     model, variant = graph.merge(params), config.variant
 
@@ -492,7 +498,8 @@ def run(
     state, cache = variant.leave(*carry, inputs, config)
     # The state is small, and every host reads it.
     is_open = variant.is_open(state, inputs.window, config)
-    progress = jnp.stack([state.step, state.forwards, is_open.astype(jnp.int32)])
+    is_broken = jnp.isnan(state.confidence).any()
+    progress = jnp.stack([state.step, state.forwards, is_broken, is_open])
     state, progress = replicate((state, progress), model.mesh)
     return state, cache, progress
 

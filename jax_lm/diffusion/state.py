@@ -19,6 +19,7 @@ from jax_lm.models.shapes import Mask, RowScores, Tokens
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
+NOT_FINITE = "the model's logits are not finite: its weights or activations have become NaN or inf"
 
 
 # Example: prompt P Q and three holes, of which step 0 decided the first:
@@ -34,7 +35,7 @@ class SamplerState(NamedTuple):
         masked: positions still to be decided.
         commit_step: step at which a position was decided; NEVER for masks, -1 for given text.
         confidence: probability of the token when it was decided (after temperature and filters);
-            0 for masks and given text.
+            0 for masks and given text, NaN if the logits were not finite.
         step: steps taken.
         forwards: forward passes so far; steps that commit nothing need none.
         keys: one random key per row.
@@ -165,7 +166,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         tokens: the drawn token.
-        probability: its probability after temperature and filters.
+        probability: its probability after temperature and filters; NaN if the logits are not finite.
         scores: confidence by the measure of `alg`; larger is committed earlier.
         entropy: entropy of the model's distribution, before temperature and filters; 0 unless the
             commit rule reads it.

@@ -261,8 +261,9 @@ def write(
 ) -> SamplerState:
     """Write the chosen tokens into the canvas, and end the rows whose text ends with them."""
     proposal = evaluation.proposal
-    # Only the reference's candidates include MASK. A position with it stays open, as there.
-    chosen &= proposal.tokens != config.mask_id
+    # Only the reference's candidates include MASK. A position with it stays open, as there, unless
+    # its logits are not finite.
+    chosen &= (proposal.tokens != config.mask_id) | jnp.isnan(proposal.probability)
 
     # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
     def updated(values: Array, new: Array) -> Array:
@@ -535,7 +536,9 @@ def choose(
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
     # A number of steps limits the rules by probability too.
     allowed = commit_rules.budget(masked, holes, taken, params.steps)
-    return masked & jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
+    rule = jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
+    # No score orders what is not finite: it is committed now, for the host to find the NaN.
+    return masked & (rule | jnp.isnan(probability))
 
 
 def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Array, "b r"], ...]:

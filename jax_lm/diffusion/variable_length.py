@@ -147,10 +147,12 @@ class VariableLength(Variant):
         proposal = evaluation.proposal
         # decide
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
-        decided = state.masked & (commit_rules.ranks(scores, state.masked) < self.tokens_per_step)
+        rank, is_broken = commit_rules.ranks(scores, state.masked), jnp.isnan(proposal.probability)
+        # What is not finite is committed for the host to find the NaN; it moves nothing.
+        decided = state.masked & ((rank < self.tokens_per_step) | is_broken)
         tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
         # expand and delete
-        move = resize(state.extra, tokens, masked, decided, self)
+        move = resize(state.extra, tokens, masked, decided & ~is_broken, self)
 
         # `opened` is the value of a new mask, `absent` that of padding.
         def moved(values: Array, opened: int | bool | float, absent: int | bool | float) -> Array:

@@ -219,7 +219,8 @@ def explain_failure(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and (extra := find_extra(error.name or "")):
         install = f"pip install 'jax-diffucoder[{extra}]'"
         return f"this needs {error.name}, which is not installed: {install}"
-    if isinstance(error, ValueError | OSError):
+    # A FloatingPointError is about weights or a training that are no longer finite.
+    if isinstance(error, ValueError | OSError | FloatingPointError):
         return str(error) or type(error).__name__
     # JAX fails with different exceptions where the chosen platform is absent.
     frames = traceback.extract_tb(error.__traceback__)

@@ -122,8 +122,10 @@ class CompileScheduler:
         """Take a step with a sequence of our own; the time of a step is known then."""
         sequence = self.sequence(slots)
         slots.join(sequence)
-        slots.advance(1)
-        slots.leave(sequence)
+        try:
+            slots.advance(1)
+        finally:
+            slots.leave(sequence)
 
     def start_next(self) -> None:
         """Start to compile the next program that is missing, unless another one is being compiled.

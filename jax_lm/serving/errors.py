@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from jax_lm.diffusion.state import NOT_FINITE
 from jax_lm.serving import schemas
 from jax_lm.serving.admission import ContextLengthError
 from jax_lm.serving.queue import RejectedError
@@ -27,6 +28,7 @@ FAILURES = {
     "engine_failed": (503, "the engine failed, and the server ends"),
     "cancelled": (499, "the request was cancelled"),
     "error": (500, "decoding this request failed"),
+    "not_finite": (500, NOT_FINITE),
 }
 
 

@@ -6,6 +6,7 @@ of its own, and they take turns. Knows neither text nor queues.
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -103,8 +104,9 @@ class GrowingSlots(Slots):
         self.loops.pop(sequence, None)
 
     def compile(self, number: int, size: int, sequence: Any) -> None:
-        # one state is enough to compile the loop
-        list(islice(self.loop(sequence), 1))
+        # One state is enough to compile the loop. Requests are told if logits are not finite.
+        with suppress(FloatingPointError):
+            list(islice(self.loop(sequence), 1))
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:

@@ -95,8 +95,8 @@ class Event:
 
     Attributes:
         job: None if the answer needed no decoding.
-        reason: why the job ended: stop, length, cancelled, timeout, shutdown, engine_failed or
-            error; None while it continues.
+        reason: why the job ended: stop, length, cancelled, timeout, shutdown, engine_failed,
+            not_finite or error; None while it continues.
         text: the part of the answer that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
         tokens: at the end, the tokens of the answer in the order of the text, without stop tokens.
@@ -169,6 +169,7 @@ class Job:
     def ending(self, reason: str, error: Exception | None = None) -> Event:
         """Return the event that ends the job without a complete answer."""
         forwards = self.sequence.forwards
+        reason = "not_finite" if isinstance(error, FloatingPointError) else reason
         return Event(job=self, reason=reason, text=self.text, forwards=forwards, error=error)
 
     def next_event(self) -> Event:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from jax_lm.diffusion.state import NOT_FINITE
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.planning.serving import columns_of, widths
 from jax_lm.serving.compilations import CompileScheduler, WarmUp
@@ -258,6 +261,8 @@ class EngineWorker:
         """Raise DeviceError if slots cannot decode even a sequence of ours."""
         try:
             self.compilations.try_step(slots)
+        except FloatingPointError:
+            pass  # the weights are broken, not the device
         except Exception as error:  # whatever it is, nothing can be decoded any more
             raise DeviceError(f"the device fails for every request: {error}") from error
 
@@ -266,6 +271,8 @@ class EngineWorker:
         # for the time to the first text
         had_text = bool(job.text)
         try:
+            if np.isnan(job.sequence.confidence).any():
+                raise FloatingPointError(NOT_FINITE)
             self.repairs.advance(job.sequence)
             # a thread repairs it: what it reads as final may change while it is read
             if job.sequence in self.repairs.pending:
