@@ -1,6 +1,13 @@
-"""Block diffusion training: noisy and clean tokens side by side, against a loop over the blocks."""
+"""Block diffusion training: noisy and clean tokens side by side, against a loop over the blocks.
+
+Losses and gradients are compared in a child process in which the package computes in float64, on
+one device and on two virtual ones.
+"""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -15,22 +22,63 @@ from jax_lm.diffusion import masking
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.attention import attends_by_blocks, limit_to_blocks
-from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.sharding import MeshShape
 from jax_lm.training.config import SFT_LOSS, AdaptConfig, LossConfig, SftConfig
-from jax_lm.training.masked_diffusion import diffusion_loss, resolve_blocks, token_weights
+from jax_lm.training.masked_diffusion import (
+    diffusion_loss,
+    place_rows,
+    resolve_blocks,
+    token_weights,
+)
 
 WIDTH, KEY = 16, jax.random.key(2)
+CONFIG = DreamConfig(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    rope_theta=1e4,
+    rms_norm_eps=1e-6,
+    mask_token_id=95,
+    initializer_range=0.3,
+)
+# Everything that the package says is float32 is float64 in the child.
+IN_FLOAT64 = """
+import runpy, sys
+import jax
+import jax.numpy as jnp
+jax.config.update("jax_enable_x64", True)
+jnp.float32 = jnp.float64
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+# Largest difference of a loss or a gradient, relative to the largest entry of the same array. In
+# float32 it is 1e-6.
+TOLERANCE = 1e-12
+# Loss that is compared with a loop over blocks: family, loss, adapters. Shifted and not, all weights
+# and adapters, one copy and its complement.
+LOOPS = {
+    "shifted": ("Fast_dLLM_Qwen", LossConfig(block_length=4), False),
+    "not shifted": ("a2d-qwen2", LossConfig(block_length=3, normalisation="sequence"), False),
+    "adapters": ("Fast_dLLM_Qwen", LossConfig(block_length=2), True),
+    "complement": (
+        "qwen3",
+        LossConfig(block_length=4, weighting="plain", complementary_masks=True),
+        False,
+    ),
+}
+COMPARISONS = [*LOOPS, "one block", "blocks of 1", "mesh"]
 
 
-@pytest.fixture(scope="module")
-def config(tiny_config):
-    return replace(tiny_config, num_hidden_layers=1, initializer_range=0.3)
+def make_batch():
+    """Two rows, the first with two samples and padding on both sides.
 
-
-@pytest.fixture(scope="module")
-def batch():
-    """Two packed rows of three samples; the first tokens are given, and nothing predicts them."""
+    The first tokens of a sample are given, and nothing predicts them.
+    """
     rng = np.random.default_rng(0)
     sizes, given = ((7, 6), (11,)), {7: 1, 6: 2, 11: 3}
 
@@ -38,26 +86,163 @@ def batch():
         canvas = (False,) * given[size] + (True,) * (size - given[size])
         return Row(tuple(map(int, rng.integers(0, 90, size))), canvas, open=False)
 
-    return collate([[sample(size) for size in row] for row in sizes], WIDTH, 91)
+    batch = collate([[sample(size) for size in row] for row in sizes], WIDTH, 91)
+    for rows in (batch.tokens, batch.canvas, batch.samples):
+        # [a, b, c, pad, pad, pad] -> [pad, pad, a, b, c, pad]
+        rows[0] = np.roll(rows[0], 2)
+    return batch
+
+
+def make_model(kind="Dream", length=None, has_adapters=False):
+    config = replace(CONFIG, model_type=kind, block_size=length)
+    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
+    if has_adapters:
+        lora.add_lora(model, lora.LoraConfig(rank=2), seed=0)
+        # New adapters begin with factors of zero, whose partners have no gradient.
+        for _, adapter in lora.adapters(model):
+            adapter.lora_b[...] = 0.1 * jax.random.normal(
+                jax.random.key(3), adapter.lora_b[...].shape
+            )
+    return model
 
 
 def value_and_gradient(model, loss, batch):
+    """Return the total of a loss, its normaliser, and its gradient."""
     graph, state = nnx.split(model)
     objective = diffusion_loss(graph, loss, model.config.mask_token_id)
+    rows = place_rows(batch, mesh=model.mesh, parts=1, masks_per_query=True)
 
     @jax.jit
-    def compute(weights):
-        return jax.value_and_grad(lambda weights: objective(weights, batch, KEY)[:2], has_aux=True)(
+    def compute(weights, rows):
+        return jax.value_and_grad(lambda weights: objective(weights, rows, KEY)[:2], has_aux=True)(
             weights
         )
 
-    (total, weight), gradient = compute(nnx.to_pure_dict(state))
-    return float(total), float(weight), gradient
+    (total, weight), gradient = compute(nnx.to_pure_dict(state), rows)
+    return total, weight, gradient
 
 
-def assert_close(ours, theirs):
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max() + 1e-7)
+def distance(ours, theirs):
+    """Return the largest difference of two trees, relative to the largest entry of its array."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    arrays = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
+    assert all(a.dtype == b.dtype == np.float64 for a, b in arrays)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in arrays)
+
+
+def compare_one_block(batch):
+    """A block as long as the row: the loss of the whole text."""
+    model = make_model()
+    whole = value_and_gradient(model, LossConfig(masks_per_query=True), batch)
+    return distance(value_and_gradient(model, LossConfig(block_length=WIDTH), batch), whole)
+
+
+def compare_autoregressive(batch):
+    """Blocks of one token: the mean of next-token predictions under a causal mask."""
+    model = make_model()
+    graph, state = nnx.split(model)
+    samples = batch.samples
+    causal = jnp.asarray(
+        (samples[:, :, None] == samples[:, None]) & np.tril(np.ones((WIDTH, WIDTH), bool))
+    )
+    positions = masking.sample_positions(jnp.asarray(samples))
+
+    @jax.jit
+    def next_token_loss(weights):
+        logits = nnx.merge(graph, weights)(jnp.asarray(batch.tokens), causal, positions)
+        log_probs = jax.nn.log_softmax(logits[:, :-1])
+        own = jnp.take_along_axis(log_probs, batch.tokens[:, 1:, None], axis=-1)[..., 0]
+        return -jnp.sum(own * batch.canvas[:, 1:])
+
+    total, gradient = jax.value_and_grad(next_token_loss)(nnx.to_pure_dict(state))
+    expected = total, np.float64(batch.canvas.sum()), gradient
+    return distance(value_and_gradient(model, LossConfig(block_length=1), batch), expected)
+
+
+def compare_loop(batch, kind, loss, has_adapters):
+    """Each block of each sample by itself, after the clean text before it."""
+    length = loss.block_length
+    model = make_model(kind, length, has_adapters)
+    assert resolve_blocks(loss, model) == loss
+    total, _, gradient = value_and_gradient(model, loss, batch)
+    # masks and weights, drawn as the loss draws them
+    samples, canvas = jnp.asarray(batch.samples), jnp.asarray(batch.canvas)
+    pairs = masking.number_blocks(samples, length)
+    key_level, key_mask, _ = jax.random.split(KEY, 3)
+    levels = masking.noise_levels(key_level, pairs)
+    noisy, masked = masking.mask_tokens(
+        key_mask, jnp.asarray(batch.tokens), canvas, pairs, levels, CONFIG.mask_token_id
+    )
+    pair_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), pairs)
+    weights = np.asarray(token_weights(loss, masked, pairs, levels, pair_sizes))
+    copies = [(np.asarray(noisy), np.asarray(masked))]
+    if loss.complementary_masks:
+        others = batch.canvas & ~copies[0][1]
+        copies.append((np.where(others, CONFIG.mask_token_id, batch.tokens), others))
+    graph, state = nnx.split(model)
+    shift = model.config.family.shifts
+    present = [(row, n) for row in (0, 1) for n in np.unique(batch.samples[row]) if n >= 0]
+
+    @jax.jit
+    def naive(params):
+        model, total = nnx.merge(graph, params), 0.0
+        for noisy, masked in copies:
+            for row, number in present:
+                columns = np.flatnonzero(batch.samples[row] == number)
+                share = 1 / batch.canvas[row, columns].sum() if "seq" in loss.normalisation else 1
+                for begin in range(0, len(columns), length):
+                    block = columns[begin : begin + length]
+                    text = np.concatenate([batch.tokens[row, columns[:begin]], noisy[row, block]])
+                    log_probs = jax.nn.log_softmax(model(jnp.asarray(text)[None])[0])
+                    for offset, column in enumerate(block):
+                        if masked[row, column]:
+                            place = max(begin + offset - shift, 0)
+                            own = log_probs[place, batch.tokens[row, column]]
+                            total -= share * weights[row, column] * own
+        return total
+
+    expected = jax.value_and_grad(naive)(nnx.to_pure_dict(state))
+    return distance((total, gradient), expected)
+
+
+def compare_mesh(batch):
+    """The same loss and gradient with rows and weights on two devices."""
+    kind, loss, has_adapters = LOOPS["adapters"]
+    model = make_model(kind, loss.block_length, has_adapters)
+    alone = value_and_gradient(model, loss, batch)
+    sharded = model.on_mesh(MeshShape(fsdp=2).mesh())
+    return distance(value_and_gradient(sharded, loss, batch), alone)
+
+
+def compare():
+    """The child process: prints the distance of each comparison."""
+    batch = make_batch()
+    found = {name: compare_loop(batch, *case) for name, case in LOOPS.items()}
+    found["one block"] = compare_one_block(batch)
+    found["blocks of 1"] = compare_autoregressive(batch)
+    found["mesh"] = compare_mesh(batch)
+    print(json.dumps(found))  # noqa: T201
+
+
+@pytest.fixture(scope="module")
+def distances():
+    count = "--xla_force_host_platform_device_count=2"
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}", "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run(
+        [sys.executable, "-c", IN_FLOAT64, __file__],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize("comparison", COMPARISONS)
+def test_loss_and_gradient_in_float64(distances, comparison):
+    assert distances[comparison] < TOLERANCE
 
 
 def test_the_mask_of_training_is_that_of_decoding():
@@ -78,106 +263,6 @@ def test_the_mask_of_training_is_that_of_decoding():
         block = blocks[query]
         np.testing.assert_array_equal(mask[query, :6], blocks == block)
         np.testing.assert_array_equal(mask[query, 6:], blocks < block)
-
-
-def test_one_block_is_the_loss_of_the_whole_text(config, batch):
-    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
-    whole = value_and_gradient(model, LossConfig(masks_per_query=True), batch)
-    ours = value_and_gradient(model, LossConfig(block_length=WIDTH), batch)
-    assert whole[0] > 1
-    assert_close(ours, whole)
-
-
-def test_blocks_of_one_token_are_the_autoregressive_loss(config, batch):
-    model = DreamForCausalLM(config, rngs=nnx.Rngs(0))
-    total, weight, gradient = value_and_gradient(model, LossConfig(block_length=1), batch)
-    graph, state = nnx.split(model)
-    samples = batch.samples
-    causal = jnp.asarray(
-        (samples[:, :, None] == samples[:, None]) & np.tril(np.ones((WIDTH, WIDTH), bool))
-    )
-    positions = masking.sample_positions(jnp.asarray(samples))
-
-    @jax.jit
-    def next_token_loss(weights):
-        logits = nnx.merge(graph, weights)(jnp.asarray(batch.tokens), causal, positions)
-        log_probs = jax.nn.log_softmax(logits[:, :-1])
-        own = jnp.take_along_axis(log_probs, batch.tokens[:, 1:, None], axis=-1)[..., 0]
-        return -jnp.sum(own * batch.canvas[:, 1:])
-
-    expected, theirs = jax.value_and_grad(next_token_loss)(nnx.to_pure_dict(state))
-    assert weight == batch.canvas.sum()
-    assert total == pytest.approx(float(expected), rel=1e-5)
-    assert_close(gradient, theirs)
-
-
-# (family, loss, adapters): shifted and not, all weights and LoRA, one copy and its complement.
-CASES = {
-    "shifted": ("Fast_dLLM_Qwen", LossConfig(block_length=4), False),
-    "not shifted": ("a2d-qwen2", LossConfig(block_length=3, normalisation="sequence"), False),
-    "adapters": ("Fast_dLLM_Qwen", LossConfig(block_length=2), True),
-    "complement": (
-        "qwen3",
-        LossConfig(block_length=4, weighting="plain", complementary_masks=True),
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_gradient_is_that_of_a_loop_over_blocks(config, batch, case):
-    kind, loss, has_adapters = CASES[case]
-    length = loss.block_length
-    model = DreamForCausalLM(replace(config, model_type=kind, block_size=length), rngs=nnx.Rngs(0))
-    if has_adapters:
-        lora.add_lora(model, lora.LoraConfig(rank=2), seed=0)
-        # New adapters begin with factors of zero, whose partners have no gradient.
-        for _, adapter in lora.adapters(model):
-            adapter.lora_b[...] = 0.1 * jax.random.normal(
-                jax.random.key(3), adapter.lora_b[...].shape
-            )
-    assert resolve_blocks(loss, model) == loss
-    ours = value_and_gradient(model, loss, batch)
-    # masks and weights, drawn as the loss draws them
-    samples, canvas = jnp.asarray(batch.samples), jnp.asarray(batch.canvas)
-    pairs = masking.number_blocks(samples, length)
-    key_level, key_mask, _ = jax.random.split(KEY, 3)
-    levels = masking.noise_levels(key_level, pairs)
-    mask_id = config.mask_token_id
-    noisy, masked = masking.mask_tokens(
-        key_mask, jnp.asarray(batch.tokens), canvas, pairs, levels, mask_id
-    )
-    pair_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), pairs)
-    weights = np.asarray(token_weights(loss, masked, pairs, levels, pair_sizes))
-    copies = [(np.asarray(noisy), np.asarray(masked))]
-    if loss.complementary_masks:
-        others = batch.canvas & ~copies[0][1]
-        copies.append((np.where(others, mask_id, batch.tokens), others))
-    graph, state = nnx.split(model)
-    shift = model.config.family.shifts
-
-    @jax.jit
-    def naive(params):
-        """Each block of each sample by itself, after the clean text before it."""
-        model, total = nnx.merge(graph, params), 0.0
-        for noisy, masked in copies:
-            for row, number in [(0, 0), (0, 1), (1, 2)]:
-                columns = np.flatnonzero(batch.samples[row] == number)
-                share = 1 / batch.canvas[row, columns].sum() if "seq" in loss.normalisation else 1
-                for begin in range(0, len(columns), length):
-                    block = columns[begin : begin + length]
-                    text = np.concatenate([batch.tokens[row, columns[:begin]], noisy[row, block]])
-                    log_probs = jax.nn.log_softmax(model(jnp.asarray(text)[None])[0])
-                    for offset, column in enumerate(block):
-                        if masked[row, column]:
-                            place = max(begin + offset - shift, 0)
-                            own = log_probs[place, batch.tokens[row, column]]
-                            total -= share * weights[row, column] * own
-        return total
-
-    expected, theirs = jax.value_and_grad(naive)(nnx.to_pure_dict(state))
-    assert ours[0] == pytest.approx(float(expected), rel=1e-5)
-    assert_close(ours[2], theirs)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +286,13 @@ def test_settings_that_contradict_are_named(make, named):
         make()
 
 
-def test_other_blocks_than_those_of_the_model_are_refused(config):
-    model = DreamForCausalLM.abstract(replace(config, model_type="Fast_dLLM_Qwen", block_size=4))
+def test_other_blocks_than_those_of_the_model_are_refused():
+    model = DreamForCausalLM.abstract(replace(CONFIG, model_type="Fast_dLLM_Qwen", block_size=4))
     with pytest.raises(ValueError, match="block_length=8: must be 4, the blocks of Fast-dLLM v2"):
         resolve_blocks(LossConfig(block_length=8), model)
     # Without a length, the model's own.
     assert resolve_blocks(LossConfig(), model).block_length == 4
-    model = DreamForCausalLM.abstract(replace(config, model_type="llama"))
+    model = DreamForCausalLM.abstract(replace(CONFIG, model_type="llama"))
     with pytest.raises(
         ValueError, match="block_length=8: must not be given for a model of type llama"
     ):
@@ -273,3 +358,7 @@ def test_adapters_do_not_change_how_a_base_attends(trained, tiny_folder, tmp_pat
         "block_length=4: adapters cannot change how their base attends" in capsys.readouterr().err
     )
     assert main([*command, *small, "--out", str(tmp_path / "b"), "--model", str(trained)]) == 0
+
+
+if __name__ == "__main__":
+    compare()
