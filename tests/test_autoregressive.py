@@ -13,6 +13,7 @@ from flax import nnx
 from jax_lm.benchmark.backend import JaxBackend, greedy_options, random_canvas, random_prompts
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import time_forwards
+from jax_lm.cli.main import main
 from jax_lm.conversion.verify import family_facts
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.likelihood import log_likelihood
@@ -40,10 +41,14 @@ def model(request, tiny_config):
 
 
 @pytest.fixture(scope="module")
-def causal_engine(tmp_path_factory, tiny_config):
+def causal_folder(tmp_path_factory, tiny_config):
     """A checkpoint of random weights over bytes, whose tokenizer has gap tokens and no mask."""
-    folder = write_causal(tmp_path_factory.mktemp("causal"), tiny_config)
-    return DiffuCoderInference(folder, verbose=False)
+    return write_causal(tmp_path_factory.mktemp("causal"), tiny_config)
+
+
+@pytest.fixture(scope="module")
+def causal_engine(causal_folder):
+    return DiffuCoderInference(causal_folder, verbose=False)
 
 
 def test_greedy_tokens_are_the_most_likely_after_what_is_before(model):
@@ -71,6 +76,15 @@ def test_generation_needs_no_option(causal_engine):
     assert causal_engine.generate("", **settings) == causal_engine.generate(
         END_OF_TEXT, return_full_text=False, **settings
     )
+
+
+def test_no_preset_is_advised_where_none_is_allowed(causal_folder, monkeypatch, capsys):
+    monkeypatch.setattr("jax_lm.host.terminal.FIRST_LINE", 0.0)
+    words = ["generate", "-m", str(causal_folder), "--max-new-tokens", "9", "def f():"]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "generating: " in said
+    assert "--preset" not in said
 
 
 def test_a_gap_is_filled_with_the_gap_tokens_of_the_model(causal_engine):

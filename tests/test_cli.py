@@ -79,6 +79,9 @@ def test_a_long_generation_says_how_long_and_what_is_quicker(monkeypatch, capsys
     # 256 steps of 300 rows, or 8 x 300 + 248 x 33
     assert generation.advice(GenerationOptions(), 300) == "--preset fast: 7.3x fewer rows"
     assert generation.advice(GenerationOptions(decoding=Decoding(preset="fast")), 300) == ""
+    # 16 steps of 23 rows, or 23 + 15 x 17
+    short = GenerationOptions(max_new_tokens=16)
+    assert generation.advice(short, 23) == "--preset fast: 1.3x fewer rows"
 
 
 ROOT = Path(__file__).parents[1]

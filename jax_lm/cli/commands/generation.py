@@ -47,7 +47,7 @@ def run_generate(arguments: Generate) -> int:
         return 0
     with terminal.progress("generating", FIRST_NOTE) as report:
         width = max(template.width(engine.tokenizer) for template in templates)
-        told = report and partial(report, note=advice(options, width))
+        told = report and partial(report, note=advice(engine.fit(options), width))
         batch = engine.decode(templates, options, seed=arguments.seed, on_progress=told)
     # every host has the result, and one prints it
     if distributed.is_first():
@@ -93,7 +93,7 @@ def advice(options: GenerationOptions, width: int) -> str:
         return ""
     # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
     blocks = -(-steps // BLOCK_LENGTH)
-    fast = blocks * width + (steps - blocks) * (BLOCK_LENGTH + 1)
+    fast = blocks * width + (steps - blocks) * (min(BLOCK_LENGTH, steps) + 1)
     return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
 
 
