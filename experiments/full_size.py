@@ -33,7 +33,7 @@ from jax_lm.benchmark.experiment_report import (
     DEFECT,
     ON_ACCELERATOR,
     Criterion,
-    SectionOf,
+    Sections,
     chart_section,
     judge_memory,
     judge_value,
@@ -50,7 +50,7 @@ from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host.declared import run_main
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions, require_sizes
-from jax_lm.planning.memory import PlannedStep, device_bytes, explained, parameter_count
+from jax_lm.planning.memory import PlannedStep, device_bytes, explain_out_of_memory, parameter_count
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row, table_section
 from jax_lm.serving.sequence import Sequence
@@ -189,7 +189,7 @@ class FullSizeSteps:
     @contextmanager
     def note_out_of_memory(self, row: Row, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
         """Write to the row why a planned step does not fit, if it does not."""
-        with note_out_of_memory(row), explained(self.config, planned, mesh):
+        with note_out_of_memory(row), explain_out_of_memory(self.config, planned, mesh):
             yield
 
     def environment(self, done: Rows) -> Row:
@@ -452,7 +452,7 @@ CRITERIA: tuple[Criterion, ...] = (
 )  # fmt: skip
 
 # Sections of the report, by the first word of the names of the steps that they show.
-SECTIONS: dict[str, SectionOf] = {
+SECTIONS: Sections = {
     "passes": lambda rows: table_section(
         "Forward passes",
         [each for row in rows for each in row.get("rows", [row])],

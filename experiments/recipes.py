@@ -45,7 +45,7 @@ from jax_lm.models import attention, dream, token_likelihood
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.lora import add_lora, is_lora
-from jax_lm.planning.memory import PlannedStep, master_bytes, training_bound
+from jax_lm.planning.memory import PlannedStep, bound, master_bytes
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape, row_devices, row_spec, shard_rows, tree_shardings
 from jax_lm.training.config import AdaptConfig, SftConfig
@@ -174,7 +174,7 @@ def compiled(
         memory=topology.chip.memory,
         in_loop=False,
     )
-    least = training_bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
+    least = bound(DIFFUCODER_7B, planned(settings, arguments), shape, topology).step
     return {
         "mesh": str(shape),
         "kept": kept,

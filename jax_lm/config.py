@@ -1,20 +1,22 @@
-"""DreamConfig: the shape and the rules of a model, and the table of the families that are supported.
+"""DreamConfig: the shape and the rules of a model, and the families that are supported.
 
-A family is a row of `FAMILIES`: what its published code does differently from Dream, as data. Which
-row describes a checkpoint follows from its own files (`find_family`), and no other module names a
+A family is a row of families.toml: what its published code does differently from Dream. Which row
+describes a checkpoint follows from its own files (`find_family`), and no other module names a
 family. docs/families.md describes each, with its sources.
 """
 
-import json
+import math
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 # A JSON object: values by name.
 Fields = dict[str, Any]
-# Pairs of names: those of the published code, and ours.
-Names = tuple[tuple[str, str], ...]
+# Our names by those of the published code.
+Names = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class Architecture:
 
     has_bias: bool = False
     has_qk_norm: bool = False
-    fields: Names = ()
-    tensors: Names = ()
+    fields: Names = field(default_factory=dict)
+    tensors: Names = field(default_factory=dict)
     fixed: Fields = field(default_factory=dict)
 
 
@@ -76,135 +78,27 @@ class Family:
 def pairs(table: str) -> Names:
     """Read pairs of names, one to a line."""
     words = table.split()
-    return tuple(zip(words[::2], words[1::2], strict=True))
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
-LLADA = Architecture(
-    fields=pairs("""
-        d_model              hidden_size
-        mlp_hidden_size      intermediate_size
-        n_layers             num_hidden_layers
-        n_heads              num_attention_heads
-        n_kv_heads           num_key_value_heads
-        max_sequence_length  max_position_embeddings
-        weight_tying         tie_word_embeddings
-        activation_type      hidden_act
-        init_std             initializer_range
-    """),
-    tensors=pairs("""
-        model.transformer.blocks.{}.attn_norm.  model.layers.{}.input_layernorm.
-        model.transformer.blocks.{}.ff_norm.    model.layers.{}.post_attention_layernorm.
-        model.transformer.blocks.{}.q_proj.     model.layers.{}.self_attn.q_proj.
-        model.transformer.blocks.{}.k_proj.     model.layers.{}.self_attn.k_proj.
-        model.transformer.blocks.{}.v_proj.     model.layers.{}.self_attn.v_proj.
-        model.transformer.blocks.{}.attn_out.   model.layers.{}.self_attn.o_proj.
-        model.transformer.blocks.{}.ff_proj.    model.layers.{}.mlp.gate_proj.
-        model.transformer.blocks.{}.up_proj.    model.layers.{}.mlp.up_proj.
-        model.transformer.blocks.{}.ff_out.     model.layers.{}.mlp.down_proj.
-        model.transformer.wte.                  model.embed_tokens.
-        model.transformer.ln_f.                 model.norm.
-        model.transformer.ff_out.               lm_head.
-    """),
-    fixed=json.loads("""{
-        "alibi": false, "attention_layer_norm": false, "bias_for_layer_norm": false,
-        "block_group_size": 1, "block_type": "llama", "include_bias": false,
-        "include_qkv_bias": false, "input_emb_norm": false, "layer_norm_type": "rms",
-        "layer_norm_with_affine": true, "multi_query_attention": null, "residual_dropout": 0,
-        "embedding_dropout": 0, "rope": true, "rope_full_precision": true, "scale_logits": false
-    }"""),
-)
-QWEN2, QWEN3, LLAMA = Architecture(has_bias=True), Architecture(has_qk_norm=True), Architecture()
-CAUSAL_TYPES = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
-CAUSAL_CLASSES = {kind: f"{kind.title()}ForCausalLM" for kind in CAUSAL_TYPES}
+def read_families() -> tuple[Family, ...]:
+    """Read the table of families."""
+    table = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+    architectures = {
+        name: Architecture(**values) for name, values in table["architectures"].items()
+    }
+    families = []
+    for row in table["families"]:
+        types = {kind: architectures[name] for kind, name in row.pop("types").items()}
+        families.append(Family(types=types, **row))
+    return tuple(families)
+
+
+FAMILIES = read_families()
+# Types of models that `adapt` can turn into a diffusion model.
+CAUSAL_TYPES = next(row.types for row in FAMILIES if not row.is_diffusion)
 # The type that a model has once it is trained on blocks.
 BLOCK_TYPES = {"Dream": "Fast_dLLM_Qwen", "qwen2": "Fast_dLLM_Qwen", "qwen3": "qwen3"}
-A2D_TYPES = {f"a2d-{kind}": architecture for kind, architecture in CAUSAL_TYPES.items()}
-A2D_CLASSES = {f"a2d-{kind}": f"A2D{kind.title()}LMHeadModel" for kind in CAUSAL_TYPES}
-
-FAMILIES = (
-    Family(
-        name="Dream",
-        types={"Dream": QWEN2},
-        classes={"Dream": "DreamModel"},
-        mask_token="<|mask|>",
-        settings={"alg": "entropy", "temperature": 0.3, "top_p": 0.95},
-    ),
-    Family(
-        name="autoregressive",
-        types=CAUSAL_TYPES,
-        classes=CAUSAL_CLASSES,
-        attention="causal",
-        is_diffusion=False,
-        settings={"alg": "left_to_right", "block_length": 1},
-    ),
-    # Open-dCoder, and what `diffucoder adapt` makes of a Qwen3 or a Llama.
-    Family(
-        name="adapted",
-        types=CAUSAL_TYPES,
-        classes=CAUSAL_CLASSES,
-        settings={"alg": "maskgit_plus", "temperature": 0.8, "top_p": 0.95},
-    ),
-    Family(
-        name="Tiny-A2D mdlm",
-        types=A2D_TYPES,
-        classes=A2D_CLASSES,
-        shifts=False,
-        mask_token="<|mask|>",
-        settings={"alg": "maskgit_plus", "temperature": 0.0},
-    ),
-    # In its files, nothing but the name tells it from mdlm; `block_size` is a field of ours.
-    Family(
-        name="Tiny-A2D bd3lm",
-        types=A2D_TYPES,
-        classes=A2D_CLASSES,
-        shifts=False,
-        attention="block_causal",
-        prompt="answer",
-        block_size=32,
-        mark="bd3lm",
-        mask_token="<|mask|>",
-        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 32},
-    ),
-    Family(
-        name="Fast-dLLM v2",
-        types={"Fast_dLLM_Qwen": QWEN2},
-        classes={"Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM"},
-        attention="block_causal",
-        block_size=32,
-        block_field="bd_size",
-        mark="Fast_dLLM",
-        mask_token="|<MASK>|",
-        settings={"temperature": 0.0, "commit": "threshold", "threshold": 0.9, "block_length": 8},
-    ),
-    # What `diffucoder adapt --block-length` makes of a Qwen3; `block_size` is a field of ours.
-    Family(
-        name="adapted to blocks",
-        types={"qwen3": QWEN3},
-        classes={"qwen3": CAUSAL_CLASSES["qwen3"]},
-        attention="block_causal",
-        block_size=32,
-        settings={"temperature": 0.0, "commit": "threshold", "threshold": 0.9},
-    ),
-    Family(
-        name="Stable-DiffCoder",
-        types={"llama": LLAMA},
-        classes={"llama": "StableDiffcoderForCausalLM"},
-        shifts=False,
-        attention="block_causal",
-        block_size=4,
-        mark="StableDiffcoder",
-        mask_token="<[MASK_TOKEN]>",
-        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 4},
-    ),
-    Family(
-        name="LLaDA",
-        types={"llada": LLADA},
-        classes={"llada": "LLaDAModelLM"},
-        shifts=False,
-        mask_token="<|mdm_mask|>",
-        settings={"alg": "maskgit_plus", "temperature": 0.0, "block_length": 32},
-    ),
-)
 
 
 def find_family(
@@ -238,15 +132,15 @@ def find_family(
 
 def translate(name: str, names: Names) -> str:
     """Replace the beginning of a tensor's name by that of the first pair that matches."""
-    # ("blocks.{}.up.", "layers.{}.mlp.up."): "blocks.3.up.weight" -> "layers.3.mlp.up.weight"
-    for theirs, ours in names:
+    # {"blocks.{}.up.": "layers.{}.mlp.up."}: "blocks.3.up.weight" -> "layers.3.mlp.up.weight"
+    for theirs, ours in names.items():
         if match := re.match(re.escape(theirs).replace(r"\{\}", r"(\d+)"), name):
             return ours.format(*match.groups()) + name[match.end() :]
     return name
 
 
 def invert(names: Names) -> Names:
-    return tuple((ours, theirs) for theirs, ours in names)
+    return {ours: theirs for theirs, ours in names.items()}
 
 
 # Fields of config.json that change the computation, with the only values that are supported.
@@ -259,6 +153,7 @@ FIXED_FIELDS: dict[str, tuple] = {
     "use_mrope": (False, None),
     "attention_dropout": (0, 0.0),
     "mlp_bias": (False,),
+    "multi_query_attention": (False, None),
     "quantization_config": (None,),
 }
 
@@ -274,6 +169,11 @@ INERT_FIELDS = frozenset(
 )
 
 
+# Fields of DreamConfig that are positive integers.
+SIZES = """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads max_position_embeddings
+""".split()  # noqa: SIM905 (a table, not a list)
 # A vocabulary grows to a multiple of this number of rows, so that meshes still divide it.
 VOCABULARY_STEP = 64
 # Limit of the number of layers, above that of any model: a config.json with a huge number would
@@ -315,16 +215,10 @@ class DreamConfig:
     model_type: str = "Dream"
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-        )
-        for name in (*sizes, "num_key_value_heads", "max_position_embeddings"):
+        # JSON's true and false are no numbers, although bool is a subclass of int.
+        for name in SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if type(value) is not int or value < 1:
                 raise ValueError(f"config {name}={value!r}: must be a positive integer")
         if self.num_hidden_layers > MAX_LAYERS:
             raise ValueError(
@@ -332,18 +226,15 @@ class DreamConfig:
             )
         for name in ("rope_theta", "rms_norm_eps"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < float("inf")
-            ):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"config {name}={value!r}: must be a positive number")
         if not isinstance(self.tie_word_embeddings, bool):
             raise ValueError(
                 f"config tie_word_embeddings={self.tie_word_embeddings!r}: must be true or false"
             )
         # The rotary embedding splits a head into two halves, so its dimension must be even.
-        heads, groups = f"num_attention_heads={self.num_attention_heads}", self.num_key_value_heads
+        heads = f"num_attention_heads={self.num_attention_heads}"
+        groups = self.num_key_value_heads
         if self.head_size is None and (
             self.hidden_size % self.num_attention_heads or self.head_dim % 2
         ):
@@ -351,7 +242,8 @@ class DreamConfig:
                 f"config hidden_size={self.hidden_size}: "
                 f"must be {heads} times an even head dimension"
             )
-        head, block = self.head_size, self.block_size
+        head = self.head_size
+        block = self.block_size
         if head is not None and (type(head) is not int or head < 2 or head % 2):
             raise ValueError(f"config head_dim={head!r}: must be an even positive integer")
         if block is not None and (type(block) is not int or block < 1):
@@ -363,7 +255,8 @@ class DreamConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value < self.vocab_size):
                 raise ValueError(f"config {name}={value!r}: must be an id below {self.vocab_size}")
-        expand_id, others = self.expand_token_id, (self.mask_token_id, self.eos_token_id)
+        expand_id = self.expand_token_id
+        others = (self.mask_token_id, self.eos_token_id)
         if expand_id is not None and expand_id in others:
             raise ValueError(
                 f"config expand_token_id={expand_id}: "
@@ -402,7 +295,8 @@ class DreamConfig:
         rows = -(-tokens // VOCABULARY_STEP) * VOCABULARY_STEP
         return replace(
             self,
-            model_type="Dream" if self.architecture == QWEN2 else self.model_type,
+            # a Dream is a Qwen2, the one architecture with biases
+            model_type="Dream" if self.architecture.has_bias else self.model_type,
             mask_token_id=mask_token_id,
             pad_token_id=pad_token_id,
             vocab_size=rows if tokens > self.vocab_size else self.vocab_size,
@@ -443,13 +337,13 @@ class DreamConfig:
         Raises:
             ValueError: a size is missing, or a field is unknown or has an unsupported value.
         """
-        kind, classes = fields.get("model_type", "Dream"), fields.get("architectures") or ()
+        kind = fields.get("model_type", "Dream")
+        classes = fields.get("architectures") or ()
         blocks = fields.get("block_size")
         marks = " ".join(filter(None, (*classes, name)))
         family = find_family(kind, fields.get("mask_token_id"), blocks, marks)
         architecture = family.types[kind]
-        ours = dict(architecture.fields)
-        fields = {ours.get(name, name): value for name, value in fields.items()}
+        fields = {architecture.fields.get(name, name): value for name, value in fields.items()}
         # The blocks of a family that has them, under our name.
         if family.block_size is not None:
             fields["block_size"] = fields.pop(family.block_field, None) or family.block_size
@@ -473,7 +367,8 @@ class DreamConfig:
                     f"config {name}={value!r}: only {' or '.join(map(repr, allowed))} is supported"
                 )
         if head_dim := fields.pop("head_dim", None):
-            heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
+            heads = fields.get("num_attention_heads")
+            hidden = fields.get("hidden_size")
             fields["head_size"] = None if heads and head_dim == hidden / heads else head_dim
         # Llama 3 lists several tokens that end a text; the tokenizer knows them all.
         if isinstance(ends := fields.get("eos_token_id"), list):
@@ -493,7 +388,7 @@ class DreamConfig:
 
     def to_dict(self) -> Fields:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""
-        names = dict(invert(self.architecture.fields))
+        names = invert(self.architecture.fields)
         usual = ("hidden_act", "rope_scaling", "use_sliding_window")
         fixed = {name: FIXED_FIELDS[name][0] for name in usual} | dict(self.architecture.fixed)
         values = {names.get(name, name): value for name, value in fixed.items()}
@@ -503,7 +398,7 @@ class DreamConfig:
     def to_published_fields(self) -> Fields:
         """Return the fields of this configuration under the names of the published config.json."""
         names = {
-            **dict(invert(self.architecture.fields)),
+            **invert(self.architecture.fields),
             "head_size": "head_dim",
             "block_size": self.family.block_field,
         }

@@ -18,6 +18,8 @@ from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
+# A folder, or a hub id.
+Place = str | Path
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +61,7 @@ def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
 
 
 def find_model(
-    model: str | Path | None, adapter: str | Path | None = None, *, allow_other_base: bool = False
+    model: Place | None, adapter: Place | None = None, *, allow_other_base: bool = False
 ) -> ModelSource:
     """Find a model, and optionally an adapter for it.
 
@@ -143,7 +145,7 @@ def check_base(source: ModelSource) -> ModelSource:
     return source
 
 
-def base_name(model: str | Path | None) -> NamedBase:
+def base_name(model: Place | None) -> NamedBase:
     """Return the name by which an adapter can refer to a model: a hub id or an absolute path."""
     if model is None:
         return NamedBase(BUILTIN_NAME)

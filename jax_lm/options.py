@@ -76,8 +76,8 @@ READ_BY = {
 
 # Settings of several blocks at once.
 PIPELINE_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
-# Settings of refreshes, of which a decoding without a cache has none, nor one whose finished blocks
-# are never recomputed.
+# Settings of refreshes. There are none without a cache, or where finished blocks are never
+# recomputed.
 WITHOUT_REFRESHES = {
     "refresh_every": 1,
     "refresh_steps": None,
@@ -247,14 +247,13 @@ class Decoding:
 
         The default commit rule of blocks in parallel is `threshold`.
         """
-        names = [field.name for field in fields(self) if field.name != "preset"]
-        overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
-        stated = PRESETS[self.preset] | overrides
+        given = {name: value for name, value in asdict(self).items() if value is not None}
         implied = {"commit": "threshold"} if self.is_pipelined else {}
-        settings = DECODING_DEFAULTS | implied | stated
+        settings = DECODING_DEFAULTS | implied | PRESETS[self.preset] | given
         is_plain = settings["commit"] == "steps" and settings["cache"] == "none"
-        block_length = WHOLE_CANVAS if is_plain else BLOCK_LENGTH
-        return SimpleNamespace(**{"block_length": block_length} | settings)
+        del settings["preset"]
+        settings.setdefault("block_length", WHOLE_CANVAS if is_plain else BLOCK_LENGTH)
+        return SimpleNamespace(**settings)
 
     @property
     def is_pipelined(self) -> bool:
@@ -270,7 +269,7 @@ class Decoding:
             family: its name, for messages.
 
         Raises:
-            ValueError: a longer block is asked for, whose end the model cannot see from its start.
+            ValueError: the block length is larger; the model cannot see so far ahead.
         """
         if size is None or self.settings.cache == "causal":
             return self
@@ -367,7 +366,6 @@ class GenerationOptions:
         require_upper_shares(self, "top_p")
         require_shares(self, "min_p")
         require_counts(self, "draft", "lookahead")
-        # Combinations of options that exclude each other.
         self.check_steps()
         self.check_draft()
         self.check_grammar()
@@ -442,19 +440,13 @@ class GenerationOptions:
         # with_settings(top_k=5, cache="dual") replaces top_k here and cache in `decoding`.
         names = {field.name for field in fields(Decoding)} & settings.keys()
         inner = {name: settings.pop(name) for name in names}
-        return replace(
-            self, **settings, **({"decoding": replace(self.decoding, **inner)} if inner else {})
-        )
+        decoding = settings.pop("decoding", self.decoding)
+        return replace(self, decoding=replace(decoding, **inner), **settings)
 
     @property
     def extra_canvases(self) -> int:
         """Number of further canvases that each forward pass computes: draft steps, or branches."""
         return self.draft or self.lookahead
-
-    @property
-    def extra_canvases_option(self) -> str:
-        """The option that sets `extra_canvases`, with its value, for error messages."""
-        return f"lookahead={self.lookahead}" if self.lookahead else f"draft={self.draft}"
 
     @property
     def steps(self) -> int | None:

@@ -62,9 +62,9 @@ class Generation:
         # p = 0.8 at temperature 0.5: odds 4, before the temperature 4 ** 0.5 = 2, p = 2 / 3
         if not self.token_ids:
             return 0.0
-        bounded = (min(max(p, 1e-7), 1 - 1e-7) for p in self.confidence)
-        logs = [-math.log1p(((1 - p) / p) ** (temperature or 1.0)) for p in bounded]
-        return math.exp(sum(logs) / len(logs))
+        p = np.clip(self.confidence, 1e-7, 1 - 1e-7)
+        odds_against = ((1 - p) / p) ** (temperature or 1.0)
+        return float(np.exp(-np.log1p(odds_against).mean()))
 
     def doubt(self, temperature: float) -> str | None:
         """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
@@ -178,9 +178,12 @@ class DecidedRow:
 
     def generation(self, tokenizer: DiffuCoderTokenizer) -> Generation:
         """Read the text of each hole up to its stop token."""
-        texts, kept, stops = [], [], 0
+        texts = []
+        kept = []
+        stops = 0
         # Columns [3, 4, 7] with numbers [0, 0, 1]: hole 0 is columns 3 and 4, hole 1 is column 7.
-        numbers, places = self.numbers[self.places], self.places
+        numbers = self.numbers[self.places]
+        places = self.places
         for number in dict.fromkeys(numbers.tolist()) if self.count is None else range(self.count):
             hole = places[numbers == number].tolist()
             ids = self.tokens[hole].tolist()
@@ -230,7 +233,7 @@ class DecidedRow:
         )
 
 
-def decided_rows(layout: tuple, state: Any) -> Iterator[DecidedRow]:
+def read_rows(layout: tuple, state: Any) -> Iterator[DecidedRow]:
     """Iterate over the rows of a canvas.
 
     Args:

@@ -12,7 +12,7 @@ Knows names and sizes of parameters, but not the model.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -76,7 +76,7 @@ class MeshShape:
         Raises:
             ValueError: the text is not such a list.
         """
-        sizes: dict[str, int] = {}
+        sizes = {}
         for item in text.split(","):
             name, _, size = item.strip().partition("=")
             if name not in AXES or name in sizes or not size.isdecimal():
@@ -89,7 +89,7 @@ class MeshShape:
     @classmethod
     def of(cls, mesh: AnyMesh) -> "MeshShape":
         """Return the shape of a mesh with these axes."""
-        return cls(**{name: mesh.shape[name] for name in AXES})
+        return cls(**mesh.shape)
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
@@ -98,11 +98,19 @@ class MeshShape:
         As many devices as can split the key/value heads evenly are on `tensor`, for a low latency
         per token; the others are on `data`.
         """
-        # 8 devices and 4 key/value heads -> tensor=4, data=2. tensor=1 always splits evenly, so
-        # there is a shape for any number of devices.
+        return cls.generation_shapes(config, devices)[0]
+
+    @classmethod
+    def generation_shapes(cls, config: DreamConfig, devices: int) -> list["MeshShape"]:
+        """List the shapes that generation can use, the one that splits a layer most first.
+
+        A key/value head cannot be split further. There is a shape for any number of devices, as
+        tensor=1 splits everything evenly.
+        """
+        # 8 devices and 4 key/value heads: tensor=4,data=2, then tensor=2,data=4, then data=8
         sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
         shapes = (cls(tensor=tensor, data=devices // tensor) for tensor in sizes)
-        return next(shape for shape in shapes if not shape.obstacles(config))
+        return [shape for shape in shapes if not shape.obstacles(config)]
 
     @classmethod
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
@@ -128,6 +136,10 @@ class MeshShape:
             or "one device"
         )
 
+    def parts(self, axes: Iterable[str | None]) -> int:
+        """Return the number of parts into which these axes split an array."""
+        return math.prod(self.sizes[axis] for axis in axes if axis)
+
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
         """Create the mesh.
 
@@ -142,6 +154,11 @@ class MeshShape:
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
         sizes = tuple(self.sizes.values())
         return jax.make_mesh(sizes, AXES, axis_types=DERIVED, devices=devices)
+
+    def arrange(self, devices: Sequence[Any] | np.ndarray) -> Mesh:
+        """Create the mesh of these devices in this order; `mesh` may choose a better order."""
+        sizes = tuple(self.sizes.values())
+        return Mesh(np.reshape(devices, sizes), AXES, axis_types=DERIVED)
 
     def require(self, config: DreamConfig) -> None:
         """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
@@ -160,12 +177,6 @@ class MeshShape:
             for name in names
             if getattr(config, name) % getattr(self, axis)
         ]
-
-
-def reshape_mesh(mesh: Mesh, shape: MeshShape) -> Mesh:
-    """Return a mesh of the same devices, in the same order, with another shape."""
-    devices = mesh.devices.reshape(list(shape.sizes.values()))
-    return Mesh(devices, AXES, axis_types=DERIVED)
 
 
 def divisors(number: int) -> list[int]:

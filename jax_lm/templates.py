@@ -52,7 +52,7 @@ class Template:
         Raises ValueError for a marker without a number of tokens after its colon.
         """
         # "f(<|hole:3|>)" -> ("f(", 3, ")")
-        parts: list[str | int] = []
+        parts = []
         end = 0
         for marker in HOLE.finditer(text):
             if marker[1] is not None and not marker[1].isdecimal():
@@ -99,7 +99,7 @@ class Template:
             part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts
         )
 
-    def encoded(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
+    def encode(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
         """Encode to ids, and mark the columns of holes with 1.
 
         Parts are encoded separately, because the text of a hole is not known yet.
@@ -107,15 +107,15 @@ class Template:
         # ("a b", 2, "c") -> ids [a, b, MASK, MASK, c] and holes [0, 0, 1, 1, 0]
         # Without a mask token, the pad token; the sampler reads neither.
         open_id = tokenizer.pad_id if tokenizer.special.mask is None else tokenizer.mask_id
-        ids: list[int] = []
-        holes: list[int] = []
+        ids = []
+        holes = []
         for part in self.parts:
             piece = [open_id] * part if isinstance(part, int) else tokenizer.encode(part)
             ids += piece
             holes += [int(isinstance(part, int))] * len(piece)
         return ids, holes
 
-    def filled(self, texts: Sequence[str]) -> str:
+    def fill(self, texts: Sequence[str]) -> str:
         """Fill the holes with texts, in order."""
         remaining = iter(texts)
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)

@@ -92,8 +92,6 @@ def test_bars_are_as_long_as_their_values():
 
 
 def test_a_heat_chart_draws_what_is_above_zero():
-    root = ElementTree.fromstring(
-        heat_chart("order", "position", "step", np.array([[1.0, 0.0], [0.5, 0.5]]), 2)
-    )
+    root = ElementTree.fromstring(heat_chart("order", np.array([[1.0, 0.0], [0.5, 0.5]]), 2))
     cells = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill-opacity")]
     assert [float(rect.get("fill-opacity")) for rect in cells] == [1.0, 0.5, 0.5]

@@ -11,7 +11,7 @@ import pytest
 from cases.reference import GOLDEN
 
 from jax_lm.benchmark import comparison
-from jax_lm.benchmark.backend import LAYER_OUTPUTS, JaxBackend, output_names
+from jax_lm.benchmark.backend import LAYER_OUTPUTS, JaxBackend, output_names, random_prompts
 from jax_lm.benchmark.comparison import (
     comparison_report,
     comparison_verdicts,
@@ -19,7 +19,6 @@ from jax_lm.benchmark.comparison import (
     numbers_verdict,
 )
 from jax_lm.benchmark.machine import about
-from jax_lm.benchmark.worker import comparison_ids
 from jax_lm.cli import main as cli
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
@@ -151,7 +150,7 @@ def test_fast_dllm_in_pytorch_decides_what_our_dual_cache_does(golden_sampler, r
     from experiments.fast_dllm import TorchLoops
 
     config = golden_sampler.config
-    ids = comparison_ids(config, (rows, 9))
+    ids = random_prompts(config, rows, 9, seed=1)
     decoding = Decoding(preset="fast", cache="dual", first_token="force", block_length=8)
     options = GenerationOptions(
         max_new_tokens=8 * blocks,
@@ -199,7 +198,7 @@ def test_both_backends_compute_the_same(golden_sampler):
     from jax_lm.benchmark.torch_reference import TorchBackend
 
     config, folder = golden_sampler.config, GOLDEN / "checkpoint"
-    ids, names = comparison_ids(config, (2, 24)), output_names(config)
+    ids, names = random_prompts(config, 2, 24, seed=1), output_names(config)
     ours, theirs = JaxBackend(golden_sampler), TorchBackend(folder, config)
     expected = theirs.module_outputs(ids, names)
     assert (

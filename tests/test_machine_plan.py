@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.compilation.compiler import Compiled
-from jax_lm.compilation.machine_plan import MachinePlan, compile_step, planned_mesh
+from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep
@@ -74,9 +74,9 @@ def test_what_the_compiler_needs_more_counts_against_changes():
 
 def test_a_mesh_takes_all_devices():
     four = Topology.parse("v5e:2x2")
-    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
-    assert planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(
+    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, None) == MeshShape(tensor=4)
+    assert choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "data=2,tensor=2") == MeshShape(
         data=2, tensor=2
     )
     with pytest.raises(ValueError, match="takes 2 devices, v5e:2x2 has 4"):
-        planned_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")
+        choose_plan_mesh(DIFFUCODER_7B, PlannedStep(), four, "tensor=2")

@@ -12,7 +12,7 @@ import pytest
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.table import COMMANDS, classes
 from jax_lm.cli.parsing import parse_words
-from jax_lm.host.declared import SHORT, SYNONYMS, Positional, declared_options, help_text, run_main
+from jax_lm.host.declared import SHORT, SYNONYMS, Positional, help_text, list_options, run_main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def test_mistakes(words, message):
 
 
 def test_what_is_declared():
-    options = {option.name: option for option in declared_options(Outer)}
+    options = {option.name: option for option in list_options(Outer)}
     assert set(options) == {
         "PROMPT", "--out", "--kind", "--length", "--watch", "--wait", "--rate", "--batch-size",
     }  # fmt: skip
@@ -172,7 +172,7 @@ def test_what_is_declared():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_every_command_is_explained_and_counted_once(command):
     kind = COMMANDS[command].arguments
-    options = declared_options(kind)
+    options = list_options(kind)
     assert [option.name for option in options if not option.help] == []
     first = getattr(kind, "FIRST", ())
     assert len(first) <= 10
@@ -188,7 +188,7 @@ def test_every_option_of_every_command_is_explained_and_counted_once(command):
 
 
 def test_foreign_names_lead_somewhere():
-    names = {option.name for kind in classes().values() for option in declared_options(kind)}
+    names = {option.name for kind in classes().values() for option in list_options(kind)}
     assert set(SYNONYMS.values()) <= names
     assert {"--model", "--out"} <= set(SHORT.values()) & names
     # What is another name somewhere is a name of its own nowhere.
@@ -201,7 +201,7 @@ def test_one_name_means_one_kind_of_value():
     """
     kinds = {}
     for command, kind in classes().items():
-        for option in declared_options(kind):
+        for option in list_options(kind):
             kinds.setdefault(option.name, {}).setdefault(
                 option.metavar.removesuffix(" ..."), []
             ).append(command)
@@ -219,7 +219,7 @@ def test_one_name_means_one_kind_of_value():
 def test_the_defaults_that_are_shown_are_those_that_options_imply(given):
     for kind in classes().values():
         implied = kind.implied(given) if hasattr(kind, "implied") else {}
-        shown = {option.field: option.default for option in declared_options(kind)}
+        shown = {option.field: option.default for option in list_options(kind)}
         for option, value in implied.items():
             assert (
                 shown[option] == "half of --max-length"
@@ -265,5 +265,5 @@ def test_completion_knows_every_option(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
     for kind in classes().values():
-        for option in declared_options(kind):
+        for option in list_options(kind):
             assert option.is_positional or option.name in script

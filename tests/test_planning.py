@@ -25,7 +25,7 @@ from jax_lm.planning.memory import (
     bound,
     cheapest_changes,
     device_bytes,
-    estimated_memory,
+    estimate_memory,
     fits,
     master_bytes,
     parameter_count,
@@ -106,9 +106,9 @@ def test_weights_of_the_published_shape():
 
 def test_bfloat16_needs_more_than_one_small_chip_and_int8_does_not():
     chip = Topology.parse("v5e:1x1")
-    assert not fits(estimated_memory(DIFFUCODER_7B, PlannedStep(), MeshShape()).total, chip)
+    assert not fits(estimate_memory(DIFFUCODER_7B, PlannedStep(), MeshShape()).total, chip)
     assert fits(
-        estimated_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip
+        estimate_memory(DIFFUCODER_7B, PlannedStep(precision="int8"), MeshShape()).total, chip
     )
     assert smallest_topology(DIFFUCODER_7B, PlannedStep(), chip) == (
         Topology.parse("v5e:2x2"),
@@ -156,11 +156,11 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     assert turbo.tokens_per_second is None
     keys_and_values = 2 * 28 * 4 * 128 * 512 * 2
     assert (
-        estimated_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache
+        estimate_memory(DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), mesh).cache
         == keys_and_values
     )
     assert (
-        estimated_memory(
+        estimate_memory(
             DIFFUCODER_7B, PlannedStep(decoding=Decoding(preset="fast")), MeshShape(tensor=4)
         ).cache
         == keys_and_values // 4
@@ -220,11 +220,11 @@ def test_other_errors_of_the_runtime_stay_what_they_are(engine, monkeypatch):
 def test_training_keeps_three_float32_numbers_per_weight(step, copies):
     """Master and two moments, and the reference of coupled-GRPO."""
     planned = PlannedStep(batch=8, canvas=512, kind=step)
-    memory = estimated_memory(DIFFUCODER_7B, planned, MeshShape())
+    memory = estimate_memory(DIFFUCODER_7B, planned, MeshShape())
     assert memory.weights == copies * 4 * parameter_count(DIFFUCODER_7B)
     # Gradients in float32, weights and gradients in bfloat16.
     assert memory.working > (4 + 2 + 2) * parameter_count(DIFFUCODER_7B)
-    spread = estimated_memory(DIFFUCODER_7B, planned, MeshShape(fsdp=8))
+    spread = estimate_memory(DIFFUCODER_7B, planned, MeshShape(fsdp=8))
     # All but the norms, which lie everywhere.
     assert spread.weights == pytest.approx(memory.weights / 8, rel=1e-3)
 
@@ -268,7 +268,7 @@ def test_a_training_step_that_is_not_there_is_refused(fields, message):
 
 def test_an_update_that_exceeds_the_free_memory_is_refused_with_numbers(tiny_config):
     planned = PlannedStep(kind="adapt", batch=8, canvas=64, new_tokens=64)
-    need = estimated_memory(tiny_config, planned, MeshShape())
+    need = estimate_memory(tiny_config, planned, MeshShape())
     for free in (None, need.total):
         require_room(tiny_config, planned, MeshShape(), free)
     with pytest.raises(OutOfMemoryError, match=r"8 x 64 tokens.*--batch-size 4 \(about"):
@@ -305,7 +305,7 @@ def test_adapters_take_their_own_masters_and_the_weights_below_them_once(tiny_co
             4 * leaf.size for name, leaf in parameters(model).items() if lora.is_lora(name)
         )
         frozen = device_bytes(tiny_config, planned, MeshShape())
-        assert estimated_memory(tiny_config, planned, MeshShape()).weights == frozen + 3 * adapters
+        assert estimate_memory(tiny_config, planned, MeshShape()).weights == frozen + 3 * adapters
         assert master_bytes(tiny_config, planned, MeshShape()) == adapters
 
 
@@ -321,7 +321,7 @@ def test_adapters_cost_three_forward_passes_and_are_what_to_try_where_an_update_
         / bound(DIFFUCODER_7B, replace(full, kind="generate"), MeshShape(), place).step.flops
         < 3.3
     )
-    assert not fits(estimated_memory(DIFFUCODER_7B, full, MeshShape()).total, place)
+    assert not fits(estimate_memory(DIFFUCODER_7B, full, MeshShape()).total, place)
     assert cheapest_changes(DIFFUCODER_7B, full, MeshShape(), place)[0].startswith(
         "--lora-rank 16 (about "
     )

@@ -37,7 +37,7 @@ from jax_lm.models.attention import splash
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.lora import LoraConfig, add_lora, is_lora
 from jax_lm.options import GenerationOptions
-from jax_lm.planning.memory import RESERVED, estimated_memory, parameter_count
+from jax_lm.planning.memory import RESERVED, estimate_memory, parameter_count
 from jax_lm.planning.roofline import GIB
 from jax_lm.sharding import MeshShape, row_devices
 from jax_lm.training import sft, trainer
@@ -243,7 +243,7 @@ def test_estimate_of_an_update_is_near_what_is_compiled(name):
         step = replace(
             step, batch=step.batch // command.settings.training.gradient_accumulation_steps
         )
-    estimate = estimated_memory(
+    estimate = estimate_memory(
         DIFFUCODER_7B, step, step.default_mesh(DIFFUCODER_7B, topology.devices)
     )
     found = {layers: PUBLISHED.get((f"{name}.yaml", layers, ())) for layers in (*LAYERS, 28)}

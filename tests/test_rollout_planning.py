@@ -7,7 +7,12 @@ import pytest
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.options import Decoding
 from jax_lm.planning.memory import PlannedStep, parameter_count
-from jax_lm.planning.rollouts import planned_shape, received, rollout_rows, sampling
+from jax_lm.planning.rollouts import (
+    choose_rollout_shape,
+    count_received_bytes,
+    rollout_rows,
+    sampling,
+)
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import MeshShape
 
@@ -31,7 +36,10 @@ def test_layers_that_are_shared_are_summed_twice_each():
     in bfloat16.
     """
     shape = MeshShape(data=8, tensor=4)
-    assert received(DIFFUCODER_7B, RECIPE, shape) == 10 * 480 * 3584 * 2 * 28 * 2 * 2 * 3 // 4
+    assert (
+        count_received_bytes(DIFFUCODER_7B, RECIPE, shape)
+        == 10 * 480 * 3584 * 2 * 28 * 2 * 2 * 3 // 4
+    )
 
 
 def test_with_a_cache_the_links_are_the_limit_of_streaming():
@@ -58,13 +66,15 @@ def test_with_a_cache_the_links_are_the_limit_of_streaming():
     ],
 )
 def test_a_copy_lies_where_it_fits_beside_the_training(machine, training, expected):
-    assert planned_shape(DIFFUCODER_7B, RECIPE, training, Topology.parse(machine)) == expected
+    assert (
+        choose_rollout_shape(DIFFUCODER_7B, RECIPE, training, Topology.parse(machine)) == expected
+    )
 
 
 def test_the_plan_lists_each_way_once():
     rows = rollout_rows(DIFFUCODER_7B, RECIPE, MeshShape(fsdp=8), EIGHT_H100)
     assert [name for name, _ in rows] == [
-        "beside the update",
+        "updates",
         *["rollout, exact"] * 2,
         *["rollout, fast"] * 2,
     ]

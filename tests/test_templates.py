@@ -8,12 +8,12 @@ from jax_lm.templates import AUTO_LENGTHS, Template, candidate_lengths
 def test_markers_become_holes():
     template = Template.parse("a<|hole|>b<|hole:3|>", 7)
     assert template.parts == ("a", 7, "b", 3, "")
-    assert template.filled(["X", "Y"]) == "aXbY"
+    assert template.fill(["X", "Y"]) == "aXbY"
 
 
 def test_parts_are_encoded_apart(engine):
     tokenizer = engine.tokenizer
-    ids, holes = Template.infilling("def f(", 2, "):\n").encoded(tokenizer)
+    ids, holes = Template.infilling("def f(", 2, "):\n").encode(tokenizer)
     before, after = tokenizer.encode("def f("), tokenizer.encode("):\n")
     assert ids == [*before, tokenizer.mask_id, tokenizer.mask_id, *after]
     assert holes == [0] * len(before) + [1, 1] + [0] * len(after)

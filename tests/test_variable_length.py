@@ -417,7 +417,7 @@ def test_empty_holes_are_told(growing):
     (row,) = growing.generations(rows, state)
     assert row.holes[0] == ""
     assert len(row.holes) == 2
-    assert template.filled(row.holes).startswith("ab")
+    assert template.fill(row.holes).startswith("ab")
 
 
 def test_a_growing_canvas_is_streamed(growing):

@@ -6,7 +6,7 @@ python tools/options.py
 from pathlib import Path
 
 from jax_lm.cli.arguments.table import COMMANDS
-from jax_lm.host.declared import SYNONYMS, Option, declared_options
+from jax_lm.host.declared import SYNONYMS, Option, list_options
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 PREAMBLE = """\
@@ -34,7 +34,7 @@ def page() -> str:
     for command, entry in COMMANDS.items():
         lines += ["", f"## diffucoder {command}", "", entry.summary, ""]
         lines += ["| option | default | meaning |", "|---|---|---|"]
-        lines += map(table_row, declared_options(entry.arguments))
+        lines += map(table_row, list_options(entry.arguments))
     return PREAMBLE + "\n".join([*lines, ""])
 
 

@@ -3,7 +3,7 @@
 PyTorch's implementation is in `torch_reference`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
@@ -26,6 +26,12 @@ from jax_lm.models.graph import split_model
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
+
+Arrays = dict[str, Array]
+# Token ids of rows.
+Ids = Int[np.ndarray, "b t"]
+# Arrays by the name of a module or of an output.
+Tensors = Mapping[str, np.ndarray]
 
 
 def model_card_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
@@ -47,7 +53,7 @@ def greedy_options(new_tokens: int, preset: str = "exact") -> GenerationOptions:
 
 
 def random_model(
-    config: DreamConfig, dtype: DTypeLike, *, seed: int = 0, mesh: Mesh | None = None
+    config: DreamConfig, dtype: DTypeLike, *, mesh: Mesh | None = None
 ) -> DreamForCausalLM:
     """Build a model with random weights on the device or a mesh.
 
@@ -59,8 +65,8 @@ def random_model(
         return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
 
     # The rbg generator draws large tensors faster than the default one on accelerators.
-    root = jax.random.key(seed, impl="rbg")
-    tensors: dict[str, Array] = {}
+    root = jax.random.key(0, impl="rbg")
+    tensors = {}
     for index, (name, shape) in enumerate(parameter_shapes(config).items()):
         # Biases are 0, norm weights 1; every other tensor is a matrix, drawn from a key of its own.
         if len(shape) == 1:
@@ -75,9 +81,7 @@ def random_model(
     return model
 
 
-def random_prompts(
-    config: DreamConfig, batch: int, length: int, *, seed: int
-) -> Int[np.ndarray, "b t"]:
+def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Ids:
     """Draw random token ids; none is MASK."""
     ids = np.random.default_rng(seed).integers(
         0, config.vocab_size - 1, (batch, length), dtype=np.int32
@@ -89,7 +93,7 @@ def random_prompts(
     return ids
 
 
-def pad_canvas(prompts: Int[np.ndarray, "b t"], new_tokens: int) -> Canvas:
+def pad_canvas(prompts: Ids, new_tokens: int) -> Canvas:
     """Return a canvas of prompts of one length, each followed by a hole.
 
     It is padded on the left, to the width to which `inference` pads requests.
@@ -140,7 +144,7 @@ class Backend(Protocol):
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers: ...
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]: ...
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors: ...
 
     def device_peak(self) -> int | None: ...
 
@@ -148,8 +152,10 @@ class Backend(Protocol):
 class Tap:
     """Stands in for a module of a model and records its output."""
 
-    def __init__(self, module: Any, name: str, outputs: dict[str, Array]) -> None:
-        self.module, self.name, self.outputs = module, name, outputs
+    def __init__(self, module: Any, name: str, outputs: Arrays) -> None:
+        self.module = module
+        self.name = name
+        self.outputs = outputs
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         self.outputs[self.name] = output = self.module(*arguments, **keywords)
@@ -163,7 +169,8 @@ class JaxBackend:
     """A checkpoint in JAX."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.sampler, self.config = sampler, sampler.config
+        self.sampler = sampler
+        self.config = sampler.config
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "JaxBackend":
@@ -175,11 +182,11 @@ class JaxBackend:
         jax.block_until_ready(sampler.params)
         return cls(sampler)
 
-    def forward(self, ids: Int[np.ndarray, "b t"]) -> None:
+    def forward(self, ids: Ids) -> None:
         """Run one forward pass with the logits of every position, and wait for it."""
         self.sampler.forward(jnp.asarray(ids)).block_until_ready()
 
-    def generate(self, prompts: Int[np.ndarray, "b t"], options: GenerationOptions) -> Answers:
+    def generate(self, prompts: Ids, options: GenerationOptions) -> Answers:
         """Answer prompts from seed 0.
 
         No token ends an answer early, so the work is the same for every prompt.
@@ -193,17 +200,15 @@ class JaxBackend:
         )
         return Answers(tokens, int(state.forwards), tied_share(confidence.ravel().tolist()))
 
-    def module_outputs(
-        self, ids: np.ndarray, names: Sequence[str]
-    ) -> dict[str, Float[np.ndarray, "b t _"]]:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit
-        def compute(params: dict, ids: Array) -> dict[str, Array]:
+        def compute(params: dict, ids: Array) -> Arrays:
             # The taps go into a copy of the model that belongs to this trace alone.
             # One entry per tapped module, filled while the model is traced.
             model = self.sampler.graph.merge(params)
-            outputs: dict[str, Array] = {}
+            outputs = {}
             for name in names:
                 # "model.layers.0.mlp" -> owner model.layers[0], last "mlp"
                 *path, last = name.split(".")

@@ -7,15 +7,17 @@ Each backend runs in its own process, one after the other (`worker`). Entry comm
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
+from jax_lm.benchmark.backend import Tensors
 from jax_lm.benchmark.machine import machine_lines
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, run_worker
+from jax_lm.host.terminal import Report
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.tables import Row, row_chart, table_section
@@ -39,7 +41,7 @@ def missing_packages() -> list[str]:
     return [name for name in TORCH_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> list[Row]:
+def find_differences(ours: Tensors, theirs: Tensors) -> list[Row]:
     """Compare every output.
 
     Returns:
@@ -54,28 +56,30 @@ def find_differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nda
         raise ValueError(
             f"outputs of one backend alone: {', '.join(sorted(ours.keys() ^ theirs.keys()))}"
         )
-    rows: list[Row] = []
+    rows = []
     for name, output in ours.items():
         # In float64, so that the comparison adds no rounding of its own.
-        a, b = output.astype(np.float64), theirs[name].astype(np.float64)
+        a = output.astype(np.float64)
+        b = theirs[name].astype(np.float64)
         if a.shape != b.shape:
             raise ValueError(f"{name} has shape {a.shape} here and {b.shape} in PyTorch")
         layer = re.search(r"layers\.(\d+)\.", name)
-        row = {
-            "name": name,
-            "kind": name.split(".")[-1],
-            "layer": int(layer[1]) if layer else None,
-            "largest": float(np.abs(a - b).max()),
-            # An output of zeros has no norm to relate to.
-            "relative": float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "name": name,
+                "kind": name.split(".")[-1],
+                "layer": int(layer[1]) if layer else None,
+                "largest": float(np.abs(a - b).max()),
+                # An output of zeros has no norm to relate to.
+                "relative": float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0)),
+            }
+        )
     return rows
 
 
 def equal_share(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
     """Return the share of equal tokens."""
-    return float((np.asarray(ours) == np.asarray(theirs)).mean())
+    return float(np.equal(ours, theirs).mean())
 
 
 def compare(
@@ -84,35 +88,32 @@ def compare(
     workload: Workload,
     tolerance: float,
     *,
-    on_progress: Callable[[int, int, str], None] | None = None,
+    on_progress: Report | None = None,
 ) -> Row:
     """Measure JAX, then PyTorch on the same kind of device; returns the content of comparison.json.
 
     Raises:
         ValueError: a prompt does not fit the model's context, or a backend failed.
     """
-    config = DreamForCausalLM.read_config(folder)
-    cells, repeats = workload.edges, workload.repeats
-    for cell in cells:
-        cell.require_room(config.max_position_embeddings)
+    context = DreamForCausalLM.read_config(folder).max_position_embeddings
+    for cell in workload.edges:
+        cell.require_room(context)
     request = WorkerRequest(
         backend="jax",
         folder=folder,
         dtype=dtype,
-        cells=cells,
-        repeats=repeats,
+        cells=workload.edges,
+        repeats=workload.repeats,
         compared_shape=COMPARED_SHAPE,
     )
-    report = on_progress or (lambda done, total, note: None)
     # One after the other: in parallel they would share the machine.
+    report = on_progress or (lambda done, total, note: None)
     report(0, 2, "JAX")
     ours, our_outputs = run_worker(request)
     report(1, 2, "PyTorch")
     device = "cuda" if ours["about"]["platform"] == "gpu" else "cpu"
-    theirs, their_outputs = run_worker(
-        replace(request, backend="pytorch", device=device, platform="cpu")
-    )
-    report(2, 2, "")
+    request = replace(request, backend="pytorch", device=device, platform="cpu")
+    theirs, their_outputs = run_worker(request)
     return {
         "jax": ours,
         "pytorch": theirs,
@@ -146,7 +147,7 @@ def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
 
 def generation_rows(result: Row) -> list[Row]:
     """Return a row for each generation and backend; `times` is PyTorch's time over JAX's."""
-    rows: list[Row] = []
+    rows = []
     for ours, theirs in zip(result["jax"]["cells"], result["pytorch"]["cells"], strict=True):
         times = theirs["seconds"] / ours["seconds"]
         rows += [{"backend": "JAX", **ours, "times": times}, {"backend": "PyTorch", **theirs}]
@@ -155,18 +156,18 @@ def generation_rows(result: Row) -> list[Row]:
 
 def comparison_verdicts(result: Row) -> list[Verdict]:
     """Judge whether JAX computes the same as PyTorch, and is at least as fast."""
-    ours, theirs, share = result["jax"], result["pytorch"], result["greedy_agreement"]
+    ours = result["jax"]
+    theirs = result["pytorch"]
+    share = result["greedy_agreement"]
     times = [row["times"] for row in generation_rows(result) if "times" in row]
     load = ours["load_seconds"] / theirs["load_seconds"]
     # In bfloat16, nearly equal candidates change places with either backend: no verdict.
     is_same = share == 1.0 if ours["dtype"] == "float32" else None
-    range_text = f"{min(times):.2f} to {max(times):.2f} times"
+    speed = f"{min(times):.2f} to {max(times):.2f} times"
     return [
         numbers_verdict(result["differences"], result["tolerance"]),
         Verdict("greedy tokens as in PyTorch", "all, in float32", f"{share:.1%}", is_same),
-        Verdict(
-            "generation at least as fast", "every batch and length", range_text, min(times) >= 1
-        ),
+        Verdict("generation at least as fast", "every batch and length", speed, min(times) >= 1),
         Verdict(
             "loading at least as fast", "at most PyTorch's time", f"{load:.2f} of it", load <= 1
         ),
@@ -175,12 +176,13 @@ def comparison_verdicts(result: Row) -> list[Verdict]:
 
 def comparison_report(result: Row, name: str) -> Document:
     """Return the report of a comparison; `name` is the model's."""
-    ours, theirs, workload = result["jax"], result["pytorch"], result["workload"]
+    ours = result["jax"]
+    theirs = result["pytorch"]
+    workload = result["workload"]
     packages = ", ".join(f"{key} {value}" for key, value in theirs["packages"].items())
-    # Without the command, which is that of the worker process.
-    machine = {
-        key: value for key, value in machine_lines(ours["about"]).items() if key != "command"
-    }
+    # The command is that of the worker process.
+    machine = machine_lines(ours["about"])
+    del machine["command"]
     memory = (
         "On a CPU memory includes pages of the checkpoint that are mapped into it, and JAX with its compiler; the "
         "weights of a small model may hide in what the imports had freed."
@@ -210,12 +212,16 @@ def speed_sections(result: Row) -> list[Section]:
 
     Latency by prompt length at batch 1, and tokens per second by batch at the first length.
     """
-    shortest, sizes = result["workload"]["prompt_tokens"][0], result["workload"]["batch_sizes"]
+    workload = result["workload"]
     rows = generation_rows(result)
+    first = workload["prompt_tokens"][0]
     lengths = [row for row in rows if row["batch"] == 1]
-    batches = [row for row in rows if row["prompt_tokens"] == shortest and row["batch"] in sizes]
+    batches = [
+        row
+        for row in rows
+        if row["prompt_tokens"] == first and row["batch"] in workload["batch_sizes"]
+    ]
     batches.sort(key=lambda row: row["batch"])
-    rates = row_chart("Tokens per second", batches, "batch", "tokens_per_second", by="backend")
     return [
         table_section(
             "Latency by prompt length",
@@ -232,8 +238,10 @@ def speed_sections(result: Row) -> list[Section]:
             "Tokens per second by batch",
             batches,
             leave_out=NOT_SHOWN,
-            text=f"Prompts of {shortest} tokens.",
-            picture=rates,
+            text=f"Prompts of {first} tokens.",
+            picture=row_chart(
+                "Tokens per second", batches, "batch", "tokens_per_second", by="backend"
+            ),
             name="throughput",
         ),
     ]
@@ -241,19 +249,23 @@ def speed_sections(result: Row) -> list[Section]:
 
 def number_sections(differences: Sequence[Row]) -> list[Section]:
     """Return relative differences: a table of outputs outside of the layers, and layers by kind."""
+    outside = []
+    drawn = []
     by_layer: dict[int, Row] = {}
-    drawn: list[Row] = []
     for row in differences:
-        layer, relative = row["layer"], row["relative"]
-        if layer is not None:
-            # One row per layer, one column per kind of output
-            by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
-            # Equal outputs have no difference to take the logarithm of: they agree in all digits.
-            drawn.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
-    outside = [row for row in differences if row["layer"] is None]
+        layer = row["layer"]
+        relative = row["relative"]
+        if layer is None:
+            outside.append(row)
+            continue
+        # One row per layer, one column per kind of output
+        by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
+        # Equal outputs have no difference to take the logarithm of: they agree in all digits.
+        drawn.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
     text = "Norm of the difference over the norm of PyTorch's output, on random tokens."
-    title = "Decimal digits that agree"
-    picture = row_chart(title, drawn, "layer", "digits", by="kind", top=DIGITS)
+    picture = row_chart(
+        "Decimal digits that agree", drawn, "layer", "digits", by="kind", top=DIGITS
+    )
     rows = list(by_layer.values())
     return [
         table_section("Numbers outside of the layers", outside, leave_out=("name",), text=text),

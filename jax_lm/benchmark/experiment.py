@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend
@@ -22,13 +21,18 @@ from jax_lm.benchmark.parity import TOLERANCE, check_parity
 from jax_lm.benchmark.settings import Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import time_call, without_stored_compilations
-from jax_lm.benchmark.worker import WorkerRequest, outputs_to_compare, run_worker
+from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare, run_worker
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
 from jax_lm.inference import INT8, DiffuCoderInference
 from jax_lm.options import GenerationOptions
-from jax_lm.planning.memory import OutOfMemoryError, device_bytes, explained, forward_cost
+from jax_lm.planning.memory import (
+    OutOfMemoryError,
+    device_bytes,
+    explain_out_of_memory,
+    forward_cost,
+)
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row
@@ -48,7 +52,9 @@ PROMPTS = (
 PUBLISHED_TEMPERATURE = 0.2
 # Tokens: a row of the forward passes, an answer of the stress test, an answer to a built-in task.
 FORWARD_TOKENS = 128
-STRESS_TOKENS, TASK_TOKENS, TASK_BATCH = 32, 144, 10
+STRESS_TOKENS = 32
+TASK_TOKENS = 144
+TASK_BATCH = 10
 ATTEMPT_VALUES = ("name", "outcome", "program", "detail")
 # The generation that is also timed on the CPU; short, because a large model is slow there.
 CPU_CELL = Cell(batch=1, prompt_tokens=32, new_tokens=8)
@@ -83,7 +89,8 @@ class ExperimentSteps:
     """The steps, on one checkpoint in the Hugging Face or Orbax layout."""
 
     def __init__(self, folder: Path, settings: ExperimentSettings) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
 
     def steps(self) -> list[Step]:
         """Return all steps in their order."""
@@ -116,9 +123,7 @@ class ExperimentSteps:
         """The dtype in which the weights are kept."""
         return INT8 if self.engine.is_int8 else self.engine.dtype
 
-    def run_on_cpu(
-        self, backend: Literal["jax", "pytorch"], **what: Any
-    ) -> tuple[Row, dict[str, np.ndarray]]:
+    def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what: Any) -> Measured:
         """Measure a backend in a process without an accelerator."""
         request = WorkerRequest(
             backend=backend, folder=self.folder, dtype=self.dtype, platform="cpu", repeats=1, **what
@@ -165,7 +170,8 @@ class ExperimentSteps:
 
         The first call compiles, later ones must not.
         """
-        tokens, texts = self.settings.new_tokens, []
+        tokens = self.settings.new_tokens
+        texts = []
 
         def complete() -> DecodedBatch:
             answer = self.decode(PROMPTS[:1], tokens, PUBLISHED_TEMPERATURE)
@@ -191,13 +197,17 @@ class ExperimentSteps:
 
         `roofline` is the share of the measured limits that they reach, if the limits are known.
         """
-        engine, rows = self.engine, []
+        engine = self.engine
+        rows = []
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
         for batch in self.settings.batch_sizes:
             row: Row = {"batch": batch}
             rows.append(row)
             planned = engine.job(batch=batch, canvas=width)
-            with note_out_of_memory(row), explained(engine.config, planned, engine.mesh_shape):
+            with (
+                note_out_of_memory(row),
+                explain_out_of_memory(engine.config, planned, engine.mesh_shape),
+            ):
                 [figures] = engine.benchmark_inference(
                     (batch,), width, 3 * self.settings.repeats
                 ).values()

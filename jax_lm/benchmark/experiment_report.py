@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
+from jax_lm.reports.charts import Number
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
@@ -22,6 +23,14 @@ COMPILATIONS = ("compilations", "compile_seconds")
 
 # Makes a section from the rows of its steps.
 SectionOf = Callable[[list[Row]], Section]
+# Such functions, by the first word of the names of the steps that they show.
+Sections = Mapping[str, SectionOf]
+# How the steps ended, by their names.
+Outcomes = Mapping[str, Outcome]
+
+# What was measured, in words, and whether the condition is met; a judge returns it for a row.
+Judgement = tuple[str, bool]
+Judge = Callable[[Row], Judgement]
 
 NOT_REACHED = Outcome("not reached")
 DEFECT = "A defect: report it with steps.jsonl."
@@ -41,10 +50,10 @@ class Criterion(NamedTuple):
     name: str
     wanted: str
     step: str
-    judge: Callable[[Row], tuple[str, bool]]
+    judge: Judge
     advice: str
 
-    def verdict(self, outcomes: Mapping[str, Outcome]) -> Verdict:
+    def verdict(self, outcomes: Outcomes) -> Verdict:
         """Judge the outcome of the step."""
         outcome = outcomes.get(self.step, NOT_REACHED)
         if outcome.state == DONE:
@@ -54,21 +63,17 @@ class Criterion(NamedTuple):
         return Verdict(self.name, self.wanted, why, None)
 
 
-def judge_value(
-    value: str, is_met: Callable[[Any, Any], bool], bound: float | int, text: str
-) -> Callable[[Row], tuple[str, bool]]:
+def judge_value(value: str, is_met: Callable[[Any, Any], bool], bound: Number, text: str) -> Judge:
     """Return a judge that compares a value with a bound; `text` formats the row."""
     return lambda row: (text.format_map(row), is_met(row[value], bound))
 
 
-def judge_share(
-    passed: int, total: int, bound: float = 0.95, digits: str = ".1%"
-) -> tuple[str, bool]:
+def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%") -> Judgement:
     """Judge whether a share is at least `bound`."""
     return f"{passed} of {total}: {passed / total:{digits}}", passed >= bound * total
 
 
-def judge_checks(row: Row) -> tuple[str, bool]:
+def judge_checks(row: Row) -> Judgement:
     """Judge whether every check of the checkpoint passed."""
     checks = row["checks"]
     return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row[
@@ -76,16 +81,15 @@ def judge_checks(row: Row) -> tuple[str, bool]:
     ]
 
 
-def judge_batch_gain(row: Row) -> tuple[str, bool]:
+def judge_batch_gain(row: Row) -> Judgement:
     """Compare the tokens per second of the largest batch with those of the smallest."""
     timed = [batch for batch in row["rows"] if "seconds" in batch]
     if len(timed) < 2:
         return f"{len(timed)} batch size fits", False
-    first, last = timed[0], timed[-1]
-    gain, factor = (
-        last["tokens_per_second"] / first["tokens_per_second"],
-        last["batch"] / first["batch"],
-    )
+    first = timed[0]
+    last = timed[-1]
+    gain = last["tokens_per_second"] / first["tokens_per_second"]
+    factor = last["batch"] / first["batch"]
     # Batch 8 over batch 1 must bring at least 0.25 * 8 = 2 times the tokens per second.
     return (
         f"{gain:.2f} times, batch {last['batch']} over batch {first['batch']}",
@@ -93,7 +97,7 @@ def judge_batch_gain(row: Row) -> tuple[str, bool]:
     )
 
 
-def judge_roofline(row: Row) -> tuple[str, bool]:
+def judge_roofline(row: Row) -> Judgement:
     """Judge the batch that comes nearest to the machine's limits."""
     known = [batch for batch in row["rows"] if batch.get("roofline")]
     if not known:
@@ -103,14 +107,14 @@ def judge_roofline(row: Row) -> tuple[str, bool]:
     return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
 
 
-def judge_pytorch(row: Row) -> tuple[str, bool]:
+def judge_pytorch(row: Row) -> Judgement:
     """Count the outputs that are within the tolerance."""
     within, largest = differences_within(row["differences"], row["tolerance"])
     measured, passed = judge_share(within, len(row["differences"]))
     return f"{measured}; largest relative difference {largest}", passed
 
 
-def judge_memory(text: str, row: Row) -> tuple[str, bool]:
+def judge_memory(text: str, row: Row) -> Judgement:
     """Judge whether the step fits in memory; `text` formats the row if it does."""
     fits = row.get("seconds") is not None
     return text.format_map(row) if fits else row["out_of_memory"], fits
@@ -206,12 +210,12 @@ def quality_section(rows: list[Row]) -> Section:
 
 def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
     """Return a table with a chart of its tokens per second; the title names the chart's file."""
-    picture, name = row_chart(y_title, rows, x, "tokens_per_second", by), title.lower()
+    picture = row_chart(y_title, rows, x, "tokens_per_second", by)
+    name = title.lower()
     return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
 
 
-# Sections of the report, by the first word of the names of the steps that they show.
-SECTIONS: dict[str, SectionOf] = {
+SECTIONS: Sections = {
     "single": lambda rows: table_section(
         "One prompt",
         rows,
@@ -237,11 +241,11 @@ SECTIONS: dict[str, SectionOf] = {
 
 
 def experiment_report(
-    outcomes: Mapping[str, Outcome],
+    outcomes: Outcomes,
     steps: Sequence[Step],
     name: str,
     criteria: Sequence[Criterion] = CRITERIA,
-    sections: Mapping[str, SectionOf] = SECTIONS,
+    sections: Sections = SECTIONS,
 ) -> Document:
     """Return the report of the steps so far; `name` is the model's.
 
@@ -275,18 +279,19 @@ def experiment_report(
     )
 
 
-def step_sections(rows: Rows, sections: Mapping[str, SectionOf]) -> list[Section]:
+def step_sections(rows: Rows, sections: Sections) -> list[Section]:
     """Return a section for every kind of step that has one and has been done."""
-    by_kind: dict[str, list[Row]] = {}
-    for step, row in rows.items():
+    parts = []
+    for kind, section in sections.items():
         # "passes 1" and "passes 16" share the section of "passes".
-        by_kind.setdefault(step.split()[0], []).append(row)
-    return [section(by_kind[kind]) for kind, section in sections.items() if kind in by_kind]
+        if of_kind := [row for step, row in rows.items() if step.split()[0] == kind]:
+            parts.append(section(of_kind))
+    return parts
 
 
 def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
     """Describe model and environment."""
-    metadata: dict[str, str] = {"model": name}
+    metadata = {"model": name}
     if model := rows.get("loading", rows.get("weights")):
         metadata["model"] += ", {parameters:,} parameters, {dtype}, mesh {mesh}".format_map(model)
     if environment := rows.get("environment"):
@@ -299,7 +304,7 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
     return metadata
 
 
-def issues(outcomes: Mapping[str, Outcome], verdicts: Sequence[Verdict]) -> list[str]:
+def issues(outcomes: Outcomes, verdicts: Sequence[Verdict]) -> list[str]:
     """List steps that failed or were left out, and criteria that were missed."""
     # All failed steps, then all skipped ones
     points = [

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import flax
 import jax
@@ -21,6 +20,7 @@ from jaxtyping import Array
 from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
+from jax_lm.reports.tables import Row
 
 # Bytes of the array with which the bandwidth is measured: more than a large server's shared cache.
 COPY_BYTES = 2**30
@@ -95,7 +95,7 @@ def command_line(words: Sequence[str]) -> str:
     return shlex.join(["diffucoder" if name == "__main__.py" else name, *words[1:]])
 
 
-def about() -> dict[str, Any]:
+def about() -> Row:
     """Return what the numbers of a measurement depend on: date, command, versions, device."""
     device = jax.devices()[0]
     return {
@@ -123,7 +123,7 @@ MACHINE_LINES = {
 }
 
 
-def machine_lines(machine: Mapping[str, Any]) -> dict[str, str]:
+def machine_lines(machine: Row) -> dict[str, str]:
     """Return the lines of a report that describe the machine, as `about` returned it."""
     return {name: text.format_map(machine) for name, text in MACHINE_LINES.items()}
 
@@ -153,24 +153,25 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
 
     # A square product that is large enough for full speed, and small enough for a CPU.
     backend = jax.default_backend()
-    size, rounds = 2048 if backend == "cpu" else 8192, CHAIN.get(backend, ACCELERATOR_CHAIN)
+    size = 2048 if backend == "cpu" else 8192
+    rounds = CHAIN.get(backend, ACCELERATOR_CHAIN)
     a, b = (
         (jax.random.normal(jax.random.key(i), (size, size)) / size**0.5).astype(dtype)
         for i in range(2)
     )
 
-    def chained(function: Callable[[Array], Array]) -> Callable[[int, Array], Array]:
+    def chain(function: Callable[[Array], Array]) -> Callable[[int, Array], Array]:
         # The barrier keeps XLA from merging the rounds of a chain into one.
         return lambda _, values: jax.lax.optimization_barrier(function(values))
 
     @jax.jit
     def multiply(a: Array, b: Array) -> Array:
-        return jax.lax.fori_loop(0, rounds, chained(lambda b: product(a, b, dtype)), b)
+        return jax.lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
 
     # In place: a new result would measure how fast the system provides pages.
     @partial(jax.jit, donate_argnums=0)
     def add(values: Array) -> Array:
-        return jax.lax.fori_loop(0, rounds, chained(lambda values: values + 1), values)
+        return jax.lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)
 
     matmul = fastest(lambda: multiply(a, b))
     values = jnp.zeros(copy_bytes // 4, jnp.float32)

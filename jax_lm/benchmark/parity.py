@@ -7,11 +7,10 @@ such folders. Entry command: `diffucoder parity check`.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from jax.typing import ArrayLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from jax_lm.benchmark.backend import Tensors
 from jax_lm.checkpoints.huggingface import CheckpointError
 from jax_lm.config import Fields
 from jax_lm.diffusion.canvas import Canvas
@@ -46,11 +46,15 @@ TOLERANCE = 2e-5
 
 # Bounds for bfloat16: mean difference of the logits, share of equal top-1 tokens, our error over
 # PyTorch's. PyTorch rounds after every operation, this implementation accumulates in float32.
-BF16_MEAN_DIFFERENCE, BF16_TOP1, BF16_DISTANCE_RATIO = 0.06, 0.96, 1.2
+BF16_MEAN_DIFFERENCE = 0.06
+BF16_TOP1 = 0.96
+BF16_DISTANCE_RATIO = 1.2
 
 # Bounds for int8 kernels: relative error of the logits, share of equal top-1 tokens, relative
 # change of the perplexity. Every layer rounds by half a step of 1/127 of a row's largest weight.
-INT8_ERROR, INT8_TOP1, INT8_PERPLEXITY = 0.03, 0.95, 0.05
+INT8_ERROR = 0.03
+INT8_TOP1 = 0.95
+INT8_PERPLEXITY = 0.05
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,8 @@ def read_recording(folder: Path, tensors: str, settings: str) -> tuple[Golden, F
         if not (folder / name).exists():
             raise CheckpointError(f"parity folder {str(folder)!r} has no {name}")
     try:
-        return Golden(load_file(folder / tensors)), json.loads(
-            (folder / settings).read_text(encoding="utf-8")
-        )
+        text = (folder / settings).read_text(encoding="utf-8")
+        return Golden(load_file(folder / tensors)), json.loads(text)
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"parity folder {str(folder)!r} is damaged: {error}") from error
 
@@ -142,11 +145,10 @@ def top1_agreement(name: str, ours: np.ndarray, theirs: np.ndarray, least: float
 
 
 def largest_difference(
-    name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float, rows: np.ndarray | None = None
+    name: str, ours: ArrayLike, theirs: np.ndarray, tolerance: float
 ) -> ParityFinding:
-    """Judge the largest absolute difference, of all rows or of the given ones."""
-    difference = np.abs(np.asarray(ours) - theirs)
-    return at_most(name, float(difference[... if rows is None else rows].max()), tolerance)
+    """Judge the largest absolute difference."""
+    return at_most(name, float(np.abs(np.asarray(ours) - theirs).max()), tolerance)
 
 
 def relative_error(
@@ -158,7 +160,7 @@ def relative_error(
 
 
 def check_forward(
-    model: DreamForCausalLM, golden: Mapping[str, np.ndarray], tolerance: float
+    model: DreamForCausalLM, golden: Tensors, tolerance: float
 ) -> Iterator[ParityFinding]:
     """Compare hidden states layer by layer, logits, and logits with left padding.
 
@@ -179,7 +181,9 @@ def check_forward(
     # 1 at real tokens, 0 at padding [b, t].
     mask = golden["padded.attention_mask"]
     padded = logits_of(model, jnp.asarray(golden["padded.input_ids"]), jnp.asarray(mask))
-    yield largest_difference("padded.logits", padded, golden["padded.logits"], tolerance, mask == 1)
+    # logits of the real tokens alone [tokens, v]
+    pair = (np.asarray(logits)[mask == 1] for logits in (padded, golden["padded.logits"]))
+    yield largest_difference("padded.logits", *pair, tolerance)
 
 
 @nnx.jit
@@ -188,27 +192,28 @@ def logits_of(model: DreamForCausalLM, ids: jax.Array, mask: jax.Array | None = 
     return model(ids, mask)
 
 
-def check_bfloat16(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
+def check_bfloat16(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
     """Compare the bfloat16 model with PyTorch's, and both with float32."""
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.bfloat16)
     ours = np.asarray(logits_of(model, jnp.asarray(golden["forward.input_ids"])))
     theirs = golden["forward_bf16.logits"].astype(np.float32)
     exact = golden["forward.logits"]
-    mean = float(np.abs(ours - theirs).mean())
-    yield at_most("bfloat16 logits, mean", mean, BF16_MEAN_DIFFERENCE)
+    difference = np.abs(ours - theirs).mean()
+    yield at_most("bfloat16 logits, mean", float(difference), BF16_MEAN_DIFFERENCE)
     yield top1_agreement("bfloat16", ours, theirs, BF16_TOP1)
     # Both are compared with float32: our mean error may be at most the bound times PyTorch's.
-    ratio = float(np.abs(ours - exact).mean() / np.abs(theirs - exact).mean())
-    yield at_most("bfloat16 error / PyTorch's", ratio, BF16_DISTANCE_RATIO)
+    ratio = np.abs(ours - exact).mean() / np.abs(theirs - exact).mean()
+    yield at_most("bfloat16 error / PyTorch's", float(ratio), BF16_DISTANCE_RATIO)
 
 
-def check_int8(checkpoint: Path, golden: Mapping[str, np.ndarray]) -> Iterator[ParityFinding]:
+def check_int8(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
     """Measure the error of int8 kernels against float32.
 
     Random weights, as recorded here, are the worst case.
     """
     model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, int8=True)
-    ids, exact = golden["forward.input_ids"], golden["forward.logits"]
+    ids = golden["forward.input_ids"]
+    exact = golden["forward.logits"]
     ours = np.asarray(logits_of(model, jnp.asarray(ids)))
     yield relative_error("int8 logits, relative error", ours, exact, INT8_ERROR)
     yield top1_agreement("int8", ours, exact, INT8_TOP1)
@@ -221,44 +226,43 @@ def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
 
     Row i predicts token i + 1: rows [0, 1, 2] with tokens [1, 2, 3] of four.
     """
-    rows = logits[:, :-1].astype(np.float64)
-    # A softmax in float64; subtracting the largest logit keeps exp finite.
-    largest = rows.max(axis=-1, keepdims=True)
-    log_probs = rows - largest - np.log(np.exp(rows - largest).sum(axis=-1, keepdims=True))
-    return float(np.exp(-np.take_along_axis(log_probs, ids[:, 1:, None], axis=-1).mean()))
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:])
+    return float(jnp.exp(losses.mean()))
 
 
-def case_options(case: Mapping[str, Any]) -> GenerationOptions:
+def case_options(case: Fields) -> GenerationOptions:
     """Return the options of a recorded case."""
     names = ("max_new_tokens", "alg", "alg_temp", "temperature", "top_p", "top_k")
     return GenerationOptions(num_steps=case["steps"], **{name: case[name] for name in names})
 
 
-def case_canvas(name: str, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]) -> Canvas:
+def case_canvas(name: str, case: Fields, golden: Tensors) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
-    prompts, mask = golden[f"{name}.input_ids"], golden.get(f"{name}.attention_mask")
+    prompts = golden[f"{name}.input_ids"]
+    mask = golden.get(f"{name}.attention_mask")
     return Canvas.after(prompts, mask, case["max_new_tokens"])
 
 
-def check_generation(
-    sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]
-) -> ParityFinding:
+def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
     """Compare final sequences, and the canvas after every step.
 
     If several positions have exactly the same confidence, their order is unspecified: it depends on
     the device and on the length of the canvas in `torch.topk`. A history that diverges there is
     replayed step by step from the recorded canvases, and must agree in everything else.
     """
-    name, options = f"generate.{case['case']}", case_options(case)
+    name = f"generate.{case['case']}"
+    options = case_options(case)
     canvas = case_canvas(name, case, golden)
     state = sampler.generate(canvas, options, strict_reference=True)
-    ours, theirs = state.history(sampler.mask_id), golden[f"{name}.history"]
+    ours = state.history(sampler.mask_id)
+    theirs = golden[f"{name}.history"]
     ties: int | None = None
     # From strict to lenient: equal sequences, equal histories, histories that differ in ties only.
     if not np.array_equal(np.asarray(state.tokens), golden[f"{name}.sequences"]):
         measured = f"sequences differ, {first_divergence(ours, theirs)}"
     elif np.array_equal(ours, theirs):
-        measured, ties = "equal", 0
+        measured = "equal"
+        ties = 0
     elif (ties := ties_only(sampler, canvas, options, theirs)) is None:
         measured = f"history differs, {first_divergence(ours, theirs)}"
     else:
@@ -267,15 +271,14 @@ def check_generation(
     return ParityFinding(title, measured, "sequences and history equal", ties is not None)
 
 
-def check_fast_generation(
-    sampler: Sampler, case: Mapping[str, Any], golden: Mapping[str, np.ndarray]
-) -> ParityFinding:
+def check_fast_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
     With a cache: blocks whose first token is forced, without a limit of steps. Without: the whole
     canvas, and at most masks / steps tokens per step, unused ones carried over.
     """
-    name, is_cached = f"fast.{case['case']}", case["cache"] != "none"
+    name = f"fast.{case['case']}"
+    is_cached = case["cache"] != "none"
     decoding = Decoding(
         commit="threshold",
         threshold=case["threshold"],
@@ -283,22 +286,13 @@ def check_fast_generation(
         cache=case["cache"],
         first_token="force" if is_cached else "rule",
     )
-    settings = {
-        **case,
-        "alg": "maskgit_plus",
-        "alg_temp": 0.0,
-        "steps": None if is_cached else case["steps"],
-    }
-    options = replace(case_options(settings), decoding=decoding)
+    options = case_options(case | {"alg": "maskgit_plus", "alg_temp": 0.0})
+    options = replace(options, decoding=decoding, num_steps=None if is_cached else options.steps)
     state = sampler.generate(case_canvas(name, case, golden), options, strict_reference=True)
     differing = int((np.asarray(state.tokens) != golden[f"{name}.sequences"]).sum())
     title = f"{name} {case['cache']} cache, threshold {case['threshold']}"
-    return ParityFinding(
-        title,
-        f"{differing} tokens differ" if differing else "equal",
-        "sequences equal",
-        not differing,
-    )
+    measured = f"{differing} tokens differ" if differing else "equal"
+    return ParityFinding(title, measured, "sequences equal", not differing)
 
 
 def first_divergence(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -316,26 +310,22 @@ def ties_only(
         The number of positions at which we commit another position of exactly equal confidence;
         None if anything else differs.
     """
-    # Positions at which the orders differ
     ties = 0
     # [b, t]: MASK in the holes, the prompt elsewhere.
     before = np.where(canvas.holes, sampler.mask_id, canvas.tokens)
     for step, after in enumerate(history):
         taken, scores = sampler.replay(before, canvas, options, step, strict_reference=True)
-        theirs, ours = after != before, taken != before
+        theirs = after != before
+        ours = taken != before
         # Positions that both commit must get the same token, and both must commit as many.
         both = theirs & ours
         if (theirs.sum(axis=1) != ours.sum(axis=1)).any() or (after[both] != taken[both]).any():
             return None
-        for row in range(len(after)):
-            only_theirs, only_ours = (
-                scores[row, theirs[row] & ~both[row]],
-                scores[row, ours[row] & ~both[row]],
-            )
-            # The others must be exact ties: the same confidences at different positions.
-            if not np.array_equal(np.sort(only_theirs), np.sort(only_ours)):
+        # The others must be exact ties: in each row, the same confidences at different positions.
+        for row, only_theirs, only_ours in zip(scores, theirs & ~both, ours & ~both, strict=True):
+            if not np.array_equal(np.sort(row[only_theirs]), np.sort(row[only_ours])):
                 return None
-            ties += len(only_ours)
+            ties += int(only_ours.sum())
         # From the recorded canvas, so that one difference does not affect the later steps.
         before = after
     return ties
@@ -357,7 +347,9 @@ def check_tokenizer(path: Path, folder: Path) -> ParityFinding:
 
 # Absolute tolerances of scores and loss, relative tolerance of gradients. Scores are of size 24:
 # two weighted log-probabilities.
-SCORE_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-5, 1e-5, 1e-4
+SCORE_TOLERANCE = 2e-5
+LOSS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
 
 FILES = ("coupled_grpo.safetensors", "coupled_grpo.json")
 
@@ -370,27 +362,28 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
     """
     golden, settings = read_recording(folder, *FILES)
     # Log-probabilities of single tokens
-    selective = (
-        jnp.asarray(golden[f"selective.{name}"]) for name in ("logits", "labels", "weights", "mask")
-    )
-    ours = selective_log_softmax(*selective)
+    names = ("logits", "labels", "weights", "mask")
+    ours = selective_log_softmax(*(jnp.asarray(golden[f"selective.{name}"]) for name in names))
     yield largest_difference(
         "selective_log_softmax", ours, golden["selective.out"], SCORE_TOLERANCE
     )
     # Advantages of the groups
-    made = advantages(golden["rewards"], settings["num_generations"])
-    yield largest_difference("leave-one-out advantages", made, golden["advantages"], LOSS_TOLERANCE)
+    size = settings["num_generations"]
+    ours = advantages(golden["rewards"], size)
+    yield largest_difference("leave-one-out advantages", ours, golden["advantages"], LOSS_TOLERANCE)
     # Loss, divergence and gradients of each inner iteration
     graph, params = split_model(
         DreamForCausalLM.from_pretrained(folder / "checkpoint", dtype=jnp.float32)
     )
-    size = settings["num_generations"]
-    low, high = settings["epsilon_low"], settings["epsilon_high"]
-    form = PolicyLoss(epsilon=low, epsilon_high=high, beta=settings["beta"], kl_clamp=math.inf)
+    form = PolicyLoss(
+        epsilon=settings["epsilon_low"],
+        epsilon_high=settings["epsilon_high"],
+        beta=settings["beta"],
+        kl_clamp=math.inf,
+    )
+    mask_id = settings["config"]["mask_token_id"]
     for iteration, ratio in enumerate(settings["mask_ratios"]):
-        batch, copies = iteration_batch(
-            golden, iteration, ratio, settings["config"]["mask_token_id"]
-        )
+        batch, copies = iteration_batch(golden, iteration, ratio, mask_id)
         (loss, (scores, kl)), gradients = loss_and_gradients(
             graph, params, batch, copies, form=form, chunk=size
         )
@@ -400,9 +393,11 @@ def check_training_parity(folder: Path) -> Iterator[ParityFinding]:
         yield largest_difference(f"{name}, scores", scores, theirs, SCORE_TOLERANCE)
         yield largest_difference(f"{name}, loss", loss, golden[f"loss.{iteration}"], LOSS_TOLERANCE)
         yield largest_difference(f"{name}, KL", kl, golden[f"kl.{iteration}"], LOSS_TOLERANCE)
-        norm, expected = optax.tree.norm(gradients)[None], golden[f"grad_norm.{iteration}"]
+        norm = optax.tree.norm(gradients)[None]
+        expected = golden[f"grad_norm.{iteration}"]
         yield relative_error(f"{name}, gradient norm", norm, expected, GRADIENT_TOLERANCE)
-        by_name, prefix = flatten(gradients), f"grad.{iteration}."
+        by_name = flatten(gradients)
+        prefix = f"grad.{iteration}."
         for key in sorted(key for key in golden if key.startswith(prefix)):
             tensor = key.removeprefix(prefix)
             yield relative_error(
@@ -436,7 +431,7 @@ def loss_and_gradients(
 
 
 def iteration_batch(
-    golden: Mapping[str, np.ndarray], iteration: int, ratio: float, mask_id: int
+    golden: Tensors, iteration: int, ratio: float, mask_id: int
 ) -> tuple[dict[str, jax.Array], Copies]:
     """Return the recorded rows of an inner iteration, and their copies with the recorded masks."""
     batch = {

@@ -31,8 +31,8 @@ class Cell:
     def require_room(self, context: int) -> None:
         """Raise ValueError unless prompt and answer fit the context."""
         if self.prompt_tokens + self.new_tokens > context:
-            asked = f"prompt_tokens={self.prompt_tokens} with new_tokens={self.new_tokens}"
-            raise ValueError(f"{asked}: the context holds {context} tokens")
+            lengths = f"prompt_tokens={self.prompt_tokens} with new_tokens={self.new_tokens}"
+            raise ValueError(f"{lengths}: the context holds {context} tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,12 @@ from jax_lm.benchmark.backend import (
 from jax_lm.benchmark.machine import PeakMemory, limits_text, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
 from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
-from jax_lm.diffusion.candidates import SamplingParams
+from jax_lm.compilation.programs import begin_generation
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
-from jax_lm.diffusion.sampler import Sampler, block_passes, restrict_options, run, run_empty_cache
-from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache
+from jax_lm.diffusion.sampler import Sampler, restrict_options, run, run_empty_cache
+from jax_lm.diffusion.state import BatchInputs, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
+from jax_lm.host.terminal import Report
 from jax_lm.models.graph import ModelGraph
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
@@ -38,6 +39,10 @@ from jax_lm.reports.tables import Row, table_section
 
 # Values of a generation that the report of `diffucoder bench` omits; bench.json has them.
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
+
+
+# Forward passes done, hidden states of the block, cache.
+Carry = tuple[Array, Array, KVCache]
 
 
 @partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
@@ -57,7 +62,7 @@ def run_block_logits(
     """
     model = graph.merge(params)
 
-    def advance(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
+    def advance(carry: Carry) -> Carry:
         done, _, cache = carry
         # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
@@ -88,9 +93,9 @@ def time_forwards(
         reaches.
     """
     batch, width = canvas.tokens.shape
-    arrays, start = CanvasArrays.of(canvas), sampler.start(canvas, seed=0)
     dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
-    times, cache = [], KVCache()
+    times = []
+    cache = KVCache()
 
     def time(
         compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig
@@ -114,15 +119,9 @@ def time_forwards(
         options = restrict_options(model_card_options(canvas.region.length, preset), sampler.config)
         if options.decoding.settings.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
-        chosen = sampler.canvas_config(canvas, options)
-        state, variant = chosen.variant.begin(start, canvas), chosen.variant
-        length = options.decoding.block_columns(canvas.region.length)
-        block = next(iter(variant.blocks(canvas, length)))
-        params = SamplingParams.of(options, block.length, canvas.region.length)
-        passes = block_passes(canvas, block, [], options.decoding, chosen)
+        state, inputs, passes = begin_generation(sampler, canvas, options)
         for name, (config, first_row) in zip(names, passes, strict=True):
-            window = sampler.window(state, block, params).updated(rows=first_row, forwards=1)
-            inputs = BatchInputs(arrays, window, params)
+            inputs = inputs._replace(window=inputs.window.updated(rows=first_row))
             seconds = time(run_block_logits, state.tokens, inputs, config)
             step_seconds = time(run, state, inputs, config)
             # `config.rows` is None where all rows are recomputed.
@@ -156,7 +155,8 @@ def time_generation(
         minus the median. If asked for, `forward_seconds` is that of a forward pass over as many
         tokens, with the logits of every position.
     """
-    options, length = model_card_options(cell.new_tokens, cell.preset), cell.prompt_tokens
+    options = model_card_options(cell.new_tokens, cell.preset)
+    length = cell.prompt_tokens
     # The warm-up prompt is one token shorter if that falls into the same bucket: the padding then
     # differs, but not the shape.
     shorter = length - (length > 1 and (length + cell.new_tokens) % WIDTH_BUCKET != 1)
@@ -201,7 +201,7 @@ def measure_speed(
     workload: Workload,
     limits: MachineLimits,
     *,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Report | None = None,
 ) -> dict[str, list[Row]]:
     """Time every preset on the workload, then forward passes of each batch size.
 
@@ -210,19 +210,18 @@ def measure_speed(
     Raises:
         ValueError: prompt and answer do not fit the context.
     """
-    backend, cells = JaxBackend(sampler), workload.cells(presets)
+    backend = JaxBackend(sampler)
+    cells = workload.cells(presets)
     # Check all cells first: a run must not fail after its longest part.
     for cell in cells:
         cell.require_room(sampler.config.max_position_embeddings)
-    report, total = (
-        on_progress or (lambda done, total: None),
-        len(cells) + len(workload.batch_sizes),
-    )
+    report = on_progress or (lambda done, total: None)
+    total = len(cells) + len(workload.batch_sizes)
     longest = Cell(
         batch=1, prompt_tokens=max(workload.prompt_tokens), new_tokens=max(workload.new_tokens)
     )
-    generations: list[Row] = []
-    forwards: list[Row] = []
+    generations = []
+    forwards = []
     with without_stored_compilations():
         for done, cell in enumerate(cells, 1):
             generations.append(time_and_memory(backend, cell, workload.repeats))

@@ -13,6 +13,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from jax_lm.host.compile_clock import compile_clock
+from jax_lm.reports.tables import Row
 
 CACHE_SWITCH = "jax_enable_compilation_cache"
 
@@ -44,7 +45,7 @@ class Timing(NamedTuple):
         result: result of the last call.
     """
 
-    row: dict[str, Any]
+    row: Row
     result: Any
 
     @classmethod
@@ -68,7 +69,8 @@ class Timing(NamedTuple):
 
 def time_once(call: Callable[[], Any]) -> tuple[tuple[float, int], Any]:
     """Call a function; returns its seconds and compilations, and its result."""
-    before, start = compile_clock().count, time.perf_counter()
+    before = compile_clock().count
+    start = time.perf_counter()
     # JAX returns before it has computed, so wait for the result.
     result = jax.block_until_ready(call())
     return (time.perf_counter() - start, compile_clock().count - before), result
@@ -78,7 +80,8 @@ def time_call(
     call: Callable[[], Any], repeats: int, *, warm_up: Callable[[], Any] | None = None
 ) -> Timing:
     """Time a function after a first call, which `warm_up` may replace."""
-    calls, result = [], None
+    calls = []
+    result = None
     for each in (warm_up or call, *[call] * repeats):
         # Free the previous result first, as logits may be large.
         result = None

@@ -18,7 +18,7 @@ import torch
 from torch.distributions import Categorical
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from jax_lm.benchmark.backend import Answers
+from jax_lm.benchmark.backend import Answers, Tensors
 from jax_lm.models.dream import DreamConfig
 from jax_lm.options import GenerationOptions
 
@@ -61,7 +61,9 @@ class TorchBackend:
         self, folder: Path, config: DreamConfig, dtype: str = "float32", *, device: str = "cpu"
     ) -> None:
         assert config.mask_token_id is not None
-        self.config, self.device, self.mask_id = config, device, config.mask_token_id
+        self.config = config
+        self.device = device
+        self.mask_id = config.mask_token_id
         model = load_qwen2(folder, config, getattr(torch, dtype), self.attention)
         self.model: Any = model.to(device)
 
@@ -81,9 +83,9 @@ class TorchBackend:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    def module_outputs(self, ids: np.ndarray, names: Sequence[str]) -> Tensors:
         """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
-        outputs: dict[str, np.ndarray] = {}
+        outputs = {}
 
         def keep(name: str, module: Any, arguments: Any, output: torch.Tensor) -> None:
             outputs[name] = output.float().cpu().numpy()
@@ -116,7 +118,8 @@ def diffusion_generate(
     backend: TorchBackend, prompts: torch.Tensor, options: GenerationOptions
 ) -> list[torch.Tensor]:
     """Run Dream's loop at alg_temp 0; returns the canvas [b, t] after each step."""
-    steps, device = options.steps, prompts.device
+    steps = options.steps
+    device = prompts.device
     assert steps is not None
     x = torch.nn.functional.pad(prompts, (0, options.max_new_tokens), value=backend.mask_id)
     # Noise levels from 1 down to EPSILON, one per step boundary [steps + 1].
@@ -183,7 +186,7 @@ def draw_tokens(
         removed = torch.softmax(values, dim=-1).cumsum(dim=-1) > options.top_p
         # Shifted by one, so that the token that crosses the border is kept:
         # cumulative [0.6, 0.9, 1.0], top_p 0.8 -> removed [F, T, T] -> [F, F, T]
-        removed = torch.cat([torch.zeros_like(removed[:, :1]), removed[:, :-1]], dim=1)
+        removed = torch.nn.functional.pad(removed[:, :-1], (1, 0))
         logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), least)
     if options.top_k is not None:
         smallest = torch.topk(logits, min(options.top_k, logits.shape[-1])).values[:, -1:]

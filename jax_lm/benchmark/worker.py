@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-import numpy as np
-from jaxtyping import Int
 
 from jax_lm.benchmark.backend import (
     Backend,
     JaxBackend,
+    Tensors,
     greedy_options,
     output_names,
     random_prompts,
@@ -30,7 +29,7 @@ from jax_lm.benchmark.machine import about, largest_resident_bytes, resident_byt
 from jax_lm.benchmark.settings import Cell
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import without_stored_compilations
-from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.tables import Row
 
 # The greedy generation that is compared.
@@ -38,7 +37,7 @@ GREEDY = Cell(batch=2, prompt_tokens=16, new_tokens=32)
 TORCH_PACKAGES = ("torch", "transformers")
 
 # The row of a backend, and the outputs of its modules by name; none unless they are compared.
-Measured = tuple[Row, dict[str, np.ndarray]]
+Measured = tuple[Row, Tensors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +66,7 @@ class WorkerRequest:
     compared_shape: tuple[int, int] | None = None
 
 
-def comparison_ids(config: DreamConfig, shape: tuple[int, int]) -> Int[np.ndarray, "b t"]:
-    """Draw the random rows for which outputs are compared."""
-    return random_prompts(config, *shape, seed=1)
-
-
-def outputs_to_compare(
-    backend: Backend, shape: tuple[int, int]
-) -> tuple[dict[str, np.ndarray], list[list[int]]]:
+def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[Tensors, list[list[int]]]:
     """Return the outputs of every module by name, and greedy tokens [b, n].
 
     The generation is `GREEDY`, shortened if the context is shorter.
@@ -82,7 +74,8 @@ def outputs_to_compare(
     config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
-    outputs = backend.module_outputs(comparison_ids(config, shape), output_names(config))
+    ids = random_prompts(config, *shape, seed=1)
+    outputs = backend.module_outputs(ids, output_names(config))
     return outputs, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()
 
 
@@ -93,9 +86,11 @@ def measure_backend(request: WorkerRequest) -> Measured:
     the peak memory after loading and at the end; `memory` says whose. `greedy` are the greedy
     tokens [b, n] if outputs are compared.
     """
-    load, is_torch = backend_loader(request), request.backend == "pytorch"
+    load = backend_loader(request)
+    is_torch = request.backend == "pytorch"
     # Load
-    before, start = resident_bytes(), time.perf_counter()
+    before = resident_bytes()
+    start = time.perf_counter()
     backend = load()
     load_seconds = time.perf_counter() - start
     is_on_device = backend.device_peak() is not None
@@ -103,7 +98,8 @@ def measure_backend(request: WorkerRequest) -> Measured:
     def peak() -> int:
         return backend.device_peak() or largest_resident_bytes() - before
 
-    load_bytes, machine = peak(), about()
+    load_bytes = peak()
+    machine = about()
     # Time
     with without_stored_compilations():
         cells = [
@@ -123,7 +119,7 @@ def measure_backend(request: WorkerRequest) -> Measured:
         "cells": cells,
     }
     # Compare
-    outputs: dict[str, np.ndarray] = {}
+    outputs: Tensors = {}
     if request.compared_shape:
         outputs, row["greedy"] = outputs_to_compare(backend, request.compared_shape)
     return row, outputs

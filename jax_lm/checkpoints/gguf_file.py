@@ -26,7 +26,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.files import write_json
 
 # `model_type` of config.json by architecture of the file.
-ARCHITECTURES = dict(pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada"))
+ARCHITECTURES = pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada")
 # Architectures whose files hold the rows of q and k in another order (`permute_rows`).
 PERMUTED = ("llama", "llada")
 TENSORS = pairs("""
@@ -46,8 +46,7 @@ TENSORS = pairs("""
     blk.{}.ffn_down.     model.layers.{}.mlp.down_proj.
 """)
 # Fields of the configuration, and of the file below the name of its architecture.
-SIZES = dict(
-    pairs("""
+SIZES = pairs("""
     hidden_size              embedding_length
     intermediate_size        feed_forward_length
     num_hidden_layers        block_count
@@ -57,7 +56,6 @@ SIZES = dict(
     rope_theta               rope.freq_base
     rms_norm_eps             attention.layer_norm_rms_epsilon
 """)
-)
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 # Where the tensors of the file are, in the folder that presents it.
 INDEX = "gguf_tensors.json"

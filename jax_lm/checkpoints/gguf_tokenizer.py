@@ -21,7 +21,7 @@ WORDS = {"qwen2": QWEN_WORDS, "llama-bpe": LLAMA3_WORDS, "smollm": None, "gpt-2"
 NORMALIZED = ("qwen2",)
 # Special tokens as we call them (`mask_token_id`), and as the file does
 # (`tokenizer.ggml.mask_token_id`).
-SPECIAL = dict(pairs("mask mask  eos eos  bos bos  pad padding"))
+SPECIAL = pairs("mask mask  eos eos  bos bos  pad padding")
 TYPES = gguf.TokenType
 
 

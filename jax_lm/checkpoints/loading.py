@@ -137,7 +137,7 @@ class LoadSpec:
         }
 
 
-def open_checkpoint(folder: Path, names: Names = ()) -> CheckpointTensors:
+def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTensors:
     """Open a folder in the Hugging Face or Orbax layout.
 
     Args:

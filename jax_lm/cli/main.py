@@ -88,9 +88,9 @@ def main(arguments: list[str] | None = None) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     # `diffucoder`, `diffucoder --help`, `diffucoder data`: lists of commands
-    asked = [word for word in words if word not in ("--help", "-h")]
-    if {*asked} <= GROUPS and len(asked) < 2:
-        sys.stdout.write(overview(*asked))
+    groups = [word for word in words if word not in ("--help", "-h")]
+    if {*groups} <= GROUPS and len(groups) < 2:
+        sys.stdout.write(overview(*groups))
         return 0 if words else terminal.USAGE_ERROR
     if debug := "--debug" in declared.before_dashes(words):
         words.remove("--debug")

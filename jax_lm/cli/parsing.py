@@ -32,19 +32,18 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
             there.
     """
     # options that are typed
-    prog, recipe = f"diffucoder {command}", {}
+    prog = f"diffucoder {command}"
+    recipe = {}
     given = typed = read_words(kind, words, prog)
     # options of the recipe, without those that typed ones exclude
     if path := typed.get("config"):
-        exclusive = [
-            group for group in getattr(kind, "EXCLUSIVE", ()) if not typed.keys().isdisjoint(group)
-        ]
         try:
             recipe = read_recipe(kind, path, prog)
         except ValueError as error:
             raise ValueError(f"config={str(path)!r}: {as_keys(str(error))}") from error
-        for name in {name for group in exclusive for name in group}:
-            recipe.pop(name, None)
+        for group in getattr(kind, "EXCLUSIVE", ()):
+            if not typed.keys().isdisjoint(group):
+                recipe = {name: recipe[name] for name in recipe if name not in group}
         # what is typed wins
         given = recipe | typed
     # "builtin" is the default of commands whose model may be None

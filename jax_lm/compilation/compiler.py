@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from jax_lm.compilation.gpus import target_config
 from jax_lm.compilation.programs import StepProgram
 from jax_lm.host import platforms
 from jax_lm.planning.roofline import Topology
-from jax_lm.sharding import AXES, MeshShape
+from jax_lm.sharding import MeshShape
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +117,8 @@ def prepare_compiler(topology: Topology) -> None:
     Must be called before any JAX backend is initialised.
     """
     if topology.is_tpu:
-        os.environ.update(
-            {name: os.environ.get(name, value) for name, value in QUIET_COMPILER.items()}
-        )
+        for name, value in QUIET_COMPILER.items():
+            os.environ.setdefault(name, value)
     elif not topology.is_cpu:
         platforms.admit_cuda_compiler()
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -144,15 +142,15 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     if topology.chip.cores == 1:
         return shape.mesh(description.devices)
     # `jax.make_mesh` arranges whole chips only. In this order, the cores of a chip are adjacent.
-    devices = np.asarray(description.devices).reshape(list(shape.sizes.values()))
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return shape.arrange(description.devices)
 
 
 def describe_topology(topology: Topology) -> topologies.TopologyDescription:
     """Return the compiler's description of a topology."""
     if not topology.is_tpu:
         # The name is hosts x processes per host x devices per process.
-        config, name = target_config(topology.family), f"1x1x{topology.devices}"
+        config = target_config(topology.family)
+        name = f"1x1x{topology.devices}"
         return topologies.get_topology_desc(platform="cuda", target_config=config, topology=name)
     # A host has four chips by default. A smaller topology is a single host of its size:
     # shape (2, 1) -> chips_per_host_bounds (2, 1, 1)

@@ -8,21 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import Compiled, CompilerPackage
 from jax_lm.compilation.programs import step_programs
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.models.attention import has_cudnn
 from jax_lm.options import GenerationOptions
 from jax_lm.planning import memory
 from jax_lm.planning.memory import Memory, PlannedStep
-from jax_lm.planning.rollouts import rollout_rows
+from jax_lm.planning.rollouts import Rows, rollout_rows
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.sharding import MeshShape
-
-Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class MachinePlan:
 
     @cached_property
     def estimate(self) -> Memory:
-        return memory.estimated_memory(self.config, self.planned, self.mesh)
+        return memory.estimate_memory(self.config, self.planned, self.mesh)
 
     @property
     def total(self) -> int | None:
@@ -68,16 +65,18 @@ class MachinePlan:
     def rows(self) -> Rows:
         """List the plan as names and values, to be printed."""
         # The smallest topology is an estimate even if this plan was compiled.
-        config, planned, topology, mesh = self.config, self.planned, self.topology, self.mesh
-        smallest = memory.smallest_topology(config, planned, topology)
+        smallest = memory.smallest_topology(self.config, self.planned, self.topology)
+        rollouts: Rows = []
+        if self.planned.kind == "grpo":
+            rollouts = rollout_rows(self.config, self.planned, self.mesh, self.topology)
         where = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
         return [
-            ("plan", f"{planned}"),
+            ("plan", f"{self.planned}"),
             ("devices", self.devices),
             ("basis", self.basis),
             *self.memory_rows(),
             *self.speed_rows(),
-            *(rollout_rows(config, planned, mesh, topology) if planned.kind == "grpo" else ()),
+            *rollouts,
             ("verdict", "fits" if self.fits else "does not fit"),
             ("smallest that fits", where),
         ]
@@ -97,7 +96,8 @@ class MachinePlan:
 
     def memory_rows(self) -> Rows:
         """List the memory that a device needs, and the total next to its capacity."""
-        estimate, compiled = self.estimate, self.compiled
+        estimate = self.estimate
+        compiled = self.compiled
         limit = f"{gib(self.topology.chip.memory)}, of which {memory.RESERVED:.0%} must stay free"
         # exact figures first: weights, then keys and values
         kept = "masters and moments" if self.planned.is_training else "weights per device"
@@ -134,7 +134,7 @@ class MachinePlan:
         return [*rows, ("roofline", roofline), ("tokens/s", rate)]
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Fields:
         """The plan as JSON: its numbers, and those of the compiled program."""
         record = {
             "plan": {"plan": f"{self.planned}", "devices": self.devices},
@@ -156,7 +156,7 @@ class MachinePlan:
         return record
 
 
-def planned_mesh(
+def choose_plan_mesh(
     config: DreamConfig, planned: PlannedStep, topology: Topology, text: str | None
 ) -> MeshShape:
     """Return the mesh that the user names, or the default.
@@ -181,6 +181,6 @@ def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
     found = compiler.compile_program(next(iter(programs.values())))
     if plan.planned.kind != "grpo":
         return found
-    # The reference lies on the device, but is no argument of an update.
+    # The reference policy is on the device, but is not an argument of an update.
     reference = memory.master_bytes(plan.config, plan.planned, plan.mesh)
     return replace(found, arguments=found.arguments + reference)

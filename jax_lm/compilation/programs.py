@@ -19,7 +19,8 @@ from jax_lm.data.batches import Batch
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
-from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, Window
+from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, SamplerState, Window
+from jax_lm.diffusion.step import Pass
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
@@ -82,27 +83,11 @@ def generation_programs(
     # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
-    block = next(canvas.blocks(options.decoding.block_columns(planned.new_tokens)))
+    state, inputs, passes = begin_generation(sampler, canvas, options)
+    # model, state, inputs and cache as shapes with shardings
     params = place_on(sampler.params, tree_shardings(sampler.params, config, mesh))
-    # limits of steps and forward passes: at most one of each per new token
-    window = Window.of(
-        block=block.start,
-        rows=0,
-        first_step=0,
-        until=planned.new_tokens,
-        forwards=planned.new_tokens,
-    )
-    params_of_block = SamplingParams.of(options, block.length, canvas.region.length)
-    method = sampler.canvas_config(canvas, options)
-
-    # state, inputs and cache as shapes with shardings
-    # Evaluated for its shapes alone: nothing is allocated.
-    def start() -> tuple[Any, BatchInputs]:
-        state = method.variant.begin(sampler.start(canvas, 0), canvas)
-        return state, BatchInputs(CanvasArrays.of(canvas), window, params_of_block)
-
-    state, inputs = jax.eval_shape(start)
-    kind, cache = options.decoding.settings.cache, KVCache()
+    kind = options.decoding.settings.cache
+    cache = KVCache()
     if kind != "none":
         lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
         # Only the compiler knows how it shards the empty cache.
@@ -115,14 +100,31 @@ def generation_programs(
         cache,
         place_on(inputs, replicated),
     )
-    # one program for each kind of pass
-    passes = block_passes(canvas, block, [], options.decoding, method)
     # with a cache: one pass over all rows, then passes over a window
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
         name: StepProgram(run, (*arguments, step.config))
         for name, step in zip(names, passes, strict=True)
     }
+
+
+def begin_generation(
+    sampler: Sampler, canvas: Canvas, options: GenerationOptions
+) -> tuple[SamplerState, BatchInputs, list[Pass]]:
+    """Return the state with which a generation begins, and inputs and passes of its first block.
+
+    The inputs are those of one forward pass over the canvas.
+    """
+    region = canvas.region.length
+    config = sampler.canvas_config(canvas, options)
+    block = next(iter(config.variant.blocks(canvas, options.decoding.block_columns(region))))
+    window = Window.of(block=block.start, rows=0, first_step=0, until=region, forwards=1)
+    params = SamplingParams.of(options, block.length, region)
+    return (
+        config.variant.begin(sampler.start(canvas, 0), canvas),
+        BatchInputs(CanvasArrays.of(canvas), window, params),
+        block_passes(canvas, block, [], options.decoding, config),
+    )
 
 
 def place_on(tree: Any, shardings: Any) -> Any:

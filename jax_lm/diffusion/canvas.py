@@ -129,7 +129,7 @@ class Canvas:
     def padded(cls, templates: Sequence[Template], tokenizer: DiffuCoderTokenizer) -> "Canvas":
         """Lay templates out with padding on the left."""
         # [[1, M], [2, 3, M]] -> [[pad, 1, M], [2, 3, M]], to the next multiple of WIDTH_BUCKET
-        rows = [template.encoded(tokenizer) for template in templates]
+        rows = [template.encode(tokenizer) for template in templates]
         ids, mask = pad_left([ids for ids, _ in rows], tokenizer.pad_id, multiple_of=WIDTH_BUCKET)
         holes, _ = pad_left([is_hole for _, is_hole in rows], 0, multiple_of=WIDTH_BUCKET)
         return cls(ids, holes.astype(bool), mask.astype(bool))

@@ -305,7 +305,7 @@ def lay_out(
     # with room: the row, the token that deletes as its end, and padding on the right
     begin, rows, room = tokenizer.begin_ids, [], []
     for template in templates:
-        ids, holes = template.encoded(tokenizer)
+        ids, holes = template.encode(tokenizer)
         rows.append(
             ([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False])
         )

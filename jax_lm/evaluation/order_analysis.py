@@ -140,7 +140,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     title = f"Decoding order at temperature {temperature:g}"
     share = "share of steps"
     return {
-        "order": heat_chart(title, "position", "step", heat_map(orders), len(orders[0])),
+        "order": heat_chart(title, heat_map(orders), len(orders[0])),
         "local": line_chart("Local AR-ness@k, text only", "k", share, curves("local_text")),
         "global": line_chart("Global AR-ness@k, text only", "k", share, curves("global_text")),
         "confidence": line_chart("Confidence by position", "position", "probability", confidence),

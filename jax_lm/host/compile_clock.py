@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import jax
 
+# Start and end of each.
+Intervals = list[tuple[float, float]]
 EVENTS = "/jax/core/compile/"
 # The event of the compiler alone, without tracing and lowering.
 COMPILE_EVENT = f"{EVENTS}backend_compile_duration"
@@ -26,7 +28,7 @@ class CompileClock:
     """
 
     def __init__(self) -> None:
-        self.pieces: list[tuple[float, float]] = []
+        self.pieces: Intervals = []
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self.hear)
 
@@ -47,14 +49,15 @@ def compile_clock() -> CompileClock:
 @contextmanager
 def compile_seconds() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds spent compiling since the block began."""
-    clock, start = compile_clock(), time.perf_counter()
+    clock = compile_clock()
+    start = time.perf_counter()
     clock.pieces.clear()
     yield lambda: union_seconds(
         [(max(begin, start), end) for begin, end in clock.pieces if end > start]
     )
 
 
-def union_seconds(pieces: list[tuple[float, float]]) -> float:
+def union_seconds(pieces: Intervals) -> float:
     """Return the length of the union of time intervals.
 
     The intervals are nested: tracing a function includes tracing the functions that it calls.

@@ -21,24 +21,26 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from jax_lm.config import pairs
+
 T = TypeVar("T")
 # Type of a field that may be given without its name.
 Positional = Annotated[T, "positional"]
 
 SHORT = {"-m": "--model", "-o": "--out", "-p": "--prompt"}
 # Names of these options in Hugging Face and TRL, accepted wherever the option exists.
-SYNONYMS = {
-    "--output": "--out",
-    "--output-dir": "--out",
-    "--logging-steps": "--log-every",
-    "--save-steps": "--save-every",
-    "--eval-steps": "--evaluate-every",
-    "--save-total-limit": "--keep",
-    "--report-to": "--track",
-    "--gradient-checkpointing": "--remat",
-    "--per-device-train-batch-size": "--batch-size",
-    "--packing": "--packed",
-}
+SYNONYMS = pairs("""
+    --output                       --out
+    --output-dir                   --out
+    --logging-steps                --log-every
+    --save-steps                   --save-every
+    --eval-steps                   --evaluate-every
+    --save-total-limit             --keep
+    --report-to                    --track
+    --gradient-checkpointing       --remat
+    --per-device-train-batch-size  --batch-size
+    --packing                      --packed
+""")
 
 # Values by the name of a field or parameter.
 Values = dict[str, Any]
@@ -59,7 +61,8 @@ WORD_SIZE = 2**63
 # Default of a field or parameter that has none.
 REQUIRED = inspect.Parameter.empty
 # Sections of the help: title and description.
-COMMON, OTHERS = ("common options", ""), ("options", "")
+COMMON = ("common options", "")
+OTHERS = ("options", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,13 +246,14 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
 
 
 @cache
-def declared_options(kind: Program) -> tuple[Option, ...]:
+def list_options(kind: Program) -> tuple[Option, ...]:
     """List the options of a program: arguments without a name, common options, all others.
 
     `FIRST` of a dataclass names the common options, and `IMPLIED` describes the defaults that its
     `implied` computes, by name.
     """
-    first, implied = getattr(kind, "FIRST", ()), getattr(kind, "IMPLIED", {})
+    first = getattr(kind, "FIRST", ())
+    implied = getattr(kind, "IMPLIED", {})
     # by field, so that the same name in two dataclasses is one option
     options = {option.field: option for option in options_in(kind, None, OTHERS)}
     for name in first:
@@ -265,12 +269,12 @@ def declared_options(kind: Program) -> tuple[Option, ...]:
 @cache
 def option_names(kind: Program) -> dict[str, tuple[Option, bool]]:
     """Return every accepted spelling of an option, with the option and whether it is negated."""
-    options = declared_options(kind)
+    options = list_options(kind)
     # --name, --no-name for flags, then short names and synonyms of others
     names = {option.long: (option, False) for option in options}
     names |= {f"--no-{option.long[2:]}": (option, True) for option in options if option.is_flag}
     return names | {
-        other: names[name] for other, name in (SHORT | SYNONYMS).items() if name in names
+        other: names[name] for other, name in {**SHORT, **SYNONYMS}.items() if name in names
     }
 
 
@@ -281,7 +285,8 @@ def find_option(kind: Program, word: str, prog: str) -> tuple[Option, bool]:
         ValueError: there is no such option; the message suggests a similar one.
     """
     # "--max_new_tokens" -> "--max-new-tokens"
-    names, name = option_names(kind), word.replace("_", "-")
+    names = option_names(kind)
+    name = word.replace("_", "-")
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" (perhaps {names[near[0]][0].long})" if near else f"; see {prog} --help"
@@ -301,7 +306,9 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
         ValueError: an unknown option, a wrong value, or too many words.
     """
     # `places` are words without a name, for positional arguments
-    rest, places, given = list(before_dashes(words)), [], {}
+    rest = list(before_dashes(words))
+    places = []
+    given = {}
     literal = words[len(rest) + 1 :]
     # one word, and the values that follow it
     while rest:
@@ -325,7 +332,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
     places += literal
     free = [
         option
-        for option in declared_options(kind)
+        for option in list_options(kind)
         if option.is_positional and option.field not in given
     ]
     if len(places) > len(free):
@@ -358,7 +365,7 @@ def arguments_of(kind: Program, given: Values, prog: str) -> Values:
     Raises:
         ValueError: a required option is missing.
     """
-    missing = [o.name for o in declared_options(kind) if o.is_required and o.field not in given]
+    missing = [o.name for o in list_options(kind) if o.is_required and o.field not in given]
     if missing:
         command = prog.removeprefix("diffucoder ")
         raise ValueError(f"{command} needs {', '.join(missing)}; see {prog} --help")
@@ -366,7 +373,7 @@ def arguments_of(kind: Program, given: Values, prog: str) -> Values:
 
 
 def before_dashes(words: Sequence[str]) -> Sequence[str]:
-    """Return the words before `--`, of which some are options; no word after it is one."""
+    """Return the words before `--`; the words after it are never options."""
     return words[: words.index("--")] if "--" in words else words
 
 
@@ -381,7 +388,8 @@ def run_main(program: Callable[..., T]) -> T:
     Prints help for `--help`. Wrong options end the process with status 2.
     """
     # the name of the script stands in messages
-    words, path = sys.argv[1:], Path(sys.argv[0])
+    words = sys.argv[1:]
+    path = Path(sys.argv[0])
     prog = path.parent.name if path.name == "__main__.py" else path.name
     if asks_for_help(words):
         sys.stdout.write(help_text(program, prog))
@@ -399,7 +407,8 @@ def run_main(program: Callable[..., T]) -> T:
 def help_text(kind: Program, prog: str) -> str:
     """Return the help of a program, wrapped to the width of the terminal."""
     # usage: PROG POSITIONAL --required VALUE [OPTIONS]
-    options, width = declared_options(kind), shutil.get_terminal_size().columns - 2
+    options = list_options(kind)
+    width = shutil.get_terminal_size().columns - 2
     places = [o.name if o.is_required else f"[{o.name}]" for o in options if o.is_positional]
     needed = [f"{o.name} {o.metavar}" for o in options if o.is_required and not o.is_positional]
     # docstring before "Attributes:" or "Args:"; examples keep their lines

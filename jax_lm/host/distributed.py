@@ -53,7 +53,8 @@ def require_shared(out: Path) -> None:
     Raises:
         ValueError: in every process, if one of them does not see the files of all.
     """
-    count, index = jax.process_count(), jax.process_index()
+    count = jax.process_count()
+    index = jax.process_index()
     if count == 1:
         return
     # files of this run alone: an earlier one may have been killed

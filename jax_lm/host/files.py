@@ -37,8 +37,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def require_local(path: Path, name: str = "out") -> None:
-    """Raise ValueError if a path was made of a URL, such as that of a bucket."""
-    # gs://bucket/run; Path has made one slash of two
+    """Raise ValueError if a path is the URL of a bucket."""
+    # Path turns gs://bucket/run into gs:/bucket/run
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
         rule = "must be a local path; a bucket can be mounted as a folder"
         raise ValueError(f"{name}={str(path)!r}: {rule} (for example by gcsfuse)")

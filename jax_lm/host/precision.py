@@ -1,6 +1,6 @@
 """The choice of a dtype for the weights on the present device."""
 
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,9 @@ def trial_seconds(dtype: str) -> float:
             rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
 
-    trial(rows, weight).block_until_ready()
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
+    def run_trial() -> None:
         trial(rows, weight).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return min(times)
+
+    # the first call compiles
+    run_trial()
+    return min(timeit.repeat(run_trial, number=1, repeat=3))

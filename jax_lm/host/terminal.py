@@ -30,7 +30,8 @@ TERMINATED = 143
 
 
 # Seconds of silence before the first line of progress off a terminal, and between two lines.
-FIRST_LINE, NEXT_LINE = 20.0, 60.0
+FIRST_LINE = 20.0
+NEXT_LINE = 60.0
 
 
 def shows_progress() -> bool:
@@ -86,11 +87,14 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
 @contextmanager
 def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     """Write a line now and then, for pipes, notebooks and logs."""
-    calls, first, due = 0, (0.0, 0), time.monotonic() + FIRST_LINE
+    calls = 0
+    first = (0.0, 0)
+    due = time.monotonic() + FIRST_LINE
 
     def report(done: int, total: int, note: str = "") -> None:
         nonlocal calls, first, due
-        now, calls = time.monotonic(), calls + 1
+        now = time.monotonic()
+        calls = calls + 1
         waiting.cancel()
         # the second call may have compiled as well
         if calls <= 2:

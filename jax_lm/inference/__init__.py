@@ -35,9 +35,9 @@ from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions, require_one_of, require_sizes
-from jax_lm.planning.memory import PlannedStep, explained, parameter_count
+from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
-from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, decided_rows
+from jax_lm.results import DecodedBatch, DenoisingEvent, Generation, read_rows
 from jax_lm.sharding import MeshShape, choose_mesh, split_data
 from jax_lm.templates import (
     HoleLength,
@@ -128,7 +128,7 @@ class DiffuCoderInference:
         # weights
         with (
             terminal.progress("loading") as report,
-            explained(self.config, self.planned, self.mesh_shape),
+            explain_out_of_memory(self.config, self.planned, self.mesh_shape),
         ):
             devices = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
             model = DreamForCausalLM.from_pretrained(
@@ -375,7 +375,7 @@ class DiffuCoderInference:
         holes find their own length, the number is that of a hole's initial masks.
         """
         template = self.template(text, options)
-        return template.filled(
+        return template.fill(
             self.decode([template], options, seed=seed, on_progress=on_progress).rows[0].holes
         )
 
@@ -428,7 +428,10 @@ class DiffuCoderInference:
         batch, width = canvas.tokens.shape
         job = self.job(batch=batch, canvas=width)
         state = None
-        with compile_seconds() as compiled, explained(self.config, job, self.mesh_shape):
+        with (
+            compile_seconds() as compiled,
+            explain_out_of_memory(self.config, job, self.mesh_shape),
+        ):
             for state in constrained_states(
                 sampler, canvas, options, self.tokenizer, seed=seed, every=every, state=start_state
             ):
@@ -472,7 +475,7 @@ class DiffuCoderInference:
         seen = canvas.holes
         for state in self.states(canvas, options, seed=seed, every=every):
             masked = np.asarray(state.masked)
-            for number, row in enumerate(decided_rows(canvas.layout(state.extra), state)):
+            for number, row in enumerate(read_rows(canvas.layout(state.extra), state)):
                 if (fresh := (seen & ~masked)[number]).any():
                     yield row.event(self.tokenizer, number, int(state.step), fresh, masked[number])
             seen = masked
@@ -492,7 +495,9 @@ class DiffuCoderInference:
         """
         batch, length = canvas.tokens.shape
         options = self.fit(options)
-        with explained(self.config, self.job(batch=batch, canvas=length), self.mesh_shape):
+        with explain_out_of_memory(
+            self.config, self.job(batch=batch, canvas=length), self.mesh_shape
+        ):
             yield from constrained_states(
                 self.sampler, canvas, options, self.tokenizer, seed=seed, every=every
             )
@@ -525,8 +530,7 @@ class DiffuCoderInference:
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
         """Read the text of each row, hole by hole, up to the stop token of each."""
         return (
-            row.generation(self.tokenizer)
-            for row in decided_rows(canvas.layout(state.extra), state)
+            row.generation(self.tokenizer) for row in read_rows(canvas.layout(state.extra), state)
         )
 
     def benchmark_inference(

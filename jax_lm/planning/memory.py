@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax_lm.checkpoints.stored import is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
-from jax_lm.options import EXACT, Decoding, require_one_of
+from jax_lm.options import EXACT, Decoding, require_one_of, require_sizes
 from jax_lm.planning.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
@@ -48,7 +49,8 @@ def working_bytes(
     activations of one layer (float32 attention scores, and the two feed-forward branches).
     `logit_bytes` bounds the float32 logits, as the vocabulary is processed in blocks.
     """
-    size, rows = jnp.dtype(dtype).itemsize, batch * canvas
+    size = jnp.dtype(dtype).itemsize
+    rows = batch * canvas
     # Two float32 arrays (4 bytes) are live at a time: scores and weights, logits and filtered
     # logits, or gate and up branch. XLA reuses their memory, so only the widest pair counts, plus
     # the residual stream and its copies.
@@ -133,8 +135,7 @@ class PlannedStep:
             raise ValueError(
                 f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo"
             )
-        if self.batch < 1:
-            raise ValueError(f"batch={self.batch}: must be at least 1")
+        require_sizes(self, "batch")
         if not 1 <= self.new_tokens <= self.canvas:
             raise ValueError(
                 f"max_new_tokens={self.new_tokens}: must lie in [1, canvas={self.canvas}]"
@@ -153,15 +154,19 @@ class PlannedStep:
         """Dtype of everything except int8 kernels."""
         return "bfloat16" if self.is_int8 else self.precision
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of that dtype."""
+        return jnp.dtype(self.dtype).itemsize
+
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" if self.kind not in ("sft", "adapt") else ""
         trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
-        given = asdict(self.decoding).items()
-        overrides = [
-            f"{name} {value}" for name, value in given if value is not None and name != "preset"
+        # the preset is the first field
+        given = [
+            f"{name} {value}" for name, value in asdict(self.decoding).items() if value is not None
         ]
-        decoding = ", ".join([f"preset {self.decoding.preset}", *overrides])
-        work = f"one {self.kind} update of {trained}" if self.is_training else decoding
+        work = f"one {self.kind} update of {trained}" if self.is_training else ", ".join(given)
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
 
     def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
@@ -209,10 +214,10 @@ class Bound:
 
 def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> int:
     """Return the bytes of the parameters on one device."""
-    total, size = 0, jnp.dtype(planned.dtype).itemsize
+    total = 0
+    size = planned.itemsize
     for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
-        # number of devices over which the parameter is split
-        parts = math.prod(mesh.sizes[axis] for axis in partition_spec(name, config, mesh) if axis)
+        parts = mesh.parts(partition_spec(name, config, mesh))
         # int8: scales are float32, kernels one byte, everything else bfloat16
         item = 4 if name.endswith(".scale") else 1 if planned.is_int8 and is_kernel(name) else size
         total += math.prod(shape) * item // parts
@@ -221,12 +226,10 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
 
 def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
     """Return the rows of the batch per device. A batch that does not divide is replicated."""
-    return planned.batch // math.prod(
-        mesh.sizes[axis] for axis in row_axes(planned.batch, mesh.sizes) or ()
-    )
+    return planned.batch // mesh.parts(row_axes(planned.batch, mesh.sizes) or ())
 
 
-def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
+def estimate_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
     """Estimate the memory per device: weights and cache exactly, the rest by `working_bytes`."""
     if planned.is_training:
         return training_memory(config, planned, mesh)
@@ -234,7 +237,7 @@ def estimated_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape)
     # heads that do not divide by the tensor axis are replicated: 4 heads on 8 devices stay 4
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
-    size = jnp.dtype(planned.dtype).itemsize
+    size = planned.itemsize
     elements = 2 * config.num_hidden_layers * rows * heads * planned.canvas * config.head_dim
     cache = elements * size if planned.decoding.settings.cache != "none" else 0
     working = working_bytes(
@@ -253,7 +256,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     """
     # bytes of one float32 copy of the trained parameters, per device
     masters = master_bytes(config, planned, mesh)
-    size = jnp.dtype(planned.dtype).itemsize
+    size = planned.itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
     # with remat, the input of each layer is kept for the backward pass
     kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
@@ -280,19 +283,19 @@ def master_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
             layer = name.removesuffix("weight")
             # kernel [out, in] -> lora_b [out, rank], lora_a [rank, in]
             for factor, size in (("lora_b", shape[0]), ("lora_a", shape[1])):
-                spec = partition_spec(f"{layer}{factor}", config, mesh)
-                total += (
-                    4
-                    * planned.lora_rank
-                    * size
-                    // math.prod(mesh.sizes[axis] for axis in spec if axis)
-                )
+                parts = mesh.parts(partition_spec(f"{layer}{factor}", config, mesh))
+                total += 4 * planned.lora_rank * size // parts
     return total
+
+
+def usable_memory(topology: Topology) -> float:
+    """Return the bytes of a device that a program may use."""
+    return topology.chip.memory * (1 - RESERVED)
 
 
 def fits(size: int, topology: Topology) -> bool:
     """Return whether a device can hold `size` bytes and keep its reserve free."""
-    return size <= topology.chip.memory * (1 - RESERVED)
+    return size <= usable_memory(topology)
 
 
 def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
@@ -300,68 +303,66 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 
     The rates of the topology must be known.
     """
-    if planned.is_training:
-        return training_bound(config, planned, mesh, topology)
-    decoding = planned.decoding
-    # drafts and branches are additional rows of each step
-    batch = rows_per_device(planned, mesh) * (1 + planned.extra_canvases)
-    block = decoding.block_columns(planned.new_tokens)
-    # The head runs on masked positions only: first the whole block, at last one, on average half.
-    masked = (block + 1) // 2
-
-    def cost(rows: int) -> Cost:
-        return forward_cost(
-            config,
-            planned.precision,
-            batch=batch,
-            rows=rows,
-            canvas=planned.canvas,
-            head_rows=masked,
-        )
-
-    # the first step of a block computes the whole canvas
-    steps = [cost(planned.canvas)]
-    if decoding.settings.cache != "none":
-        # One step over all positions, then steps over the block and the position before it.
-        steps += [cost(block + 1)] * (block - 1)
-    mean = (
-        Cost(sum(step.flops for step in steps), sum(step.bytes for step in steps))
-        // len(steps)
-        // mesh.tensor
-    )
+    costs = update_cost if planned.is_training else denoising_costs
+    steps = costs(config, planned, mesh)
+    flops = sum(step.flops for step in steps)
+    size = sum(step.bytes for step in steps)
+    mean = Cost(flops, size) // len(steps)
     limits = topology.chip.limits
     assert limits is not None
-    seconds = sum((step // mesh.tensor).seconds(limits) for step in steps) / len(steps)
-    is_counted = decoding.settings.commit == "steps" and not planned.extra_canvases
-    # one token per row and step
-    rate = planned.batch / seconds if is_counted else None
-    return Bound(mean, seconds, mean.limit(limits), rate)
+    seconds = sum(step.seconds(limits) for step in steps) / len(steps)
+    # one token per row and step, where the commit rule does not decide how many
+    tokens = None
+    if planned.is_training:
+        tokens = planned.batch * planned.canvas
+    elif planned.decoding.settings.commit == "steps" and not planned.extra_canvases:
+        tokens = planned.batch
+    return Bound(mean, seconds, mean.limit(limits), tokens and tokens / seconds)
 
 
-def training_bound(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology
-) -> Bound:
-    """Return the least work per device of an update, and its time.
+def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
+    """Return the least work per device of each step of a block."""
+    block = planned.decoding.block_columns(planned.new_tokens)
+    cost = partial(
+        forward_cost,
+        config,
+        planned.precision,
+        # drafts and branches are additional rows of each step
+        batch=rows_per_device(planned, mesh) * (1 + planned.extra_canvases),
+        canvas=planned.canvas,
+        # The head runs on masked positions only: first the whole block, at last one, on average
+        # half.
+        head_rows=(block + 1) // 2,
+    )
+    # the first step of a block computes the whole canvas
+    steps = [cost(rows=planned.canvas)]
+    if planned.decoding.settings.cache != "none":
+        # the others compute the block and the position before it
+        steps += [cost(rows=block + 1)] * (block - 1)
+    return [step // mesh.tensor for step in steps]
+
+
+def update_cost(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
+    """Return the least work per device of an update, a list of one.
 
     The work consists of forward passes and of the optimizer's memory traffic. Adapters need no
     gradient of the weights below them, which saves a quarter of the passes.
     """
-    is_grpo, rows = planned.kind == "grpo", rows_per_device(planned, mesh)
+    is_grpo = planned.kind == "grpo"
     canvas = planned.canvas
-    head = planned.new_tokens if is_grpo else canvas
     forward = forward_cost(
-        config, planned.precision, batch=rows, rows=canvas, canvas=canvas, head_rows=head
+        config,
+        planned.precision,
+        batch=rows_per_device(planned, mesh),
+        rows=canvas,
+        canvas=canvas,
+        head_rows=planned.new_tokens if is_grpo else canvas,
     )
     passes = PASSES if planned.lora_rank is None else PASSES - 1
     flops = passes * (COPIES if is_grpo else 1) * forward.flops // mesh.tensor
     # The optimizer reads and writes each master and its two moments: 6 transfers.
-    cost = Cost(
-        flops, passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh)
-    )
-    limits = topology.chip.limits
-    assert limits is not None
-    seconds = cost.seconds(limits)
-    return Bound(cost, seconds, cost.limit(limits), planned.batch * planned.canvas / seconds)
+    traffic = passes * forward.bytes // mesh.tensor + 6 * master_bytes(config, planned, mesh)
+    return [Cost(flops, traffic)]
 
 
 def training_flops(
@@ -396,15 +397,22 @@ def smallest_topology(
     # smallest first, so that the first one that fits is the answer
     for topology in family.same_family():
         mesh = planned.default_mesh(config, topology.devices)
-        need = estimated_memory(config, planned, mesh).total + beyond
+        need = estimate_memory(config, planned, mesh).total + beyond
         if topology.devices > more_than and fits(need, topology):
             return topology, mesh
     return None
 
 
-def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[tuple[str, Memory]]:
-    """List options that save memory, with their estimates, in order of increasing loss."""
-    rows, length = max(1, planned.batch // 2), max(1, planned.canvas // 2)
+def cheaper_options(
+    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, limit: int, beyond: int = 0
+) -> list[str]:
+    """List options with which a device needs at most `limit` bytes, in order of increasing loss.
+
+    Args:
+        beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
+    """
+    rows = max(1, planned.batch // 2)
+    length = max(1, planned.canvas // 2)
     new_tokens = max(1, min(planned.new_tokens, length // 2))
     is_served = planned.kind == SERVE
     names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
@@ -417,12 +425,13 @@ def cheaper(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[
         f"{names[0]} {rows}": replace(planned, batch=rows),
         f"{names[1]} {length}": replace(planned, canvas=length, new_tokens=new_tokens),
     }
-    return [
-        (name, estimated_memory(config, changed, mesh))
-        for name, changed in variants.items()
+    options = []
+    for name, changed in variants.items():
+        size = estimate_memory(config, changed, mesh).total + beyond
         # half of one row is one row
-        if changed != planned
-    ]
+        if changed != planned and size <= limit:
+            options.append(f"{name} (about {size / GIB:.1f} GiB per device)")
+    return options
 
 
 def cheapest_changes(
@@ -438,12 +447,7 @@ def cheapest_changes(
     Args:
         beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
-    options = [(name, memory.total + beyond) for name, memory in cheaper(config, planned, mesh)]
-    changes = [
-        f"{name} (about {size / GIB:.1f} GiB per device)"
-        for name, size in options
-        if fits(size, topology)
-    ]
+    changes = cheaper_options(config, planned, mesh, int(usable_memory(topology)), beyond)
     # last, as more devices cost more money
     larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
@@ -462,7 +466,7 @@ def require_room(
 
     None is unknown, and raises nothing.
     """
-    need = estimated_memory(config, planned, mesh)
+    need = estimate_memory(config, planned, mesh)
     if free is None or need.total <= free:
         return
     raise OutOfMemoryError(
@@ -474,17 +478,15 @@ def require_room(
 
 def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others: str) -> str:
     """Return advice: at most three options that save memory, the last of them from `others`."""
-    need = estimated_memory(config, planned, mesh).total
-    options = [
-        f"{name} (about {gib(memory.total)})"
-        for name, memory in cheaper(config, planned, mesh)
-        if memory.total < need
-    ]
-    return f"Try {', or '.join([*options, *others][:3])}; `diffucoder plan` shows more"
+    need = estimate_memory(config, planned, mesh).total
+    options = [*cheaper_options(config, planned, mesh, need - 1), *others]
+    return f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"
 
 
 @contextmanager
-def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Iterator[None]:
+def explain_out_of_memory(
+    config: DreamConfig, planned: PlannedStep, mesh: MeshShape
+) -> Iterator[None]:
     """Turn a device's out-of-memory error into an OutOfMemoryError.
 
     Its message names the memory that the step needs, and three remedies.
@@ -495,7 +497,7 @@ def explained(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Ite
         # XLA reports a lack of memory by this status; any other error passes through
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        need = estimated_memory(config, planned, mesh)
+        need = estimate_memory(config, planned, mesh)
         devices = f"more devices on the tensor axis (now {mesh.tensor})"
         raise OutOfMemoryError(
             f"out of memory: {planned.batch} x {planned.canvas} tokens in {planned.precision} take about "

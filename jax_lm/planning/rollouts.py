@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-import jax.numpy as jnp
-
 from jax_lm.config import DreamConfig
 from jax_lm.options import EXACT, Decoding
 from jax_lm.planning.memory import (
     PASSES,
-    RESERVED,
     PlannedStep,
     bound,
     device_bytes,
     rows_per_device,
     training_memory,
+    usable_memory,
 )
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.sharding import MeshShape, divisors
+from jax_lm.sharding import MeshShape
 
+# Names and values, to be printed.
+Rows = list[tuple[str, str]]
 # Bytes per trained weight held during sampling: float32 master, two moments and reference.
 HELD_PER_WEIGHT = 16
 
@@ -37,20 +37,6 @@ ITERATIONS = 2
 
 # Rollouts in the published recipe: 21,000 prompts, eight per rollout.
 ROLLOUTS = 2625
-
-# Bytes per second that a device receives from others: Google Cloud's figures of each TPU's
-# interconnect (for a v4, per core), and one direction of NVLink or PCIe.
-LINKS = {
-    "v4": 150e9,
-    "v5e": 200e9,
-    "v5p": 600e9,
-    "v6e": 448e9,
-    "a100": 300e9,
-    "h100": 450e9,
-    "h200": 450e9,
-    "l4": 32e9,
-    "rtx4090": 32e9,
-}
 
 
 def rollout_shape(
@@ -67,29 +53,21 @@ def rollout_shape(
         free: bytes per device that training leaves free; if None (unknown), the copy is split as
             for generation.
     """
+    shapes = MeshShape.generation_shapes(config, training.size)
     if free is None:
-        return MeshShape.for_generation(config, training.size)
-    # Key-value heads cannot be split further: 4 heads on 8 devices allow tensor 1, 2 or 4.
-    sizes = sorted(
-        tensor for tensor in divisors(training.size) if config.num_key_value_heads % tensor == 0
-    )
+        return shapes[0]
     # Least split first: fewer devices share a layer, so that less is sent between them.
-    shapes = [MeshShape(data=training.size // tensor, tensor=tensor) for tensor in sizes]
-    fitting = (
-        shape
-        for shape in shapes
-        if not shape.obstacles(config) and copy_bytes(shape) <= COPY_SHARE * free
-    )
+    fitting = (shape for shape in reversed(shapes) if copy_bytes(shape) <= COPY_SHARE * free)
     return next(fitting, None)
 
 
-def planned_shape(
+def choose_rollout_shape(
     config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
 ) -> MeshShape:
     """Return the mesh of rollouts for an update of all weights; the training mesh if no copy fits."""
     copy_bytes = partial(device_bytes, config, planned)
     held = training_memory(config, planned, training).weights
-    free = (1 - RESERVED) * topology.chip.memory - held - copy_bytes(training)
+    free = usable_memory(topology) - held - copy_bytes(training)
     # Without room for a copy, sampling streams the sharded training weights.
     return rollout_shape(config, training, copy_bytes, free) or training
 
@@ -115,28 +93,25 @@ def sampling(
     """Return the least time of sampling all completions together, at one step per new token."""
     # compute and links overlap at best, so that the slower one counts
     generation = replace(planned, kind="generate")
-    least, link = bound(config, generation, shape, topology), LINKS[topology.family]
-    bytes_received = received(config, generation, shape)
+    least = bound(config, generation, shape, topology)
+    link = topology.chip.link
+    bytes_received = count_received_bytes(config, generation, shape)
     step = max(least.seconds, bytes_received / link)
     limit = least.limit if step == least.seconds else "links"
     return Sampling(planned.new_tokens * step, planned.new_tokens * bytes_received, limit)
 
 
-def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
+def count_received_bytes(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int:
     """Return the bytes that a device receives per denoising step, on average."""
     # bytes of the weights that one device would have without FSDP
     whole = device_bytes(config, planned, replace(shape, fsdp=1))
-    decoding, rows = planned.decoding, planned.canvas
+    decoding = planned.decoding
+    rows = planned.canvas
     if decoding.settings.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
         # average of one refresh of the canvas and block - 1 steps on a window of block + 1
         rows = (planned.canvas + (block - 1) * (block + 1)) // block
-    hidden = (
-        rows_per_device(planned, shape)
-        * rows
-        * config.hidden_size
-        * jnp.dtype(planned.dtype).itemsize
-    )
+    hidden = rows_per_device(planned, shape) * rows * config.hidden_size * planned.itemsize
     # Attention and feed-forward each end with an all-reduce over the devices that share a layer,
     # which receives every value twice: its partial sums, then the total.
     sums = 2 * config.num_hidden_layers * hidden * 2 * (shape.tensor - 1) // shape.tensor
@@ -146,32 +121,24 @@ def received(config: DreamConfig, planned: PlannedStep, shape: MeshShape) -> int
 
 def rollout_rows(
     config: DreamConfig, planned: PlannedStep, training: MeshShape, topology: Topology
-) -> list[tuple[str, str]]:
+) -> Rows:
     """List the cost of rollouts without and with a cache, as names and values.
 
     Each is listed twice: on the training mesh, where weights are streamed, and on a mesh that has
     room for a copy of the weights.
     """
     # without duplicates, as both may be the same mesh
-    shapes = dict.fromkeys((training, planned_shape(config, planned, training, topology)))
+    shapes = dict.fromkeys((training, choose_rollout_shape(config, planned, training, topology)))
     cached = Decoding(preset="fast") if planned.decoding == EXACT else planned.decoding
     update = bound(config, planned, training, topology).seconds
     # scoring is a forward pass, one of the PASSES of an update: under policy and reference
     scores = 2 * ITERATIONS * update / PASSES
-    rows = [
-        (
-            "beside the update",
-            f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout",
-        )
-    ]
+    work = f"{ITERATIONS} updates of {update:.2f} s and their scores, {scores:.2f} s, per rollout"
+    rows = [("updates", work)]
     for decoding, shape in product((EXACT, cached), shapes):
         least = sampling(config, replace(planned, decoding=decoding), shape, topology)
         cost = f"{least.seconds:.1f} s, bound by {least.limit}, {gib(least.received)} received per device"
         hours = (least.seconds + scores + ITERATIONS * update) * ROLLOUTS / 3600
-        rows.append(
-            (
-                f"rollout, {decoding.preset}",
-                f"{shape}: {cost}; {ROLLOUTS:,} rollouts at least {hours:.1f} h",
-            )
-        )
+        total = f"{ROLLOUTS:,} rollouts at least {hours:.1f} h"
+        rows.append((f"rollout, {decoding.preset}", f"{shape}: {cost}; {total}"))
     return rows

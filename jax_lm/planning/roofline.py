@@ -1,13 +1,15 @@
 """Limits of accelerators, and the least time of work on them. Knows no model.
 
-Figures of TPUs are from Google Cloud's documentation, figures of GPUs from NVIDIA's data sheets
-(dense bfloat16, SXM where there is a choice). The memory of GPUs is what CUDA's `deviceQuery` or
-PyTorch report, which is less than the advertised size (error correction, the driver).
+The figures of each chip are in chips.toml, with their sources.
 """
 
 import math
 import re
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from jax_lm.host.memory import host_memory
 
@@ -55,7 +57,7 @@ class Cost:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chip:
     """A kind of chip.
 
@@ -64,53 +66,38 @@ class Chip:
         limits: peak rates of one device, with bfloat16 operands; None if they are not known.
         topologies: available topologies, smallest first.
         cores: devices per chip, as the compiler counts them.
+        link: bytes per second that a device receives from others.
+        names: names of the device in JAX.
+        card: what XLA must know of an NVIDIA GPU to compile for it; empty for others.
     """
 
     memory: int
     limits: MachineLimits | None
-    topologies: tuple[str, ...]
+    topologies: Sequence[str]
     cores: int = 1
+    link: float = 0.0
+    names: Sequence[str] = ()
+    card: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Shapes in chips: v5e and v6e are connected in two dimensions, v4 and v5p in three.
-SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8")
-CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
-# GPUs of one host.
-COUNTS = ("1", "2", "4", "8")
-# Bytes of memory, operations per second, bytes per second.
-CHIPS = {
-    # per core: a v4 chip has two, which share 32 GiB and 275 TFLOP/s
-    "v4": Chip(16 * GIB, MachineLimits(275e12 / 2, 1228e9 / 2), CUBES, cores=2),
-    "v5e": Chip(16 * GIB, MachineLimits(197e12, 819e9), SQUARES),
-    "v5p": Chip(95 * GIB, MachineLimits(459e12, 2765e9), CUBES),
-    "v6e": Chip(32 * GIB, MachineLimits(918e12, 1640e9), SQUARES),
-    "a100": Chip(85_100_068_864, MachineLimits(312e12, 2039e9), COUNTS),
-    "h100": Chip(84_942_979_072, MachineLimits(989e12, 3350e9), COUNTS),
-    "h200": Chip(150_109_945_856, MachineLimits(989e12, 4800e9), COUNTS),
-    "l4": Chip(23_583_784_960, MachineLimits(121e12, 300e9), COUNTS),
-    "rtx4090": Chip(25_250_627_584, MachineLimits(165e12, 1008e9), COUNTS),
-}
-# Chips by their name in JAX. A v4 is missing, because its two cores may be one device or two.
-KINDS = {
-    "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA GeForce RTX 4090": "rtx4090",
-    "NVIDIA H200": "h200",
-    "NVIDIA L4": "l4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-}
-TPUS = ("v4", "v5e", "v5p", "v6e")
+def read_chips() -> dict[str, Chip]:
+    """Read the table of chips by family."""
+    table = tomllib.loads(Path(__file__).with_name("chips.toml").read_text(encoding="utf-8"))
+    chips = {}
+    for family, row in table.items():
+        limits = MachineLimits(row.pop("matmul_flops"), row.pop("copy_bytes"))
+        chips[family] = Chip(limits=limits, **row)
+    return chips
+
+
+CHIPS = read_chips()
 # The family of the machine on which the plan is made.
 CPU = "cpu"
 
 
 def peak_flops(kind: str) -> float | None:
     """Return the peak bfloat16 operations per second of a device kind of JAX; None if unknown."""
-    limits = CHIPS[KINDS[kind]].limits if kind in KINDS else None
+    limits = next((chip.limits for chip in CHIPS.values() if kind in chip.names), None)
     return limits and limits.matmul_flops
 
 
@@ -147,7 +134,7 @@ class Topology:
             raise ValueError(f"topology={text!r}: must be like {known}")
         sizes = tuple(map(int, shape.split("x")))
         # Slices of two dimensions have powers of two on their sides, those of three multiples of 4.
-        if family in TPUS and not all(
+        if not CHIPS[family].card and not all(
             size & (size - 1) == 0 or (axes == 3 and size % 4 == 0) for size in sizes
         ):
             raise ValueError(
@@ -159,7 +146,12 @@ class Topology:
 
     @property
     def chip(self) -> Chip:
-        return host_chip() if self.is_cpu else CHIPS[self.family]
+        """Figures of one chip. Raises ValueError if this machine does not say its memory."""
+        if not self.is_cpu:
+            return CHIPS[self.family]
+        if (memory := host_memory()) is None:
+            raise ValueError(f"topology={CPU!r}: the memory of this machine is not known")
+        return Chip(memory=memory, limits=None, topologies=(CPU,))
 
     @property
     def is_cpu(self) -> bool:
@@ -171,7 +163,7 @@ class Topology:
 
     @property
     def is_tpu(self) -> bool:
-        return self.family in TPUS
+        return not (self.is_cpu or self.chip.card)
 
     def __str__(self) -> str:
         return CPU if self.is_cpu else f"{self.family}:{'x'.join(map(str, self.shape))}"
@@ -181,11 +173,3 @@ class Topology:
         if self.is_cpu:
             return [self]
         return [Topology.parse(f"{self.family}:{shape}") for shape in self.chip.topologies]
-
-
-def host_chip() -> Chip:
-    """Return the processor of this machine. Raises ValueError if it does not say its memory."""
-    memory = host_memory()
-    if memory is None:
-        raise ValueError(f"topology={CPU!r}: the memory of this machine is not known")
-    return Chip(memory, None, (CPU,))

@@ -10,9 +10,10 @@ on an accelerator, where it is bound by reading the weights, those of narrow wid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.options import BLOCK_LENGTH, Decoding
-from jax_lm.planning.memory import Memory, PlannedStep, estimated_memory
+from jax_lm.planning.memory import Memory, PlannedStep, estimate_memory
+from jax_lm.planning.roofline import gib
 from jax_lm.sharding import MeshShape
 
 # Widths of canvases in tokens; a sequence takes the narrowest that can hold it.
@@ -24,11 +25,13 @@ WIDTHS = (96, 192, 384, 768, 1536, 2048)
 BATCH_SIZES = (1, 4, 16)
 # Rows of tokens whose arithmetic takes as long as the fixed part of a call. A CPU reads the weights
 # of a large model in the time of 16 rows; an H200 does 206 bfloat16 operations per byte that it reads.
-FIXED_ROWS_CPU, FIXED_ROWS = 32, 256
+FIXED_ROWS_CPU = 32
+FIXED_ROWS = 256
 # A program for more sequences must be cheaper per sequence by this factor than one for fewer.
 WORTH = 1.15
 # Limits that are tried, the best first: tokens of a context, and sequences decoded together.
-CONTEXTS, SLOTS = (2048, 1536, 768, 384), (16, 8, 4, 1)
+CONTEXTS = (2048, 1536, 768, 384)
+SLOTS = (16, 8, 4, 1)
 
 
 def widths(context: int) -> list[int]:
@@ -73,7 +76,8 @@ def serving_memory(
     Caches of all widths may be in use at a time, and a call copies that of the widest.
     """
     cached = Decoding(preset="fast")
-    slots, context = planned.batch, planned.canvas
+    slots = planned.batch
+    context = planned.canvas
 
     def step(size: int, columns: int, decoding: Decoding) -> Memory:
         step = replace(
@@ -84,7 +88,7 @@ def serving_memory(
             new_tokens=columns,
             decoding=decoding,
         )
-        return estimated_memory(config, step, mesh)
+        return estimate_memory(config, step, mesh)
 
     caches = [
         step(slots, columns_of(width, context, is_cached=True), cached).cache
@@ -96,6 +100,17 @@ def serving_memory(
     ]
     working = max(each.working for each in plain) + caches[-1]
     return Memory(plain[0].weights, sum(caches), working)
+
+
+def describe_limits(plan: PlannedStep, need: Memory) -> Fields:
+    """Return the limits of a server and the memory that they need, by name."""
+    return {
+        "slots": plan.batch,
+        "context": plan.canvas,
+        "weights": gib(need.weights),
+        "caches": gib(need.cache),
+        "working": gib(need.working),
+    }
 
 
 def fitting_limits(

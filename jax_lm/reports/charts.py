@@ -22,8 +22,12 @@ PAGES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 # Pixels of a picture, and its margins around the drawing area; the right one holds the legend.
-WIDTH, HEIGHT = 640, 340
-LEFT, RIGHT, TOP, BOTTOM = 60, 150, 36, 46
+WIDTH = 640
+HEIGHT = 340
+LEFT = 60
+RIGHT = 150
+TOP = 36
+BOTTOM = 46
 AREA = {
     "width": WIDTH,
     "height": HEIGHT,
@@ -36,7 +40,8 @@ COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#bab0ac",
 )  # fmt: skip
 # Pixels of a bar and of the gap below it; intervals of an axis.
-BAR, GAP = 18, 6
+BAR = 18
+GAP = 6
 TICKS = 5
 PAGES.globals.update(area=AREA, x_label="", y_label="")
 # Up to this number of values on the axis, each one has a label.
@@ -45,8 +50,10 @@ MANY = 10
 # Colour of text and axes in a picture that stands alone; on a page it is the colour of the text.
 PICTURE_COLOR = "#333"
 
+# A measured value; a count is an int.
+Number = float | int
 # Points (x, y) by the name of a line; y may be missing.
-Series = Mapping[str, Sequence[tuple[float | int, float | int | None]]]
+Series = Mapping[str, Sequence[tuple[Number, Number | None]]]
 
 
 def render(name: str, **values: Any) -> str:
@@ -54,17 +61,17 @@ def render(name: str, **values: Any) -> str:
     return PAGES.get_template(name).render(**values)
 
 
-def number(value: float | int) -> str:
+def number(value: Number) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def round_up(value: float | int) -> float:
+def round_up(value: Number) -> float:
     """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
-def round_ticks(low: float | int, high: float | int) -> list[float]:
+def round_ticks(low: Number, high: Number) -> list[float]:
     """Return about `TICKS` round ticks in an interval: 0 to 37 -> 0, 10, 20, 30."""
     step = round_up((high - low) / TICKS)
     return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
@@ -76,8 +83,8 @@ def line_chart(
     y_label: str,
     series: Series,
     *,
-    bottom: float | int = 0.0,
-    top: float | int = 1.0,
+    bottom: Number = 0.0,
+    top: Number = 1.0,
 ) -> str:
     """Draw lines on common axes; the vertical axis runs from `bottom` to `top`.
 
@@ -91,7 +98,7 @@ def line_chart(
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
-    def point_of(x: float | int, y: float | int) -> tuple[float, float]:
+    def point_of(x: Number, y: Number) -> tuple[float, float]:
         # x from left to right; y from the bottom up, while SVG counts from the top down.
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         share = (float(y) - bottom) / (top - bottom)
@@ -115,21 +122,20 @@ def line_chart(
     )
 
 
-def heat_chart(
-    title: str, x_label: str, y_label: str, values: Float[np.ndarray, "rows columns"], length: int
-) -> str:
-    """Draw rows of cells from top to bottom.
+def heat_chart(title: str, values: Float[np.ndarray, "steps positions"], length: int) -> str:
+    """Draw a row of cells for each step, from top to bottom; a column is a position.
 
     A cell is the darker, the larger its value is relative to the largest one.
     """
     rows, columns = values.shape
-    width, height = (WIDTH - LEFT - RIGHT) / columns, (HEIGHT - TOP - BOTTOM) / rows
+    width = (WIDTH - LEFT - RIGHT) / columns
+    height = (HEIGHT - TOP - BOTTOM) / rows
     shares = values / (float(values.max()) or 1.0)
     return render(
         "heat_chart.svg",
         title=title,
-        x_label=x_label,
-        y_label=y_label,
+        x_label="position",
+        y_label="step",
         width=width,
         height=height,
         color=COLORS[0],
@@ -140,11 +146,12 @@ def heat_chart(
     )
 
 
-def bar_chart(title: str, bars: Sequence[tuple[str, str, float | int]]) -> str:
+def bar_chart(title: str, bars: Sequence[tuple[str, str, Number]]) -> str:
     """Draw one bar per (label, group, value), from top to bottom; each group has a colour."""
     groups = list(dict.fromkeys(group for _, group, _ in bars))
     # Labels stand to the left of the bars and need more room than those of an axis.
-    left, largest = 4 * LEFT, max((value for *_, value in bars), default=0) or 1
+    left = 4 * LEFT
+    largest = max((value for *_, value in bars), default=0) or 1
     scale = (WIDTH - left - LEFT) / largest
     return render(
         "bar_chart.svg",

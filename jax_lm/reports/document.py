@@ -92,7 +92,8 @@ class Document:
     @property
     def score(self) -> str:
         """The number of verdicts that are met, missed and not measured, in one line."""
-        counts, total = Counter(verdict.mark for verdict in self.verdicts), len(self.verdicts)
+        counts = Counter(verdict.mark for verdict in self.verdicts)
+        total = len(self.verdicts)
         return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
 
     def markdown(self) -> str:
@@ -130,6 +131,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
 
     return [line(cells) for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def facts_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
+    """Return a table of names and values; `styles` are those of certain values."""
+    grid = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows:
+        grid.add_row(name, escape(value), style=(styles or {}).get(value))
+    return grid
 
 
 def print_report(document: Document, *, with_sections: bool = False) -> None:

@@ -11,9 +11,12 @@ from jax_lm.reports.charts import render
 from jax_lm.results import Generation
 
 # The animated picture: pixels of a character, of a line and of the margin.
-CHARACTER, LINE, MARGIN = 9.0, 22, 16
+CHARACTER = 9.0
+LINE = 22
+MARGIN = 16
 # The canvas is shown filled for this share of the animation; a step takes this many seconds.
-REST, STEP_SECONDS = 0.25, 0.22
+REST = 0.25
+STEP_SECONDS = 0.22
 # Lower bounds of the confidence, and what a token of that confidence is called in the picture.
 KINDS = ((0.95, "sure"), (0.6, "likely"), (0.0, "unsure"))
 
@@ -29,9 +32,9 @@ class ReplayedText(str):
 
     @classmethod
     def of(cls, text: str, replay: "Replay") -> "ReplayedText":
-        made = cls(text)
-        made.replay = replay
-        return made
+        replayed = cls(text)
+        replayed.replay = replay
+        return replayed
 
     @property
     def full(self) -> "ReplayedText":
@@ -138,9 +141,11 @@ def place_pieces(text: str, start: tuple[int, int]) -> tuple[list[PlacedPiece], 
     placed = []
     for count, part in enumerate(text.expandtabs(4).split("\n")):
         if count:
-            line, column = line + 1, 0
+            line = line + 1
+            column = 0
         if part:
-            x, y = MARGIN + column * CHARACTER, float(MARGIN + 10 + line * LINE)
+            x = MARGIN + column * CHARACTER
+            y = float(MARGIN + 10 + line * LINE)
             placed.append(PlacedPiece(part, x, y, len(part) * CHARACTER))
         column += len(part)
     return placed, (line, column)

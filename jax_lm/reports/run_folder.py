@@ -154,7 +154,8 @@ def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = (
 
     A setting that one of them lacks counts as None. Nested settings have dotted names.
     """
-    old, new = dict(list_settings(held)), dict(list_settings(wanted))
+    old = dict(list_settings(held))
+    new = dict(list_settings(wanted))
     for name in sorted(old.keys() | new.keys()):
         if name not in ignored and old.get(name) != new.get(name):
             return f"{name}={old.get(name)!r}, not {new.get(name)!r}"

@@ -10,9 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jax_lm.host.terminal import Report
 from jax_lm.reports.run_folder import Record, RunLog
 
-BEGUN, STOPPED, DONE, FAILED, LEFT_OUT = "begun", "stopped", "done", "failed", "left out"
+BEGUN = "begun"
+STOPPED = "stopped"
+DONE = "done"
+FAILED = "failed"
+LEFT_OUT = "left out"
 # A step that ended the whole process this many times is not tried again: most likely the system
 # killed it for its memory.
 PATIENCE = 2
@@ -38,7 +43,7 @@ class Step:
 
     name: str
     title: str
-    action: Callable[[Mapping[str, Record]], Record]
+    action: Callable[[Rows], Record]
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Outcome:
 class Steps(RunLog):
     """The steps of a folder, and how those that were tried ended."""
 
-    name, kind = "steps.jsonl", "step"
+    name = "steps.jsonl"
+    kind = "step"
 
     def __init__(self, folder: Path, settings: Record) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -70,7 +76,8 @@ class Steps(RunLog):
         super().__init__(folder, settings)
 
     def take(self, record: Record) -> None:
-        name, state = record["step"], record["state"]
+        name = record["step"]
+        state = record["state"]
         if state == BEGUN:
             self.unfinished[name] = self.unfinished.get(name, 0) + 1
             return
@@ -79,9 +86,7 @@ class Steps(RunLog):
         if state != STOPPED:
             self.outcomes[name] = Outcome(state, record["row"], record["reason"], record["seconds"])
 
-    def run(
-        self, steps: Sequence[Step], *, on_step: Callable[[int, int, str], None] | None = None
-    ) -> None:
+    def run(self, steps: Sequence[Step], *, on_step: Report | None = None) -> None:
         """Run the steps that are not done, in order.
 
         Steps that failed or were left out in an earlier run are tried again, after those that were
@@ -116,14 +121,20 @@ class Steps(RunLog):
         }
         start = time.perf_counter()
         try:
-            state, row, reason = DONE, step.action(done), ""
+            state = DONE
+            row = step.action(done)
+            reason = ""
         except LeftOut as error:
-            state, row, reason = LEFT_OUT, {}, str(error)
+            state = LEFT_OUT
+            row = {}
+            reason = str(error)
         except KeyboardInterrupt:
             self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run
-            state, row, reason = FAILED, {}, error_text(error)
+            state = FAILED
+            row = {}
+            reason = error_text(error)
         seconds = round(time.perf_counter() - start, 3)
         self.append(
             {"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds}

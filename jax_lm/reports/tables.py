@@ -7,7 +7,7 @@ unit: `seconds`, `peak_bytes`, `tokens_per_second`. Knows no measurement.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax_lm.reports.charts import line_chart, round_up
+from jax_lm.reports.charts import Number, line_chart, round_up
 from jax_lm.reports.document import Section
 
 Row = dict[str, Any]
@@ -76,9 +76,7 @@ def cell_text(name: str, value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
 
 
-def row_chart(
-    title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **axis: float | int
-) -> str:
+def row_chart(title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **axis: Number) -> str:
     """Draw the value `y` of rows over their value `x`.
 
     Rows with the same value `by` form a line of that name. The vertical axis ends above the largest

@@ -15,7 +15,7 @@ from typing import Any
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.planning.memory import SERVE, explained
+from jax_lm.planning.memory import SERVE, explain_out_of_memory
 from jax_lm.serving.admission import sequence_of
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.metrics import return_freed_memory
@@ -110,7 +110,7 @@ class CompileScheduler:
                 decoding=decoding,
                 kind=SERVE,
             )
-            with explained(inference.config, planned, inference.mesh_shape):
+            with explain_out_of_memory(inference.config, planned, inference.mesh_shape):
                 for number, sizes in enumerate(slots.sizes):
                     if shape.sequences not in sizes:
                         self.compile(slots, number, shape.sequences)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.planning.rollouts import HELD_PER_WEIGHT, rollout_shape
-from jax_lm.sharding import MeshShape, reshape_mesh, tree_shardings
+from jax_lm.sharding import MeshShape, tree_shardings
 from jax_lm.training.update import Params
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def place_sampler(
     shape = shape or choose_shape(config, mesh, trained, policy)
     shape.require(config)
     if shape != training:
-        mesh = reshape_mesh(mesh, shape)
+        mesh = shape.arrange(mesh.devices)
         sampler = sampler.on_mesh(mesh)
     return sampler, tree_shardings(policy, config, mesh)
 
@@ -64,7 +64,7 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
     def copy_bytes(shape: MeshShape) -> int:
-        return bytes_on_device(policy, config, reshape_mesh(mesh, shape))
+        return bytes_on_device(policy, config, shape.arrange(mesh.devices))
 
     shape = rollout_shape(config, training, copy_bytes, None if limit is None else limit - held)
     if shape is None:

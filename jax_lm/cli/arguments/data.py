@@ -135,7 +135,8 @@ def require_conversations(kind: Kind, form: ConversationForm) -> None:
 
 
 # Defaults of nested settings.
-ONE_SPLIT, OUR_COLUMNS = DatasetPart(), AnyColumns()
+ONE_SPLIT = DatasetPart()
+OUR_COLUMNS = AnyColumns()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,8 @@ class Analyze:
         require_sizes(self, "limit", "n")
         require_not_negative(self, "seed", "temperatures")
         # a step commits at least one position
-        steps, positions = self.generation.num_steps, self.generation.max_new_tokens
+        steps = self.generation.num_steps
+        positions = self.generation.max_new_tokens
         if steps is not None and steps > positions:
             raise ValueError(f"num_steps={steps}: must be between 1 and max_new_tokens={positions}")
         # each temperature is measured in turn, and stop tokens must not end a canvas

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,8 @@ def answer_file(arguments: Generate) -> int:
     assert arguments.prompts is not None
     assert arguments.out is not None
     # prompts, and answers of an earlier run with the same settings
-    source, out = arguments.prompts, arguments.out
+    source = arguments.prompts
+    out = arguments.out
     if not source.is_file():
         raise ValueError(f"prompts={str(source)!r}: there is no such file")
     rows = open_prompts(source, plain=True)
@@ -55,9 +55,15 @@ def answer_file(arguments: Generate) -> int:
     )
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
-    size, options = arguments.batch_size, arguments.generation
+    size = arguments.batch_size
+    options = arguments.generation
     # decode batch by batch; each answer is on disk before the next batch begins
-    with terminal.progress("answering", FIRST_NOTE) as report, open_lines(out) as file:
+    # every host decodes, and the first one writes
+    target = out if distributed.is_first() else Path(os.devnull)
+    with (
+        terminal.progress("answering", FIRST_NOTE) as report,
+        target.open("a", encoding="utf-8") as file,
+    ):
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
             # A smaller batch is filled up, because another number of rows would be compiled anew.
@@ -69,8 +75,8 @@ def answer_file(arguments: Generate) -> int:
                 answers[number] = answer_line(number, rows[number], row, run)
                 file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
             file.flush()
-            # not of /dev/null, which has no disk
-            if distributed.is_first():
+            # /dev/null has no disk
+            if target is out:
                 os.fsync(file.fileno())
             if report:
                 report(len(answers), len(rows))
@@ -82,11 +88,6 @@ def answer_file(arguments: Generate) -> int:
         earlier = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
         print(f"wrote {len(waiting)} answers to {out}{earlier}")
     return 0
-
-
-def open_lines(out: Path) -> Any:
-    """Open the file of answers for appending; only the first process writes."""
-    return (out if distributed.is_first() else Path(os.devnull)).open("a", encoding="utf-8")
 
 
 def settings_digest(arguments: Generate, rows: Sequence[Fields]) -> str:
@@ -120,7 +121,7 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
         raise ValueError(f"out={str(out)!r}: cannot be read ({error.strerror})") from error
     # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
     whole = content[: content.rfind(b"\n") + 1]
-    answers: dict[int, Fields] = {}
+    answers = {}
     for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
         try:
             answer = json.loads(line)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from jax_lm.benchmark.experiment_report import (
     CRITERIA,
     SECTIONS,
     Criterion,
-    SectionOf,
+    Sections,
     experiment_report,
 )
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
@@ -46,17 +46,20 @@ from jax_lm.reports.tables import table_section
 
 def run_bench(arguments: Bench) -> int:
     """Measure the speed of a model."""
-    out, shape, machine = arguments.out, arguments.random_shape, about()
+    out = arguments.out
+    shape = arguments.random_shape
+    machine = about()
     # an unusable folder should be reported before anything is measured
     if out:
         output_folder(out)
     if shape:
-        config, name = SHAPES[shape], f"random weights of the shape {shape}"
-        load = partial(random_model, config)
+        folder = None
+        config = SHAPES[shape]
+        name = f"random weights of the shape {shape}"
     else:
         folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
-        config, name = DreamForCausalLM.read_config(folder), arguments.model or "built-in model"
-        load = partial(load_with_progress, folder)
+        config = DreamForCausalLM.read_config(folder)
+        name = arguments.model or "built-in model"
     count = parameter_count(config)
     # Few devices can hold 7B parameters in float32.
     fitting = "bfloat16" if shape == "7b" else fitting_dtype(count)
@@ -64,12 +67,18 @@ def run_bench(arguments: Bench) -> int:
     limits = machine_limits(dtype)
     # load
     start = time.perf_counter()
-    sampler = Sampler(load(dtype))
+    with terminal.progress("loading") as report:
+        if folder is None:
+            model = random_model(config, dtype)
+        else:
+            model = DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
+    sampler = Sampler(model)
     # JAX transfers asynchronously: wait, as the loading time is measured
     jax.block_until_ready(sampler.params)
-    load_seconds, presets = time.perf_counter() - start, arguments.presets
+    load_seconds = time.perf_counter() - start
+    presets = arguments.presets
     if presets == Bench.presets and not config.family.is_diffusion:
-        # Left to right, no preset changes anything; one that was asked for is refused.
+        # Presets change nothing when decoding left to right; one that the user names is refused.
         presets = ("exact",)
     # measure
     with terminal.progress("measuring") as report:
@@ -91,16 +100,11 @@ def run_bench(arguments: Bench) -> int:
     return 0
 
 
-def load_with_progress(folder: Path, dtype: str) -> DreamForCausalLM:
-    """Load a model, and show its progress."""
-    with terminal.progress("loading") as report:
-        return DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
-
-
 def run_compare(arguments: Compare) -> int:
     """Compare PyTorch and JAX; exit status 1 if an output is outside the tolerance."""
     # check everything that can be wrong before both models are loaded
-    out, tolerance = arguments.out, arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
+    out = arguments.out
+    tolerance = arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     if lacking := comparison.missing_packages():
         missing = " and ".join(lacking)
         raise ValueError(
@@ -149,7 +153,7 @@ def run_steps(
     identity: Record,
     name: str,
     criteria: Sequence[Criterion],
-    sections: Mapping[str, SectionOf],
+    sections: Sections,
 ) -> int:
     """Run the steps that are left in a folder, and write and print their report.
 

@@ -111,9 +111,7 @@ class Dialogue:
             row = watch(self.engine, template, self.options, self.seed, shows_given=shows_given)
         else:
             (row,) = self.engine.decode([template], self.options, seed=self.seed).rows
-            print(
-                (template.filled(row.holes) if shows_given else row.text).rstrip("\n"), flush=True
-            )
+            print((template.fill(row.holes) if shows_given else row.text).rstrip("\n"), flush=True)
         # otherwise the same question would have the same answer
         self.seed += 1
         return row.text
@@ -166,7 +164,7 @@ class TypedLines(Iterator[str]):
 
     def __next__(self) -> str:
         # "a \\" and "b" are one message of two lines
-        held: list[str] = []
+        held = []
         while True:
             try:
                 line = input(("... " if held else "> ") if self.is_terminal else "")

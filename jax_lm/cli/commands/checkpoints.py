@@ -6,25 +6,21 @@ from pathlib import Path
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.checkpoints import Convert, Info, Push, Verify
-from jax_lm.config import DreamConfig, Fields
+from jax_lm.config import SIZES, DreamConfig, Fields
 from jax_lm.conversion import push as hub
 from jax_lm.conversion.convert import Conversion, convert
 from jax_lm.conversion.verify import family_facts, verify
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning.memory import PRECISIONS, PlannedStep, estimated_memory, parameter_count
+from jax_lm.planning.memory import PRECISIONS, PlannedStep, estimate_memory, parameter_count
 from jax_lm.planning.roofline import gib
+from jax_lm.reports.document import facts_table
 from jax_lm.sharding import MeshShape
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
-
-# Values of a configuration that are shown with separators of thousands, and without.
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-COUNTS = ("num_key_value_heads", "vocab_size", "max_position_embeddings", "mask_token_id")
 
 
 def run_info(arguments: Info) -> int:
@@ -35,7 +31,8 @@ def run_info(arguments: Info) -> int:
     if arguments.json:
         print(json.dumps(facts, indent=1))
         return 0
-    tensors, device = len(parameter_shapes(config)), facts["device"]
+    tensors = len(parameter_shapes(config))
+    device = facts["device"]
     is_mesh = device["count"] > 1
     settings = (f"{name}={value}" for name, value in config.family.settings.items())
     rows = [
@@ -44,7 +41,7 @@ def run_info(arguments: Info) -> int:
         ("authors decode with", ", ".join(settings)),
         ("parameters", f"{facts['parameters']:,} in {tensors} tensors"),
         *((name, f"{getattr(config, name):,}") for name in SIZES),
-        *((name, f"{getattr(config, name)}") for name in COUNTS),
+        ("mask_token_id", str(config.mask_token_id)),
         ("tokenizer", describe_tokenizer(folder)),
         ("devices", "{count} x {kind} ({platform})".format_map(device)),
         ("mesh", facts["mesh"] + (" (overridden by --mesh)" if is_mesh else "")),
@@ -52,7 +49,8 @@ def run_info(arguments: Info) -> int:
     # CPUs do not report their memory
     for each in jax.devices():
         if statistics := each.memory_stats():
-            used, limit = statistics["bytes_in_use"], statistics.get("bytes_limit")
+            used = statistics["bytes_in_use"]
+            limit = statistics.get("bytes_limit")
             free = f", {gib(limit - used)} free" if limit else ""
             rows.append((f"memory of {each}", f"{gib(used)} in use{free}"))
     sizes = (
@@ -62,10 +60,7 @@ def run_info(arguments: Info) -> int:
         note = "  (default here)" if dtype == facts["dtype"] else ""
         need = f"{gib(memory['weights'])} weights + about {gib(memory['working'])} for {sizes}"
         rows.append((f"memory, {dtype}", need + note))
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(facts_table(rows))
     return 0
 
 
@@ -82,7 +77,9 @@ def describe_tokenizer(folder: Path) -> str:
 
 def model_facts(arguments: Info, config: DreamConfig) -> Fields:
     """Return the JSON object of `info --json`; memory is in bytes per device."""
-    devices, count, length = jax.devices(), parameter_count(config), arguments.max_length
+    devices = jax.devices()
+    count = parameter_count(config)
+    length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
     memory = {}
     for dtype in PRECISIONS:
@@ -90,7 +87,7 @@ def model_facts(arguments: Info, config: DreamConfig) -> Fields:
         planned = PlannedStep(
             precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
         )
-        memory[dtype] = asdict(estimated_memory(config, planned, mesh))
+        memory[dtype] = asdict(estimate_memory(config, planned, mesh))
     device = devices[0]
     return {
         "model": arguments.model or "builtin",

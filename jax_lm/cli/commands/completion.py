@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jax_lm.cli.arguments.completion import Completion
 from jax_lm.cli.arguments.table import COMMANDS, classes
-from jax_lm.host.declared import declared_options
+from jax_lm.host.declared import list_options
 
 # Each script looks at the words before the cursor, joined by spaces and with a space at the end.
 CASE = '    *"diffucoder {before}"{star}) options="{words}" ;;'
@@ -61,6 +61,6 @@ def completions() -> Iterator[tuple[str, str, list[str]]]:
             yield f"{word} ", "", second
     # options and choices, anywhere after the command
     for name, kind in classes().items():
-        options = declared_options(kind)
+        options = list_options(kind)
         choices = [choice for o in options if o.is_positional for choice in o.choices]
         yield f"{name} ", "*", [*choices, *(o.long for o in options if not o.is_positional)]

@@ -35,7 +35,9 @@ def run_data_show(arguments: Show) -> int:
     # only the tokenizer is needed
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
-    console, draws, shown = Console(highlight=False), np.random.default_rng(arguments.seed), 0
+    console = Console(highlight=False)
+    draws = np.random.default_rng(arguments.seed)
+    shown = 0
     for where, sample in samples_of(arguments, tokenizer):
         if isinstance(sample, str):
             console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
@@ -79,7 +81,8 @@ def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) ->
     """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
     for token, is_learned, is_masked in zip(row.ids, row.canvas, masked, strict=True):
-        piece, style = printable(tokenizer.decode([token])), "green" if is_learned else "bold"
+        piece = printable(tokenizer.decode([token]))
+        style = "green" if is_learned else "bold"
         text.append(MASK_GLYPH if is_masked else piece, style="red" if is_masked else style)
     return text
 

@@ -127,7 +127,8 @@ def run_analyze(arguments: Analyze) -> int:
     require_writable(arguments.out)
     require_new(arguments.out / "analysis.json")
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
-    generation, executor = arguments.generation, problem_executor(arguments.executor)
+    generation = arguments.generation
+    executor = problem_executor(arguments.executor)
     # one analysis per temperature
     options = [
         replace(generation, temperature=temperature) for temperature in arguments.temperatures

@@ -32,7 +32,8 @@ def run_generate(arguments: Generate) -> int:
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts is not None:
         return answer_file(arguments)
-    text = in_training_form(given)
+    # as models were trained: lines end in \n, no byte order mark
+    text = given.removeprefix("\ufeff").replace("\r\n", "\n")
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # a text that exceeds the context
@@ -47,21 +48,17 @@ def run_generate(arguments: Generate) -> int:
         return 0
     with terminal.progress("generating", FIRST_NOTE) as report:
         width = max(template.width(engine.tokenizer) for template in templates)
-        told = report and partial(report, note=advice(engine.fit(options), width))
-        batch = engine.decode(templates, options, seed=arguments.seed, on_progress=told)
+        on_progress = report and partial(report, note=advice(engine.fit(options), width))
+        batch = engine.decode(templates, options, seed=arguments.seed, on_progress=on_progress)
     # every host has the result, and one prints it
     if distributed.is_first():
         show(engine, arguments, given, batch)
         if arguments.animation is not None:
-            read, (row,) = engine.tokenizer.decode, batch.rows
+            read = engine.tokenizer.decode
+            (row,) = batch.rows
             replay = Replay.of("" if arguments.chat else text, row, read, options.temperature)
             write_whole(arguments.animation, replay.animation())
     return 0
-
-
-def in_training_form(text: str) -> str:
-    """Return a text as models were trained on it: lines end in \\n, no byte order mark."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def line_end(text: str) -> str:
@@ -81,14 +78,16 @@ def make_templates(
     if arguments.file:
         # holes that find their own length begin with fewer masks
         return [Template.parse(text, lengths[0])]
-    prefix, suffix = arguments.prefix or "", arguments.suffix or ""
+    prefix = arguments.prefix or ""
+    suffix = arguments.suffix or ""
     # with `auto`, several lengths are tried and the most likely answer is kept
     return [Template.infilling(prefix, length, suffix) for length in lengths]
 
 
 def advice(options: GenerationOptions, width: int) -> str:
     """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
-    settings, steps = options.decoding.settings, options.max_new_tokens
+    settings = options.decoding.settings
+    steps = options.max_new_tokens
     if settings.cache != "none" or settings.commit != "steps":
         return ""
     # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
@@ -109,7 +108,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     holes = tuple(hole.replace("\n", line_end(given)) for hole in row.holes)
     text = line_end(given).join(holes)
     if shows_given(arguments):
-        text = make_templates(engine, arguments, given)[0].filled(holes)
+        text = make_templates(engine, arguments, given)[0].fill(holes)
     # a remark on how far the answer can be trusted
     doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
     if arguments.chat and engine.is_builtin:

@@ -5,21 +5,20 @@ import sys
 from dataclasses import replace
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
-from jax_lm.compilation.machine_plan import MachinePlan, compile_step, planned_mesh
+from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.host import platforms
 from jax_lm.host.files import write_whole
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.planning.memory import RESERVED, SERVE, PlannedStep
+from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
-from jax_lm.planning.serving import FIXED_ROWS, fitting_limits, serving_memory
+from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits, serving_memory
+from jax_lm.reports.document import facts_table
 from jax_lm.sharding import MeshShape
 
 
@@ -27,12 +26,13 @@ def run_plan(arguments: Plan) -> int:
     """Plan a step and print it; exit status 1 if it does not fit."""
     if arguments.step == SERVE:
         return plan_server(arguments, Topology.parse(arguments.topology))
-    plan, options = make_plan(arguments), arguments.generation
+    plan = make_plan(arguments)
+    options = arguments.generation
     if compiles(arguments, CompilerPackage.of(plan.topology)):
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
     elif options.extra_canvases:
-        option = options.extra_canvases_option
+        option = f"lookahead={options.lookahead}" if options.lookahead else f"draft={options.draft}"
         raise ValueError(
             f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
         )
@@ -51,7 +51,8 @@ def make_plan(arguments: Plan) -> MachinePlan:
 
     This must be called first: the compiler is chosen before JAX has a backend.
     """
-    topology, options = Topology.parse(arguments.topology), arguments.generation
+    topology = Topology.parse(arguments.topology)
+    options = arguments.generation
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
     planned = PlannedStep(
@@ -65,25 +66,22 @@ def make_plan(arguments: Plan) -> MachinePlan:
         extra_canvases=options.extra_canvases,
     )
     return MachinePlan(
-        config, planned, topology, planned_mesh(config, planned, topology, arguments.mesh)
+        config, planned, topology, choose_plan_mesh(config, planned, topology, arguments.mesh)
     )
 
 
 def plan_server(arguments: Plan, topology: Topology) -> int:
     """Print the limits that `serve` would choose on one of the chips, and their memory."""
-    config, mesh = plan_config(arguments), MeshShape()
+    config = plan_config(arguments)
+    mesh = MeshShape()
     # the presets differ in what a step commits, not in memory
     planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
-    memory = topology.chip.memory * (1 - RESERVED)
+    memory = usable_memory(topology)
     plan = fitting_limits(config, planned, mesh, memory, FIXED_ROWS)
     need = serving_memory(config, plan, mesh, FIXED_ROWS)
     has_room = need.total <= memory
     record = {
-        "slots": plan.batch,
-        "context": plan.canvas,
-        "weights": gib(need.weights),
-        "caches": gib(need.cache),
-        "working": gib(need.working),
+        **describe_limits(plan, need),
         "total": f"{gib(need.total)} of {gib(topology.chip.memory)}, estimated",
         "verdict": "fits" if has_room else "does not fit",
     }
@@ -120,10 +118,6 @@ def plan_config(arguments: Plan) -> DreamConfig:
 def print_plan(plan: MachinePlan) -> None:
     """Print the plan, and changes with which it would fit."""
     console = Console(highlight=False)
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    colours = {"fits": "green", "does not fit": "red"}
-    for name, value in plan.rows():
-        table.add_row(name, escape(value), style=colours.get(value))
-    console.print(table)
+    console.print(facts_table(plan.rows(), {"fits": "green", "does not fit": "red"}))
     for change in plan.changes():
         console.print(f"try {change}", markup=False)

@@ -63,7 +63,7 @@ PAIRS = (
 )
 
 
-def paired_files(folder: Path) -> list[tuple[Path, Path]]:
+def pair_files(folder: Path) -> list[tuple[Path, Path]]:
     """Return the input and output files of a folder, in natural order: 2 comes before 10.
 
     Raises:
@@ -89,12 +89,14 @@ def paired_files(folder: Path) -> list[tuple[Path, Path]]:
 
 def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
     """Return the requested tests, each with a title."""
-    folder, pairs, files = arguments.tests, [], []
+    folder = arguments.tests
+    pairs = []
+    files = []
     # one case, a folder of tests or cases, or one file of tests
     if arguments.input is not None and arguments.expected is not None:
         pairs = [(arguments.input, arguments.expected)]
     elif folder is not None and folder.is_dir():
-        pairs = paired_files(folder)
+        pairs = pair_files(folder)
         files = sorted({*folder.rglob("test_*.py"), *folder.rglob("*_test.py")})
         if not files and not pairs:
             raise ValueError(
@@ -103,7 +105,7 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
     elif folder is not None:
         files = [folder]
     # assertions of test files, then contest cases
-    tests: list[tuple[str, Test]] = []
+    tests = []
     for path in files:
         tests += [
             (title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))

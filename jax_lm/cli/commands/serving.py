@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from pydantic import ValidationError
@@ -19,9 +19,9 @@ from jax_lm.config import Fields
 from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.options import Decoding
-from jax_lm.planning.memory import estimated_memory
+from jax_lm.planning.memory import estimate_memory
 from jax_lm.planning.roofline import gib
-from jax_lm.planning.serving import CONTEXTS, SLOTS, fitting_limits, serving_memory
+from jax_lm.planning.serving import CONTEXTS, SLOTS, describe_limits, fitting_limits, serving_memory
 from jax_lm.serving.api import ServerSettings, create_app
 from jax_lm.serving.connections import ConnectionLimits
 from jax_lm.serving.engine import Engine, EngineOptions
@@ -56,7 +56,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         connections=ConnectionLimits.here(arguments.connections, arguments.keep_alive),
     )
     bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
-    given: dict[str, Any] = {
+    given: Fields = {
         name: value for name in bounds if (value := getattr(arguments, name)) not in (None, ())
     }
     options = EngineOptions(**given)
@@ -148,7 +148,7 @@ def fit_options(
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.is_autoregressive else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))
-    weights = estimated_memory(each.config, planned, each.mesh_shape).weights
+    weights = estimate_memory(each.config, planned, each.mesh_shape).weights
     # the weights are loaded already
     free = free_memory()
     # others use a host's memory too
@@ -165,20 +165,12 @@ def fit_options(
         contexts=(given["context"],) if "context" in given else CONTEXTS,
     )
     need = serving_memory(each.config, plan, each.mesh_shape, fixed_rows)
-    logger.info(
-        "limits",
-        extra={
-            "fields": {
-                "preset": options.preset,
-                "slots": plan.batch,
-                "context": plan.canvas,
-                "weights": gib(need.weights),
-                "caches": gib(need.cache),
-                "working": gib(need.working),
-                "may_use": "unknown" if free is None else gib(memory),
-            }
-        },
-    )
+    limits = {
+        "preset": options.preset,
+        **describe_limits(plan, need),
+        "may_use": "unknown" if free is None else gib(memory),
+    }
+    logger.info("limits", extra={"fields": limits})
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 

@@ -1,7 +1,6 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from flax import nnx
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LINEAR, LoraConfig
+from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.cli.arguments.training import BUILTIN, Adapt, Grpo, MergeLora, ModelArguments, Sft
 from jax_lm.config import Fields
 from jax_lm.data.prompts import builtin_prompts, open_prompts
@@ -116,7 +116,8 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
     Raises:
         ValueError: the prompts, or the tests that a reward runs, cannot be read.
     """
-    part, columns = arguments.part, arguments.columns.given
+    part = arguments.part
+    columns = arguments.columns.given
     # the built-in corpus has one form, so that options of data sets are errors
     if arguments.data == BUILTIN:
         require_whole(BUILTIN, part.split, part.subset)
@@ -125,7 +126,12 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
         return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
     rows = open_prompts(arguments.data, columns, **asdict(part))[: arguments.limit]
     if SANDBOXED & set(arguments.settings.reward_funcs):
-        check_tests(rows, arguments.data)
+        # before training: otherwise an unreadable row would end the run in the middle
+        for number, row in enumerate(rows, 1):
+            try:
+                row_tests(row)
+            except ValueError as error:
+                raise ValueError(f"data={arguments.data}: prompt {number}: {error}") from None
     return rows
 
 
@@ -136,22 +142,10 @@ def as_messages(row: Fields) -> Fields:
     return row | {"prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
-def check_tests(rows: Sequence[Fields], data: str) -> None:
-    """Raise ValueError for the first prompt whose tests cannot be read."""
-    # before training: otherwise an unreadable row would end the run in the middle
-    for number, row in enumerate(rows, 1):
-        try:
-            row_tests(row)
-        except ValueError as error:
-            raise ValueError(f"data={data}: prompt {number}: {error}") from None
-
-
 def run_adapt(arguments: Adapt) -> int:
     """Train on plain text, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
-    distributed.start(**asdict(arguments.hosts))
-    require_writable(arguments.out)
-    distributed.require_shared(arguments.out)
+    join_run(arguments.hosts, arguments.out)
     settings = arguments.settings
     # model folder and tokenizer
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
@@ -211,13 +205,18 @@ def run_merge_lora(arguments: MergeLora) -> int:
     return 0
 
 
+def join_run(hosts: Hosts, out: Path) -> None:
+    """Connect to the other hosts of a run, and check that all can write to its folder."""
+    distributed.start(**asdict(hosts))
+    require_writable(out)
+    distributed.require_shared(out)
+
+
 def load_model(
     arguments: ModelArguments, out: Path, seed: int
 ) -> tuple[DreamForCausalLM, TrainedModel]:
     """Connect to the other hosts, and load the model to train."""
-    distributed.start(**asdict(arguments.hosts))
-    require_writable(out)
-    distributed.require_shared(out)
+    join_run(arguments.hosts, out)
     return load_for_training(
         find_model(arguments.model, arguments.adapter),
         lora_config(arguments),
