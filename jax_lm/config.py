@@ -343,7 +343,11 @@ class DreamConfig:
         marks = " ".join(filter(None, (*classes, name)))
         family = find_family(kind, fields.get("mask_token_id"), blocks, marks)
         architecture = family.types[kind]
-        fields = {architecture.fields.get(name, name): value for name, value in fields.items()}
+        fields = {
+            architecture.fields.get(name, name): value
+            for name, value in fields.items()
+            if name not in INERT_FIELDS
+        }
         # The blocks of a family that has them, under our name.
         if family.block_size is not None:
             fields["block_size"] = fields.pop(family.block_field, None) or family.block_size
@@ -373,9 +377,8 @@ class DreamConfig:
         # Llama 3 lists several tokens that end a text; the tokenizer knows them all.
         if isinstance(ends := fields.get("eos_token_id"), list):
             fields["eos_token_id"] = ends[0] if ends else None
-        known = set(cls.__dataclass_fields__)
         # An unknown field may change the computation, so it is an error, not a warning.
-        if unknown := sorted(set(fields) - known - INERT_FIELDS):
+        if unknown := sorted(fields.keys() - cls.__dataclass_fields__.keys()):
             raise ValueError(
                 f"config field {unknown[0]!r} is not known and may change the model; not loading it"
             )
@@ -384,7 +387,7 @@ class DreamConfig:
         ]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
-        return cls(**{name: value for name, value in fields.items() if name in known})
+        return cls(**fields)
 
     def to_dict(self) -> Fields:
         """Return the fields of a config.json for `from_dict` and the PyTorch implementation."""

@@ -138,8 +138,9 @@ def require_only(config: Any, values: Fields, reason: str) -> None:
 
 def require_at_most_one(config: Any, *names: str) -> None:
     """Raise ValueError if several of these settings are given."""
-    values = {name: getattr(config, name) for name in names}
-    given = [f"{name}={value}" for name, value in values.items() if value not in (None, False)]
+    given = [
+        f"{name}={value}" for name in names if (value := getattr(config, name)) not in (None, False)
+    ]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)}: give one of them")
 
@@ -223,9 +224,9 @@ class Decoding:
         require_at_least_zero(settings, "entropy_bound", "block_length")
         require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks")
         for name, rules in READ_BY.items():
-            if getattr(self, name) is not None and settings.commit not in rules:
+            if (value := getattr(self, name)) is not None and settings.commit not in rules:
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: has no meaning with commit={settings.commit!r}, "
+                    f"{name}={value}: has no meaning with commit={settings.commit!r}, "
                     f"only with {' or '.join(rules)}"
                 )
         if settings.cache == "causal":
@@ -388,7 +389,8 @@ class GenerationOptions:
                 self, {"tokens_per_step": 1}, f"with commit={commit!r}, which decides that"
             )
         elif self.lookahead:
-            allowed = ", ".join(rule for rule in COMMIT_RULES if rule != "steps")
+            # all but the first, `steps`
+            allowed = ", ".join(COMMIT_RULES[1:])
             raise ValueError(
                 f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
             )

@@ -313,9 +313,10 @@ def issues(outcomes: Outcomes, verdicts: Sequence[Verdict]) -> list[str]:
         for name, each in outcomes.items()
         if each.state == state
     ]
-    missed = [each for each in verdicts if each.met is False]
     return points + [
-        f"missed: {each.name} (wanted {each.wanted}; {each.measured})" for each in missed
+        f"missed: {each.name} (wanted {each.wanted}; {each.measured})"
+        for each in verdicts
+        if each.met is False
     ]
 
 

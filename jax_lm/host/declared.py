@@ -252,18 +252,13 @@ def list_options(kind: Program) -> tuple[Option, ...]:
     `FIRST` of a dataclass names the common options, and `IMPLIED` describes the defaults that its
     `implied` computes, by name.
     """
-    first = getattr(kind, "FIRST", ())
-    implied = getattr(kind, "IMPLIED", {})
     # by field, so that the same name in two dataclasses is one option
     options = {option.field: option for option in options_in(kind, None, OTHERS)}
-    for name in first:
-        options[name] = replace(options[name], group=COMMON)
-    for name, default in implied.items():
+    for name, default in getattr(kind, "IMPLIED", {}).items():
         options[name] = replace(options[name], default=default)
-    # in the order of FIRST
-    common = [options.pop(name) for name in first]
-    places = [option for option in options.values() if option.is_positional]
-    return (*places, *common, *(option for option in options.values() if not option.is_positional))
+    common = [replace(options.pop(name), group=COMMON) for name in getattr(kind, "FIRST", ())]
+    # the sort is stable: common options stay in the order of FIRST
+    return tuple(sorted([*common, *options.values()], key=lambda option: not option.is_positional))
 
 
 @cache

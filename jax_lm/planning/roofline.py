@@ -127,15 +127,16 @@ class Topology:
                 f"topology={text!r}: must be one of {', '.join(CHIPS)}, a colon and a shape like "
                 "v5e:2x2, or cpu"
             )
+        chip = CHIPS[family]
         # v5e is 2-D, "2x2"; v5p is 3-D, "2x2x1"; GPUs are a count, "8"
-        axes = CHIPS[family].topologies[0].count("x") + 1
-        known = ", ".join(f"{family}:{shape}" for shape in CHIPS[family].topologies)
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or shape.count("x") + 1 != axes:
+        more_axes = chip.topologies[0].count("x")
+        known = ", ".join(f"{family}:{shape}" for shape in chip.topologies)
+        if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{more_axes}}}", shape):
             raise ValueError(f"topology={text!r}: must be like {known}")
         sizes = tuple(map(int, shape.split("x")))
         # Slices of two dimensions have powers of two on their sides, those of three multiples of 4.
-        if not CHIPS[family].card and not all(
-            size & (size - 1) == 0 or (axes == 3 and size % 4 == 0) for size in sizes
+        if not chip.card and not all(
+            size & (size - 1) == 0 or (more_axes == 2 and size % 4 == 0) for size in sizes
         ):
             raise ValueError(
                 f"topology={text!r}: there is no such slice; there are {known} and larger"

@@ -58,12 +58,8 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         # options of new adapters; quantize also goes with a given adapter
-        given = {
-            name: getattr(self, name)
-            for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize")
-        }
-        for name, value in given.items():
-            if value is None:
+        for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize"):
+            if (value := getattr(self, name)) is None:
                 continue
             if self.adapter is not None and name != "quantize":
                 raise ValueError(f"{name}={value}: the adapter {self.adapter!r} has its own")

@@ -50,9 +50,7 @@ def answer_file(arguments: Generate) -> int:
     )
     widths = [template.width(engine.tokenizer) for template in templates]
     # prompts of similar length share a batch, so that little is padding
-    waiting = sorted(
-        (n for n in range(len(rows)) if n not in answers), key=lambda n: (widths[n], n)
-    )
+    waiting = sorted(set(range(len(rows))) - answers.keys(), key=lambda n: (widths[n], n))
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
@@ -71,7 +69,7 @@ def answer_file(arguments: Generate) -> int:
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             keys = line_keys(arguments.seed, filled)
             batch = engine.decode([templates[n] for n in filled], options, seed=keys)
-            for number, row in list(zip(filled, batch.rows, strict=True))[: len(numbers)]:
+            for number, row in zip(numbers, batch.rows, strict=False):
                 answers[number] = answer_line(number, rows[number], row, run)
                 file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
             file.flush()

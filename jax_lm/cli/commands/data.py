@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 
 import numpy as np
 from rich.console import Console
@@ -38,7 +39,8 @@ def run_data_show(arguments: Show) -> int:
     console = Console(highlight=False)
     draws = np.random.default_rng(arguments.seed)
     shown = 0
-    for where, sample in samples_of(arguments, tokenizer):
+    # a refused line counts as a sample
+    for where, sample in islice(samples_of(arguments, tokenizer), arguments.limit):
         if isinstance(sample, str):
             console.print(Text(f"{where}: refused: {printable(sample)}\n", style="red"))
             continue
@@ -53,7 +55,7 @@ def run_data_show(arguments: Show) -> int:
 
 
 def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tuple[str, Row | str]]:
-    """Yield the first samples with their location in the data.
+    """Yield the samples with their location in the data.
 
     A refused line yields the reason for the refusal instead of a sample.
     """
@@ -65,16 +67,11 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
         arguments.columns.of(arguments.kind),
         arguments.form,
     )
-    # number of samples still to be shown; a refused line counts as one
-    left = arguments.limit
     for part in range(source.parts):
         for where, rows in convert_lines(source.read(part), to_rows):
             # one line may become several rows
             samples = [str(rows)] if isinstance(rows, ValueError) else rows
-            yield from ((where, sample) for sample in samples[:left])
-            left -= len(samples)
-            if left <= 0:
-                return
+            yield from ((where, sample) for sample in samples)
 
 
 def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
