@@ -153,7 +153,7 @@ FIXED_FIELDS: dict[str, tuple] = {
     "use_mrope": (False, None),
     "attention_dropout": (0, 0.0),
     "mlp_bias": (False,),
-    "multi_query_attention": (False, None),
+    "multi_query_attention": (None,),
     "quantization_config": (None,),
 }
 

@@ -17,8 +17,8 @@ import jax
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend
 from jax_lm.benchmark.machine import PeakMemory, about, device_memory, machine_limits
-from jax_lm.benchmark.parity import TOLERANCE, check_parity
-from jax_lm.benchmark.settings import Cell, ExperimentSettings
+from jax_lm.benchmark.parity import check_parity
+from jax_lm.benchmark.settings import TOLERANCE, Cell, ExperimentSettings
 from jax_lm.benchmark.speed import time_generation
 from jax_lm.benchmark.timer import time_call, without_stored_compilations
 from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare, run_worker

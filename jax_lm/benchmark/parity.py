@@ -41,9 +41,6 @@ from jax_lm.training.policy_loss import (
 from jax_lm.training.rollouts import advantages
 from jax_lm.training.update import Mean
 
-# Default for the largest absolute difference of float32 hidden states and logits.
-TOLERANCE = 2e-5
-
 # Bounds for bfloat16: mean difference of the logits, share of equal top-1 tokens, our error over
 # PyTorch's. PyTorch rounds after every operation, this implementation accumulates in float32.
 BF16_MEAN_DIFFERENCE = 0.06

@@ -11,6 +11,9 @@ from typing import Literal
 
 from jax_lm.options import require_sizes
 
+# Default for the largest absolute difference of float32 hidden states and logits in `parity check`.
+TOLERANCE = 2e-5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.benchmark.settings import ExperimentSettings, Workload
+from jax_lm.benchmark.settings import TOLERANCE, ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
 from jax_lm.options import require_above_zero, require_at_most_one
 
@@ -121,12 +121,12 @@ class ParityCheck:
 
     Attributes:
         folder: folder with checkpoint/, golden.safetensors and cases.json.
-        tolerance: maximum absolute difference of float32 hidden states and logits; 2e-5 by default.
+        tolerance: maximum absolute difference of float32 hidden states and logits.
         tokenizer: also check tokenizer_cases.json, with the tokenizer of this folder.
         training: also check coupled_grpo.safetensors: scores, loss, divergence and gradients.
     """
 
     folder: Positional[Path]
-    tolerance: float | None = None
+    tolerance: float = TOLERANCE
     tokenizer: str | None = None
     training: bool = False

@@ -22,7 +22,6 @@ from jax_lm.benchmark.experiment_report import (
 from jax_lm.benchmark.machine import PeakMemory, about, machine_limits
 from jax_lm.benchmark.parity import (
     FILES,
-    TOLERANCE,
     check_parity,
     check_training_parity,
     read_golden,
@@ -193,14 +192,16 @@ def run_parity_check(arguments: ParityCheck) -> int:
     _, cases = read_golden(arguments.folder)
     if arguments.training:
         read_recording(arguments.folder, *FILES)
-    tolerance = TOLERANCE if arguments.tolerance is None else arguments.tolerance
     tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
     # inference, then training if asked for
-    findings = list(check_parity(arguments.folder, tolerance=tolerance, tokenizer=tokenizer))
+    findings = list(
+        check_parity(arguments.folder, tolerance=arguments.tolerance, tokenizer=tokenizer)
+    )
     if arguments.training:
         findings += check_training_parity(arguments.folder)
-    marks = {True: "ok", False: "FAILED"}
-    rows = [asdict(finding) | {"passed": marks[finding.passed]} for finding in findings]
+    rows = [
+        asdict(finding) | {"passed": "ok" if finding.passed else "FAILED"} for finding in findings
+    ]
     section = table_section(f"parity with {arguments.folder}", rows)
     print_report(Document(title="", metadata={}, sections=[section]), with_sections=True)
     # recordings of a newer version may have other kinds of cases
