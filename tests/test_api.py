@@ -60,7 +60,7 @@ def test_models(client):
     assert [each.id for each in others] == ["tiny@exact", "tiny@fast", "tiny@turbo"]
     assert [each.preset for each in (model, *others)] == ["exact", "exact", "fast", "turbo"]
     # Of 128 columns one at least is the prompt's.
-    assert (model.max_tokens, model.max_model_len, model.context) == (80, 96, 96)
+    assert (model.max_tokens, model.max_model_len, model.context_length) == (80, 96, 96)
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

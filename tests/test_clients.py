@@ -1,8 +1,8 @@
 """Requests as clients send them: each is answered, with what was asked for, or refused by name.
 
-`samples/requests.jsonl` has one per line. Those of openai-python, LangChain and LiteLLM were
-recorded from packages of the version that is named; those of lm-evaluation-harness, llama.vscode
-and minuet are written down from their sources.
+`samples/requests.jsonl` has one per line, with the version or commit of the client, what it reads
+from the answer (`reads`), and an ordinary request that must have the same answer (`plain`). Those of
+openai-python, LangChain and LiteLLM were recorded; the others are written from the clients' sources.
 """
 
 import json
@@ -31,35 +31,46 @@ def engine(tiny_inference):
         yield engine
 
 
+def chunks(stream):
+    """Read a stream as line-based clients do: every line is empty or one event."""
+    assert stream.endswith("data: [DONE]\n\n")
+    assert {line[:6] for line in stream.split("\n")} == {"data: ", ""}
+    return [json.loads(line[6:]) for line in stream.split("\n")[:-3] if line]
+
+
 def texts(answer):
-    """What the answer of any of the endpoints says, choice by choice; of a stream, put together
-    again.
-    """
+    """Return the text of every choice, whatever the endpoint; those of a stream are joined."""
     if isinstance(answer, str):
-        pieces = [
-            line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")
-        ]
-        assert pieces.pop() == "[DONE]"
-        chunks = [json.loads(piece) for piece in pieces]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        choices = [choice for chunk in chunks(answer) for choice in chunk["choices"]]
         assert choices[-1]["finish_reason"] in ("stop", "length")
-        assert all("error" not in chunk for chunk in chunks)
-        return [
-            "".join(
-                choice.get("text") or choice.get("delta", {}).get("content") or ""
-                for choice in choices
-            )
+        pieces = [
+            choice.get("text") or choice.get("delta", {}).get("content") for choice in choices
         ]
+        return ["".join(piece or "" for piece in pieces)]
     if isinstance(answer, dict) and "output" in answer:
         assert answer["status"] in ("completed", "incomplete")
         return [item["content"][0]["text"] for item in answer["output"]]
-    if isinstance(answer, list) or "content" in answer:
-        return [each["content"] for each in (answer if isinstance(answer, list) else [answer])]
+    if isinstance(answer, list) or "choices" not in answer:
+        return [
+            each.get("content", "") for each in (answer if isinstance(answer, list) else [answer])
+        ]
     assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
     return [
         choice["text"] if "text" in choice else choice["message"]["content"]
         for choice in answer["choices"]
     ]
+
+
+def value_at(answer, path):
+    """Return a field of an answer by its path ("choices/0/text"), or by that key; None without it."""
+    if path in answer:
+        return answer[path]
+    for step in path.split("/"):
+        try:
+            answer = answer[int(step) if isinstance(answer, list) else step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return answer
 
 
 def name(sample):
@@ -68,11 +79,18 @@ def name(sample):
 
 @pytest.mark.parametrize("sample", [one for one in REQUESTS if "refused" not in one], ids=name)
 def test_what_a_client_sends_is_answered(address, sample):
-    status, _, answer = call(address, "POST", sample["path"], sample["body"])
+    status, headers, answer = call(address, "POST", sample["path"], sample["body"])
     assert status == 200, answer
+    assert headers["x-ignored-fields"] == sample.get("ignored")
     found = texts(answer)
     assert len(found) == sample.get("choices", 1)
     assert all(isinstance(text, str) for text in found)
+    parts = chunks(answer) if isinstance(answer, str) else [answer]
+    for path in sample.get("reads", ()):
+        assert any(value_at(part, path) is not None for part in parts), path
+    if sample["body"].get("stream_options", {}).get("include_usage"):
+        assert [bool(part["usage"]) for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1]["choices"] == []
     if "grammar" in sample:
         grammar = find_grammar(sample["grammar"])
         assert [grammar.completion(text) for text in found] == [""] * len(found)
@@ -83,9 +101,18 @@ def test_what_a_client_sends_is_answered(address, sample):
 
 @pytest.mark.parametrize("sample", [one for one in REQUESTS if "refused" in one], ids=name)
 def test_what_this_server_does_not_have_is_named(address, sample):
-    status, _, answer = call(address, "POST", sample["path"], sample["body"])
-    assert (status, answer["error"]["param"]) == (400, sample["refused"])
-    assert answer["error"]["message"].startswith(sample["refused"])
+    # a stream too is refused by a status and a body that clients read
+    status, headers, answer = call(address, "POST", sample["path"], sample["body"])
+    error = answer["error"]
+    assert (status, error["param"], error["type"]) == (
+        400,
+        sample["refused"],
+        "invalid_request_error",
+    )
+    assert headers["x-should-retry"] == "false"
+    assert error["message"].startswith(sample["refused"])
+    is_value = "must be" in error["message"]
+    assert error["code"] == (None if is_value else "unsupported_parameter")
 
 
 def test_every_client_is_there():
@@ -103,6 +130,7 @@ def test_every_client_is_there():
         "cline",
         "aider",
         "evalplus",
+        "zed",
     }
 
 
@@ -116,7 +144,13 @@ def test_every_client_is_there():
          ("# r\n# x.py\nc\na", "b")),
         ("<fim_prefix><filename>x.py\na<fim_suffix><fim_middle>", ("# x.py\na", "")),
         ("[SUFFIX]b[PREFIX]a", ("a", "b")),
-        ("<PRE> a <SUF>b <MID>", (" a ", "b ")),
+        ("<PRE> a <SUF>b <MID>", ("a", "b")),
+        ("<PRE>  a  <SUF> b<MID>", (" a ", " b")),
+        ("c\n\n[SUFFIX]b[PREFIX]a", ("c\n\na", "b")),
+        ("<|code_prefix|>a<|code_suffix|>b<|code_middle|>", ("a", "b")),
+        ("<|user|>\nc\n<|code_suffix|>b<|code_prefix|>a<|code_middle|><|assistant|>\n",
+         ("# \nc\na", "b")),
+        ("<|repo_name|>r\n<|file_sep|>x.py\na", ("# r\n# x.py\na", None)),
         ("def f(x):\n    return x[SUFFIX]", None),
         ("plain", None),
     ],
@@ -133,9 +167,13 @@ def test_a_marker_that_cannot_be_read_is_refused(address):
 
 
 def test_an_editor_names_the_fields_that_it_reads(address):
-    sample = next(one for one in REQUESTS if one["client"] == "llama.vim")
+    sample = next(one for one in REQUESTS if one["client"].startswith("llama.vim"))
     answer = call(address, "POST", "/infill", sample["body"])[2]
-    assert set(answer) == {"content", "timings/prompt_n", "timings/predicted_n", "truncated"}
+    assert set(answer) == set(sample["reads"])
+    assert answer["timings/predicted_ms"] > 0
+    assert answer["timings/predicted_per_second"] == pytest.approx(
+        1000 * answer["timings/predicted_n"] / answer["timings/predicted_ms"], rel=1e-3
+    )
     whole = dict(sample["body"])
     del whole["response_fields"]
     assert (

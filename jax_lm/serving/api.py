@@ -417,8 +417,8 @@ class Server:
             # The page offers these; autoregressive models have none.
             "presets": self.presets,
             "preset": self.preset_named(name) or self.settings.defaults.get("preset", "exact"),
-            "context": context,
-            # Clients of vLLM look for this name.
+            # names for which clients of llama.cpp and of vLLM look
+            "context_length": context,
             "max_model_len": context,
             # A prompt has at least one token.
             "max_tokens": min(self.engine.options.max_tokens, context - 1),

@@ -87,8 +87,8 @@ class ChatBody(OpenAIBody):
 
     @property
     def length(self) -> int | None:
-        # neither is 0
-        return self.max_completion_tokens or self.max_tokens
+        # none is 0
+        return self.max_completion_tokens or super().length
 
 
 class ResponsesBody(OpenAIBody):
@@ -125,8 +125,8 @@ class ResponsesBody(OpenAIBody):
 
     @property
     def length(self) -> int | None:
-        # neither is 0
-        return self.max_output_tokens or self.max_tokens
+        # none is 0
+        return self.max_output_tokens or super().length
 
 
 class SourceBody(Part):

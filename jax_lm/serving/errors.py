@@ -96,7 +96,9 @@ async def on_error(http: Request, problem: Any) -> Response:
             if first["type"] == "json_invalid":
                 return Refusal(400, "the body is not JSON").response
             message, param = schemas.error_line(first)
-            return Refusal(400, message, param=param).response
+            is_unsupported = first["type"] in ("extra_forbidden", "unsupported")
+            code = "unsupported_parameter" if is_unsupported else None
+            return Refusal(400, message, param=param, code=code).response
         case HTTPException():
             refusal = Refusal(problem.status_code, str(problem.detail))
             refusal.headers |= problem.headers or {}

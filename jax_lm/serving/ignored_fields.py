@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 Neutral = Mapping[str, Sequence[Any]]
 
@@ -39,8 +40,9 @@ def ignored() -> Ignored:
     return IGNORED.get(None) or Ignored()
 
 
-# Fields for the accounting of a proxy in front of the server, like `user`.
-UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid")
+# Fields for the accounting of a proxy in front of the server, like `user`, and for the slots of
+# llama.cpp.
+UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid", "id_slot")
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp, by the part of a request that has them, and the values
 # that change nothing. Those of a message stand in answers, which clients send back.
@@ -88,7 +90,7 @@ class Part(BaseModel):
         """Remove fields that change nothing.
 
         Raises:
-            ValueError: an unsupported field has a value that would change something.
+            PydanticCustomError: an unsupported field has a value that would change something.
         """
         if not isinstance(given, dict):
             return given
@@ -107,8 +109,9 @@ class Part(BaseModel):
                     others.names.append(name)
                     continue
                 allowed = " or ".join(map(repr, cls.neutral[name]))
-                raise ValueError(
+                message = (
                     f"{name}={reprlib.repr(value)}: this server does not have it; "
                     f"{allowed} means nothing"
                 )
+                raise PydanticCustomError("unsupported", "{message}", {"message": message})
         return fields

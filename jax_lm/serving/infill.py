@@ -31,7 +31,7 @@ class Snippet(Part):
 class InfillBody(DecodingBody):
     """Fill the gap between `input_prefix` + `prompt` (the current line) and `input_suffix`.
 
-    - `n_predict` is the length of the hole; 0 asks for nothing, -1 for the default.
+    - `n_predict` is the length of the hole; 0 asks for nothing.
     - `t_max_predict_ms` is a time limit, after which the text that is final is the answer.
     - Lines indented less than `n_indent` end the answer.
     - `response_fields` names the fields of the answer, inner ones as `timings/prompt_n`.
@@ -40,13 +40,12 @@ class InfillBody(DecodingBody):
     """
 
     neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["infill"]}
-    unread = (*DecodingBody.unread, "id_slot", "t_max_prompt_ms")
+    unread = (*DecodingBody.unread, "t_max_prompt_ms")
     input_prefix: Text = ""
     input_suffix: Text = ""
     prompt: Text = ""
     input_extra: list[Snippet] = Field([], max_length=256)
     response_fields: list[str] = Field([], max_length=64)
-    n_predict: int | None = Field(None, ge=-1)
     n_cmpl: int = Field(1, ge=1, le=MAX_CHOICES)
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int | None = Field(None, ge=1)
@@ -64,10 +63,6 @@ class InfillBody(DecodingBody):
     @property
     def needs_tokens(self) -> bool:
         return False
-
-    @property
-    def length(self) -> int | None:
-        return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
 
     @property
     def choices(self) -> int:
@@ -119,13 +114,27 @@ class InfillFormat(AnswerFormat):
                 "truncated": gap.is_cut,
                 "tokens_predicted": len(end.tokens),
                 "tokens_evaluated": self.prompt_tokens,
-                "timings": {"prompt_n": self.prompt_tokens, "predicted_n": len(end.tokens)},
+                "tokens_cached": 0,
+                "generation_settings": {"n_predict": self.body.length},
+                "timings": self.timings(end),
             }
             for index, (gap, end) in enumerate(zip(self.choices, ends, strict=True))
         ]
         if self.body.response_fields:
             answers = [chosen_fields(answer, self.body.response_fields) for answer in answers]
         return answers[0] if self.body.choices == 1 else answers
+
+    def timings(self, end: Event) -> Fields:
+        """Return the time that the device has spent on an answer; a prompt takes none of its own."""
+        seconds, tokens = end.job.sequence.seconds if end.job else 0.0, len(end.tokens)
+        return {
+            "prompt_n": self.prompt_tokens,
+            "prompt_ms": 0.0,
+            "prompt_per_second": 0.0,
+            "predicted_n": tokens,
+            "predicted_ms": round(1000 * seconds, 3),
+            "predicted_per_second": round(tokens / seconds, 3) if seconds else 0.0,
+        }
 
 
 def chosen_fields(answer: Fields, paths: Sequence[str]) -> Fields:

@@ -114,15 +114,17 @@ class DecodingBody(Part):
     - `growth` (auto, on or off) lets the hole before a suffix find its own length, at most
       `max_tokens`, with checkpoints that were trained for it (DreamOn).
     - `ignore_eos` fills the whole canvas.
+    - `n_predict` is llama.cpp's name of `max_tokens`; -1 asks for the default.
     - `top_k` -1 and 0, which ask for all tokens, get the most that there are, and are reported.
     - `seed` has up to 64 bits; -1 draws one.
     - `user` is for the accounting of a proxy in front of the server.
     """
 
     neutral, unread = NEUTRAL["request"], (*UNREAD, "reasoning_effort")
-    reported = ("repetition_penalty", "repeat_penalty")
+    reported = ("repetition_penalty", "repeat_penalty", "samplers")
     model: str | None = Field(None, max_length=200)
     max_tokens: int | None = Field(None, ge=0)
+    n_predict: int | None = Field(None, ge=-1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=DEFAULTS.top_k)
@@ -166,7 +168,7 @@ class DecodingBody(Part):
     @property
     def length(self) -> int | None:
         """Tokens of the hole; None for the default."""
-        return self.max_tokens
+        return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
 
     @property
     def seconds(self) -> float:
@@ -251,7 +253,8 @@ class DecodingBody(Part):
     @model_validator(mode="after")
     def check_limits(self) -> "DecodingBody":
         if self.length == 0 and self.needs_tokens:
-            raise ValueError("max_tokens=0: must be at least 1, or 0 with the echo of a completion")
+            name = "n_predict" if self.n_predict == 0 else "max_tokens"
+            raise ValueError(f"{name}=0: must be at least 1, or 0 with the echo of a completion")
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
         if self.top_k in ALL_TOKENS:

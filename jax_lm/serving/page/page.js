@@ -465,7 +465,7 @@ async function describe() {
     $("model").textContent = [model.id, model.notice, way].filter(Boolean).join(" · ");
     $("unlock").hidden = true;
     $("chat-tab").hidden = !model.has_chat;
-    for (const id of ["max_tokens", "steps", "block_length"]) $(id).max = Math.min(model.max_tokens, model.context - 1);
+    for (const id of ["max_tokens", "steps", "block_length"]) $(id).max = Math.min(model.max_tokens, model.context_length - 1);
     for (const setting of document.querySelectorAll(".diffusion")) setting.hidden = isLeftToRight;
     $("preset").replaceChildren(...model.presets.map((name) => element("option", { value: name, textContent: name })));
     if (!isLeftToRight) $("preset").value = model.preset;
