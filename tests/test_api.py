@@ -327,6 +327,22 @@ def test_refusals_say_what_came_and_what_is_allowed(address, fields, message):
     assert (status, body["error"]["message"]) == (400, message)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "the body must be given"),
+        ("[]", "the body must be an object"),
+        ("{", "the body is not JSON"),
+        ("[" * 50_000 + "]" * 50_000, "the body is nested too deeply, or has a number of too many"),
+        ('{"prompt": "x", "seed": ' + "9" * 5000 + "}", "the body is nested too deeply, or has"),
+    ],
+)
+def test_what_is_no_request_is_refused(address, body, message):
+    status, _, answer = call(address, "POST", "/v1/completions", body)
+    assert status == 400
+    assert answer["error"]["message"].startswith(message)
+
+
 def test_errors_reach_the_client_as_its_own(client, address):
     with pytest.raises(openai.BadRequestError, match="maximum context length is 96") as refused:
         client.completions.create(prompt=PROMPT * 20, **COMPLETION)
@@ -646,6 +662,9 @@ def test_responses(client, address):
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"verbosity": "low"}}, "text"),
         ({"input": []}, "input"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
     ):
         body = {"input": "x"} | asked | fields
         status, _, answer = call(address, "POST", "/v1/responses", body)

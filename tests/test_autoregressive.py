@@ -224,11 +224,11 @@ def test_a_call_that_fails_costs_no_token(served, causal_engine, monkeypatch):
 
     run, calls = Slots.run, []
 
-    def run_once_broken(self, sequences, number, steps):
+    def run_once_broken(self, sequences, number, *arguments):
         calls.append(number)
         if len(calls) == 2:
             raise RuntimeError("the device failed once")
-        run(self, sequences, number, steps)
+        run(self, sequences, number, *arguments)
 
     monkeypatch.setattr(Slots, "run", run_once_broken)
     ((text, _),) = served_texts(served, [served_request(served, "def f():")])
@@ -268,7 +268,7 @@ def test_a_scored_prompt_has_its_exact_likelihood(served, causal_engine):
     ids = served.tokenizer.encode_plain("x = 1\n")
     commits = score(served.workers[0], served.tokenizer, ids, 0, float("inf"))
     exact = log_likelihood(causal_engine.sampler, ids[:1], ids[1:], samples=1, seed=0)
-    found = sum(commit.logprob.value for commit in commits[1:])
+    found = sum(commit.logprobs[0].value for commit in commits[1:])
     assert found == pytest.approx(exact.log_likelihood, abs=1e-4)
 
 

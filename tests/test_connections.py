@@ -152,6 +152,15 @@ def test_a_body_that_does_not_come_makes_room_too():
         assert not is_ended(waiting[1])
 
 
+def test_a_length_that_is_no_number_is_refused():
+    with listening() as (address, _):
+        for length in ("²", "-1", "0x5", "1_0", "9" * 5000):
+            head = f"POST /here HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+            with connected(address, 1, head.encode()) as (one,):
+                one.settimeout(5)
+                assert one.recv(4096).startswith(b"HTTP/1.1 400"), length
+
+
 def test_when_all_are_busy_the_new_one_goes():
     busy = HEAD.replace(b"here", b"slow") + b"\r\n"
     with listening() as (address, _), connected(address, 6, busy) as sockets:

@@ -324,7 +324,7 @@ def test_sequences_of_a_batch_become_the_same(make_slots, is_cached):
 
 
 def test_a_sequence_with_guesses_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="draft=2: sequences of a batch can only have 0"):
+    with pytest.raises(ValueError, match="draft=2: must be 0 for sequences of a batch"):
         make_sequence(1, greedy(40, draft=2))
 
 

@@ -21,6 +21,7 @@ from jax_lm.host.compile_clock import compile_clock
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.engine import Engine, EngineOptions
+from jax_lm.serving.errors import failure
 from jax_lm.serving.jobs import Job, Request, without_stop_beginning
 from jax_lm.serving.queue import RejectedError
 from jax_lm.serving.slots import Slots
@@ -389,13 +390,14 @@ POISON = 1000
 
 
 @pytest.mark.parametrize("options", [GREEDY, FAST], ids=["exact", "fast"])
-def test_a_poisoned_request_fails_alone(engine, alone, poison, options):
+def test_a_poisoned_request_fails_alone(engine, alone, poison, options, caplog):
     expected = [answers(engine, [ask(engine, prompt, options)])[0] for prompt in PROMPTS[:3]]
     good, bad = RecordingListener(), RecordingListener()
     jobs = engine.submit([ask(engine, prompt, options) for prompt in PROMPTS[:3]], good)
     engine.submit([Request(before=(POISON, 5), options=options)], bad)
     (end,) = bad.finished().values()
-    assert (end.reason, str(end.error)) == ("error", "poisoned")
+    assert end.reason == "error"
+    assert "a sequence failed alone too: poisoned" in caplog.text
     ends = good.finished(3)
     assert [ends[job].text for job in jobs] == expected
     assert engine.ready.is_set()
@@ -523,6 +525,26 @@ def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):
     assert not engine.close(grace=0.0, wait=0.2)
     release.set()
     assert engine.close(grace=0.0, wait=20.0)
+
+
+def test_a_timeout_while_the_program_is_compiled_says_so(fresh, monkeypatch):
+    """Clients repeat it, as the next attempt finds the program."""
+    release = threading.Event()
+    engine = fresh()
+    (worker,) = engine.workers
+    monkeypatch.setattr(worker.compilations, "warm_up", lambda shapes: True)
+    monkeypatch.setattr(worker.compilations, "compile", lambda *shape: release.wait(60))
+    engine.start()
+    try:
+        assert engine.ready.wait(20)
+        listener = RecordingListener()
+        engine.submit([ask(engine, PROMPTS[0])], listener, seconds=0.2)
+        (end,) = listener.finished().values()
+        assert (end.reason, failure(end.reason).status) == ("compiling", 503)
+        assert "x-should-retry" not in failure(end.reason).headers
+    finally:
+        release.set()
+        engine.close(grace=0.0, wait=20.0)
 
 
 def test_shutdown_before_it_is_warm_ends_what_waits(fresh, monkeypatch):

@@ -157,5 +157,5 @@ def test_what_does_not_go_together_is_refused(settings, message):
 def test_the_strict_reference_and_rows_that_share_steps_have_none(tiny):
     with pytest.raises(ValueError, match="must not be given with lookahead=2"):
         decoded(tiny, prompt(0), options(2), strict_reference=True)
-    with pytest.raises(ValueError, match="lookahead=2: sequences of a batch can only have 0"):
+    with pytest.raises(ValueError, match="lookahead=2: must be 0 for sequences of a batch"):
         make_sequence(0, options=greedy(lookahead=2, decoding=Decoding(preset="turbo")))

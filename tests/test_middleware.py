@@ -100,26 +100,10 @@ def test_only_known_hosts_are_answered(host, status):
 def test_a_body_that_is_too_long_is_refused():
     small = guard(body_bytes=10)
     assert ask(small, parts=(b"x" * 10,), **JSON)[0] == 200
-    whole, stated, endless = (b"x" * 6, b"x" * 6), {"content_length": "11"}, (b"x" * 50, b"x" * 50)
-    for given in (
-        {"parts": whole},
-        {"parts": (b"",), **stated},
-        {"parts": endless},
-        {"content_length": "81"},
-    ):
-        status, headers, body = ask(small, **given, **JSON)
+    for parts in ((b"x" * 6, b"x" * 6), (b"x" * 50, b"x" * 50)):
+        status, headers, body = ask(small, parts=parts, **JSON)
         assert (status, headers["connection"]) == (413, "close")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("length", ["²", "-1", "0x5", "1_0", "9" * 5000])
-def test_a_length_that_is_no_number_is_refused(length):
-    async def unreachable(scope, receive, send):
-        raise AssertionError("the application must not be asked")
-
-    status, headers, body = ask(guard(unreachable), content_length=length, **JSON)
-    assert (status, headers["connection"]) == (400, "close")
-    assert "Content-Length" in json.loads(body)["error"]["message"]
 
 
 def test_a_body_that_is_too_slow_is_refused():

@@ -23,7 +23,7 @@ pytest.importorskip("outlines_core")
 import openai
 import pydantic
 from cases.published_model import publish_growing
-from cases.server import OPTIONS, RecordingListener, call, started
+from cases.server import OPTIONS, RecordingListener, call, listening, started
 
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
@@ -505,14 +505,15 @@ def test_a_hostile_expression_stalls_nobody(address, monkeypatch):
         assert time.monotonic() - begun > 3.5
 
 
-def test_too_many_requests_to_prepare_are_429(address, monkeypatch):
+def test_too_many_requests_to_prepare_are_429(engine, monkeypatch):
     monkeypatch.setattr(api, "MAX_PREPARING", 0)
-    status, headers, answer = call(
-        address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
-    )
-    assert (status, answer["error"]["code"]) == (429, "queue_full")
-    assert int(headers["retry-after"]) >= 1
-    assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
+    with listening(engine) as address:
+        status, headers, answer = call(
+            address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
+        )
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        assert int(headers["retry-after"]) >= 1
+        assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
 
 
 def schema(definition, **more):

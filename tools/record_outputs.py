@@ -621,8 +621,11 @@ def ask(address: tuple[str, int], path: str, body: Case) -> Case:
 
 
 def lasting(value: Any) -> Any:
-    """Drop the fields of an answer that change with every request, and keep all bits of floats."""
-    passing = ("id", "created", "timings")
+    """Drop the fields of an answer that change with every request, and keep all bits of floats.
+
+    The settings that an answer repeats, and the tokens of a cache of prompts, are not computed.
+    """
+    passing = ("id", "created", "timings", "generation_settings", "tokens_cached")
     if isinstance(value, dict):
         return {name: lasting(inner) for name, inner in value.items() if name not in passing}
     return [lasting(inner) for inner in value] if isinstance(value, list) else exact(value)

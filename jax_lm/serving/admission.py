@@ -67,7 +67,8 @@ def sequence_of(
     }
     tokenizer, growth = inference.tokenizer, inference.sampler.growth
     # a hole that finds its own length
-    if growth is not None and inference.is_growing(options) and request.is_gap:
+    is_growing = inference.is_growing(options)
+    if growth is not None and is_growing and request.is_gap:
         if options.grammar is not None:
             raise ValueError(
                 "growth: a hole that finds its own length cannot meet a grammar; "
@@ -89,7 +90,7 @@ def sequence_of(
         if sequence.columns > context:
             raise ContextLengthError(sequence.columns - sequence.most, sequence.most, context)
         return sequence
-    if options.grammar is None and options.growth == "on":
+    if options.growth == "on":
         raise ValueError(
             "growth='on': fills holes between texts; the length of a completion is given"
         )

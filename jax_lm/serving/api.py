@@ -25,7 +25,7 @@ from jax_lm.serving.chat import ChatBody, DenoiseBody, DetokenizeBody, Responses
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.errors import HANDLERS, Refusal, failure, invalid, request_id
 from jax_lm.serving.infill import InfillBody, InfillFormat
-from jax_lm.serving.jobs import Event, EventStream, Job
+from jax_lm.serving.jobs import SILENCE, Event, EventStream, Job
 from jax_lm.serving.middleware import Guard, RequestLimits
 from jax_lm.serving.page_files import add_page
 from jax_lm.serving.queue import RejectedError
@@ -81,7 +81,7 @@ class Server:
         self.presets = () if is_left_to_right else tuple(PRESETS)
         self.markers = len(GAP_TOKENS) if is_left_to_right else 0
         # requests with a grammar, or with a prompt to score, are prepared one at a time
-        self.turn, self.preparing = asyncio.Lock(), 0
+        self.turn, self.places = asyncio.Lock(), asyncio.Semaphore(MAX_PREPARING)
 
     # Create jobs from request bodies.
 
@@ -132,7 +132,7 @@ class Server:
 
     def with_scores(self, body: schemas.DecodingBody, gap: Gap, deadline: float) -> Gap:
         """Add the log-probabilities of the prompt's tokens; an empty prompt has none."""
-        if not gap.echo:
+        if not (body.scores_prompt and gap.echo):
             return gap
         scored = score(
             self.engine.workers[0], self.tokenizer, gap.before, body.wanted_logprobs or 0, deadline
@@ -143,7 +143,8 @@ class Server:
         """Create the requests for the answers to one prompt."""
         # tokens of the context that are left for the hole
         room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
-        length = body.length or max(1, min(schemas.DEFAULT_TOKENS, room))
+        most = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens)
+        length = body.length or max(1, min(most, room))
         is_gap = gap.after is not None
         # answers to one prompt differ only in their index
         request = jobs.Request(
@@ -174,21 +175,17 @@ class Server:
 
         def prepare() -> list[Job]:
             try:
-                gaps = self.gaps(body)
-                if body.scores_prompt:
-                    gaps = [self.with_scores(body, gap, deadline) for gap in gaps]
+                gaps = [self.with_scores(body, gap, deadline) for gap in self.gaps(body)]
                 requests = [
                     request
                     for gap in (gaps if body.length != 0 else ())
                     for request in self.requests(body, gap)
                 ]
                 answer_format.begin(gaps, requests)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise failure("timeout")
-                submitted = self.engine.submit(requests, stream.listen, min(body.seconds, left))
+                seconds = min(body.seconds, deadline - time.monotonic())
+                submitted = self.engine.submit(requests, stream.listen, seconds)
             except ValueError as problem:
-                raise invalid(problem, body.grammar_field) from problem
+                raise invalid(problem, body) from problem
             except TimeoutError as late:
                 raise failure("timeout") from late
             if self.settings.logs_prompts:
@@ -212,18 +209,14 @@ class Server:
         Raises:
             RejectedError: too many requests wait already, or the client has disconnected.
         """
-        # those that wait, and the one being prepared
-        if self.preparing >= MAX_PREPARING:
+        # one place for each that waits, and for the one being prepared
+        if self.places.locked():
             raise RejectedError("queue_full", self.engine.queue.retry_after)
-        self.preparing += 1
-        try:
-            # The lock is fair: requests are prepared in order of arrival.
-            async with self.turn:
-                if await http.is_disconnected():
-                    raise RejectedError("cancelled")
-                return await asyncio.to_thread(prepare)
-        finally:
-            self.preparing -= 1
+        # The lock is fair: requests are prepared in order of arrival.
+        async with self.places, self.turn:
+            if await http.is_disconnected():
+                raise RejectedError("cancelled")
+            return await asyncio.to_thread(prepare)
 
     # The endpoints.
 
@@ -235,15 +228,8 @@ class Server:
         answer_format = kind(request_id(http), self.settings.model, body)
         stream = EventStream(with_progress=answer_format.is_stream)
         submitted = await self.submit(answer_format, stream, http)
-        if not answer_format.is_stream:
-            return JSONResponse(await self.collect(submitted, stream, answer_format, http))
-        # until the first event of a stream, an error has a status of its own
-        if submitted:
-            first = await self.unless_gone(stream.first(), submitted, http)
-            if first.reason and not first.is_answer:
-                self.note(submitted, http)
-                raise failure(first.reason)
-        return self.stream_response(submitted, stream, answer_format, http)
+        respond = self.stream if answer_format.is_stream else self.collect
+        return await respond(submitted, stream, answer_format, http)
 
     async def unless_gone(self, work: Awaitable[Any], submitted: list[Job], http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""
@@ -259,84 +245,87 @@ class Server:
         finally:
             task.cancel()
             disconnect.cancel()
+            self.note(submitted, http)
+
+    async def events(
+        self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
+    ) -> AsyncIterator[tuple[int, Event]]:
+        """Yield the events of a request with the numbers of their choices, and SILENCE."""
+        # without jobs, no tokens were asked for
+        for number in range(0 if submitted else len(answer_format.choices)):
+            yield number, NO_TOKENS
+        numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
+        async for event in stream.events(len(submitted), HEARTBEAT_SECONDS):
+            yield numbers.get(event.job, -1), event
 
     async def collect(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
-    ) -> Any:
+    ) -> Response:
         """Wait for all jobs, and format their answers. Jobs of a lost client are cancelled.
 
         Raises:
             Refusal: a job ended without an answer; if others have one, a timeout is no error.
         """
 
-        async def wait() -> dict[Job | None, Event]:
-            events = stream.events(len(submitted))
-            return {event.job: event async for event in events if event.reason}
+        async def wait() -> dict[int, Event]:
+            events = self.events(submitted, stream, answer_format)
+            return {number: event async for number, event in events if event.reason}
 
-        try:
-            found = await self.unless_gone(wait(), submitted, http)
-        finally:
-            self.note(submitted, http)
-        # without jobs, no tokens were asked for
-        ends = [found[job] for job in submitted] or [NO_TOKENS] * len(answer_format.choices)
+        found = await self.unless_gone(wait(), submitted, http)
+        ends = [found[number] for number in sorted(found)]
         is_any_answered = answer_format.allows_partial or any(end.is_answer for end in ends)
         for end in ends:
-            if not (end.is_answer or (is_any_answered and end.reason == "timeout")):
+            is_late = end.reason in ("timeout", "compiling")
+            if not (end.is_answer or (is_any_answered and is_late)):
                 raise failure(end.reason)
         self.log_texts([end.text for end in ends], "answers", http)
-        return answer_format.whole(ends)
+        return JSONResponse(answer_format.whole(ends))
 
     async def pieces(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
     ) -> AsyncIterator[str]:
-        """Yield the events of a stream.
+        """Yield the events of a stream; once it has begun, comments while nothing comes.
+
+        Proxies cut off a connection that is silent for long.
 
         Raises:
             Refusal: a job ended without an answer.
         """
-        numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
-        for piece in answer_format.opening():
-            yield piece
-        async for event in stream.events(len(submitted)):
+        opening, is_begun = answer_format.opening(), False
+        async for number, event in self.events(submitted, stream, answer_format):
             if event.reason and not event.is_answer:
                 raise failure(event.reason)
-            for piece in answer_format.progress(numbers[event.job], event):
-                yield piece
-        for number in range(0 if submitted else len(answer_format.choices)):
-            for piece in answer_format.progress(number, NO_TOKENS):
+            if event is SILENCE:
+                pieces = (": waiting\n\n",) if is_begun else ()
+            else:
+                # the opening is exhausted after the first event
+                pieces, is_begun = (*opening, *answer_format.progress(number, event)), True
+            for piece in pieces:
                 yield piece
         for piece in answer_format.closing():
             yield piece
 
-    def stream_response(
+    async def stream(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
-    ) -> StreamingResponse:
+    ) -> Response:
         """Respond with a stream of events, and cancel the jobs at its end.
 
-        A Refusal becomes the last event. While nothing comes, comments are sent:
-        proxies cut off a connection that is silent for long.
+        Raises:
+            Refusal: there is no first event; later, a Refusal becomes the last event.
         """
-
         pieces = self.pieces(submitted, stream, answer_format)
+        first = await self.unless_gone(anext(pieces), submitted, http)
 
         async def events() -> AsyncIterator[str]:
-            step = None
             try:
-                while True:
-                    step = asyncio.ensure_future(anext(pieces, None))
-                    while not (await asyncio.wait({step}, timeout=HEARTBEAT_SECONDS))[0]:
-                        yield ": waiting\n\n"
-                    if (piece := step.result()) is None:
-                        break
+                yield first
+                async for piece in pieces:
                     yield piece
             except Refusal as refusal:
                 yield data(refusal.body, answer_format.error_event)
             finally:
-                if step is not None:
-                    step.cancel()
                 self.engine.cancel(submitted)
-                if submitted:
-                    self.note(submitted, http)
+                self.note(submitted, http)
 
         # Without this header, proxies would buffer the events.
         headers = {"x-accel-buffering": "no"}

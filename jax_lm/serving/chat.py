@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
-from jax_lm.serving.schemas import MAX_LOGPROBS, DecodingBody, Gap, OpenAIBody, Text, TokenIds
+from jax_lm.serving.schemas import (
+    MAX_LOGPROBS,
+    DecodingBody,
+    Gap,
+    OpenAIBody,
+    ResponseFormat,
+    Text,
+    TokenIds,
+)
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 
@@ -103,12 +111,14 @@ class ResponsesBody(OpenAIBody):
         Messages, BeforeValidator(as_conversation, json_schema_input_type=Text | Messages)
     ]
     instructions: Text | None = None
+    response_format: ResponseFormat | None = Field(None, alias="text.format")
+    format_field = "text.format"
     max_output_tokens: int | None = Field(None, ge=1)
 
     @model_validator(mode="before")
     @classmethod
     def with_format(cls, given: Any) -> Any:
-        """Move `text.format` to `response_format`."""
+        """Move `format` from `text` to a field of its own."""
         text = given.get("text") if isinstance(given, dict) else None
         if not isinstance(text, dict) or not isinstance(text.get("format"), dict):
             return given
@@ -116,7 +126,7 @@ class ResponsesBody(OpenAIBody):
         schema = dict(text["format"])
         form = {"type": schema.pop("type", None), **({"json_schema": schema} if schema else {})}
         others = {name: value for name, value in text.items() if name != "format"}
-        return given | {"response_format": form, "text": others}
+        return given | {"text.format": form, "text": others}
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
         system = {"role": "system", "content": self.instructions}

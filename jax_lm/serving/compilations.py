@@ -70,6 +70,7 @@ class CompileScheduler:
         seconds: how long the last compilation took.
         failed: slots for which a compilation has failed.
         pause: seconds between a failure and the next attempt.
+        is_cancelled: whether nothing more is to be compiled.
     """
 
     def __init__(
@@ -187,12 +188,3 @@ class CompileScheduler:
             is_gap=slots.is_growing,
         )
         return sequence_of(request, self.inference, context=self.context, max_tokens=2)
-
-    def cancel(self) -> None:
-        """Compile nothing more."""
-        self.is_cancelled = True
-
-    def join(self) -> None:
-        """Wait for a running compilation, during which an interpreter exit would crash."""
-        if self.thread.is_alive():
-            self.thread.join()

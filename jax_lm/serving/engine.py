@@ -154,7 +154,7 @@ class Engine:
         """
         # one deadline for all answers of a request
         timeout = self.options.timeout
-        deadline = time.monotonic() + min(seconds or timeout, timeout)
+        deadline = time.monotonic() + min(timeout if seconds is None else seconds, timeout)
         jobs = [
             Job(
                 request=each,
@@ -186,7 +186,7 @@ class Engine:
         for worker in self.workers:
             # without a program nothing can be decoded any more; later, jobs may wait for one
             if not worker.is_ready:
-                worker.compilations.cancel()
+                worker.compilations.is_cancelled = True
         self.queue.close(grace)
 
     def give_up(self) -> None:

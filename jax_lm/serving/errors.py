@@ -24,6 +24,7 @@ ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_l
 FAILURES = {
     "queue_full": (429, "the queue is full; try again later"),
     "timeout": (504, "the request took longer than it may"),
+    "compiling": (503, "the program for this request is still being compiled; try again later"),
     "shutdown": (503, "the server is shutting down"),
     "engine_failed": (503, "the engine failed, and the server ends"),
     "cancelled": (499, "the request was cancelled"),
@@ -64,22 +65,24 @@ def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
     return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
 
 
-def invalid(problem: ValueError, grammar_field: str | None = None) -> Refusal:
+def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Refusal:
     """Return the Refusal for a request that cannot be decoded. Its message begins with the field.
 
     Args:
-        grammar_field: the field of the request that names a grammar. Errors of grammars begin with
-            the kind of the grammar instead.
+        body: the request, whose names of the fields are used.
     """
     # "top_k=0: must be positive" is about the field top_k
     message = str(problem)
     if isinstance(problem, ContextLengthError):
         return Refusal(400, message, param="prompt", code="context_length_exceeded")
     param = schemas.field_of(message)
-    # "grammar='cobol': …" names the field already
-    is_bare = not message.startswith("grammar=")
-    if grammar_field is not None and is_bare and param in ("grammar", "regex", "json_schema"):
-        message, param = f"{grammar_field}: {message.removeprefix('grammar: ')}", grammar_field
+    if body is not None and param == "max_tokens":
+        param = body.length_field
+        message = message.replace("max_tokens", param, 1)
+    # errors of grammars begin with their kind; "grammar='cobol': …" names the field already
+    field, is_bare = body and body.grammar_field, not message.startswith("grammar=")
+    if field is not None and is_bare and param in ("grammar", "regex", "json_schema"):
+        message, param = f"{field}: {message.removeprefix('grammar: ')}", field
     return Refusal(400, message, param=param)
 
 
@@ -100,7 +103,11 @@ async def on_error(http: Request, problem: Any) -> Response:
             code = "unsupported_parameter" if is_unsupported else None
             return Refusal(400, message, param=param, code=code).response
         case HTTPException():
-            refusal = Refusal(problem.status_code, str(problem.detail))
+            message = str(problem.detail)
+            if problem.status_code == 400:
+                # FastAPI's "There was an error parsing the body"
+                message = "the body is nested too deeply, or has a number of too many digits"
+            refusal = Refusal(problem.status_code, message)
             refusal.headers |= problem.headers or {}
             return refusal.response
     # the client does not see what went wrong

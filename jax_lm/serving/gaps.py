@@ -24,21 +24,13 @@ MARKERS = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     CODE_LLAMA,
 )
-# Codestral has no marker of the gap, and the text after it comes first.
-CODESTRAL = re.compile(
-    r"(?P<files>.*?)\[SUFFIX\](?P<suffix>.*?)\[PREFIX\](?P<prefix>.*)", re.DOTALL
-)
 # Markers of other files of a project, which come before the text, and of a turn of CodeGeeX4: they
 # begin a comment here.
 FILES = re.compile(
     r"<\|repo_name\|>|<\|file_sep\|>|<reponame>|<repo_name>|<file_sep>|<filename>|<\|user\|>"
 )
-# In order: as read, the text after the gap first, and the same behind an empty text before the gap.
-ORDERS = (
-    "{prefix}(?P<prefix>.*){suffix}(?P<suffix>.*){middle}(<\\|assistant\\|>)?\\s*",
-    "{suffix}(?P<suffix>.*){prefix}(?P<prefix>.*){middle}(<\\|assistant\\|>)?\\s*",
-    "{prefix}{suffix}(?P<suffix>.*){middle}(?P<prefix>.*)",
-)
+# What may stand behind the marker of the gap.
+ENDS = ("", "<|assistant|>")
 
 
 def split_gap(prompt: str) -> tuple[str, str | None] | None:
@@ -49,25 +41,32 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
     Raises:
         ValueError: there are markers, but not in an order that can be read.
     """
-    match = CODESTRAL.fullmatch(prompt)
-    if match is not None:
-        return match["files"] + match["prefix"], match["suffix"]
+    # Codestral has no marker of the gap, and the text after it comes first
+    files, _, rest = prompt.partition("[SUFFIX]")
+    after, marker, before = rest.partition("[PREFIX]")
+    if marker:
+        return files + before, after
     for markers in MARKERS:
-        if not any(marker in prompt for marker in markers):
+        # "<P>a<S>b<M>" -> ["", "<P>", "a", "<S>", "b", "<M>", ""]; linear in the length of the text
+        files, *parts = re.split(f"({'|'.join(map(re.escape, markers))})", prompt)
+        if not parts:
             continue
-        names = dict(zip(("prefix", "suffix", "middle"), map(re.escape, markers), strict=True))
-        for order in ORDERS:
-            # the text of other files stands before the first marker
-            pattern = "(?P<files>.*?)" + order.format(**names)
-            if match := re.fullmatch(pattern, prompt, re.DOTALL):
-                before, after = match["prefix"], match["suffix"]
-                if markers is CODE_LLAMA:
-                    before = before.removeprefix(" ").removesuffix(" ")
-                    after = after.removesuffix(" ")
-                return FILES.sub("# ", match["files"] + before), after
-        before, after, gap = markers
-        raise ValueError(
-            f"prompt: its markers cannot be read; must be {before}…{after}…{gap}, or "
-            f"{after}…{before}…{gap}"
-        )
+        found, texts = tuple(parts[::2]), parts[1::2]
+        prefix, suffix, middle = markers
+        if found == markers and texts[2].strip() in ENDS:
+            before, after, _ = texts
+        elif found == markers and texts[0] == "":
+            # the text after the gap, then the text before it
+            _, after, before = texts
+        elif found == (suffix, prefix, middle) and texts[2].strip() in ENDS:
+            after, before, _ = texts
+        else:
+            raise ValueError(
+                f"prompt: its markers cannot be read; must be {prefix}…{suffix}…{middle}, or "
+                f"{suffix}…{prefix}…{middle}, each once"
+            )
+        if markers is CODE_LLAMA:
+            before = before.removeprefix(" ").removesuffix(" ")
+            after = after.removesuffix(" ")
+        return FILES.sub("# ", files + before), after
     return (FILES.sub("# ", prompt), None) if FILES.match(prompt) else None

@@ -83,17 +83,13 @@ class GrowingSequence(Sequence):
 
 
 class GrowingSlots(Slots):
-    """Slots of growing sequences, on canvases of one width.
-
-    Args:
-        every: steps between two states of a sequence.
-    """
+    """Slots of growing sequences, on canvases of one width."""
 
     is_growing = True
 
-    def __init__(self, *arguments: Any, every: int, **options: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.every, self.loops = every, dict[Sequence, Iterator[SamplerState]]()
+        self.loops = dict[Sequence, Iterator[SamplerState]]()
 
     def missing(self) -> list[tuple[int, int]]:
         """List what is not compiled: the loop of one sequence, or nothing."""
@@ -106,24 +102,24 @@ class GrowingSlots(Slots):
     def compile(self, number: int, size: int, sequence: Any) -> None:
         # One state is enough to compile the loop. Requests are told if logits are not finite.
         with suppress(FloatingPointError):
-            list(islice(self.loop(sequence), 1))
+            list(islice(self.loop(sequence, 1), 1))
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """Take `self.every` steps with the sequence whose last are longest ago, and return it."""
+        """Take steps with the sequence whose last are longest ago, and return it."""
         begun = time.monotonic()
         sequence: Any = min(self.sequences, key=lambda each: each.served_at)
         if sequence not in self.loops:
-            self.loops[sequence] = self.loop(sequence)
+            self.loops[sequence] = self.loop(sequence, steps)
         if (state := next(self.loops[sequence], None)) is not None:
             sequence.take(state)
         sequence.served_at = time.monotonic()
         sequence.seconds += sequence.served_at - begun
         return [sequence]
 
-    def loop(self, sequence: GrowingSequence) -> Iterator[SamplerState]:
-        """Return an iterator over the states of a sequence, from the start."""
+    def loop(self, sequence: GrowingSequence, steps: int) -> Iterator[SamplerState]:
+        """Return an iterator over every so many states of a sequence, from the start."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
-            sequence.canvas(self.columns), sequence.options, seed=key, every=self.every
+            sequence.canvas(self.columns), sequence.options, seed=key, every=steps
         )

@@ -40,9 +40,16 @@ def ignored() -> Ignored:
     return IGNORED.get(None) or Ignored()
 
 
-# Fields for the accounting of a proxy in front of the server, like `user`, and for the slots of
-# llama.cpp.
-UNREAD = ("metadata", "safety_identifier", "prompt_cache_key", "request_id", "rid", "id_slot")
+# Fields for the accounting of a proxy in front of the server, and for the slots of llama.cpp.
+UNREAD = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+    "request_id",
+    "rid",
+    "id_slot",
+)
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp, by the part of a request that has them, and the values
 # that change nothing. Those of a message stand in answers, which clients send back.

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -76,8 +77,8 @@ class Commit:
     Attributes:
         confidence: probability of the token, after temperature and filters; None for a given token.
         step: number of the step that decided it; a step may decide several positions.
-        logprob: log-probability of the token; None unless the request asks for it.
-        top: the most likely tokens when it was decided, as many as the request asks for.
+        logprobs: log-probabilities of the token, and of the most likely tokens when it was decided;
+            empty unless the request asks for them.
     """
 
     position: int
@@ -85,8 +86,7 @@ class Commit:
     text: str
     confidence: float | None = None
     step: int | None = None
-    logprob: TokenLogProb | None = None
-    top: tuple[TokenLogProb, ...] = ()
+    logprobs: tuple[TokenLogProb, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +95,13 @@ class Event:
 
     Attributes:
         job: None if the answer needed no decoding.
-        reason: why the job ended: stop, length, cancelled, timeout, shutdown, engine_failed,
-            not_finite or error; None while it continues.
+        reason: why the job ended: stop, length, cancelled, timeout, compiling (a timeout while its
+            program was compiled), shutdown, engine_failed, not_finite or error; None while it
+            continues.
         text: the part of the answer that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
         tokens: at the end, the tokens of the answer in the order of the text, without stop tokens.
         forwards: forward passes so far.
-        error: what went wrong, for the log of the operator.
     """
 
     job: "Job | None" = None
@@ -110,12 +110,14 @@ class Event:
     commits: tuple[Commit, ...] = ()
     tokens: tuple[Commit, ...] = ()
     forwards: int = 0
-    error: BaseException | None = None
 
     @property
     def is_answer(self) -> bool:
         return self.reason in ("stop", "length")
 
+
+# In place of an event that does not come.
+SILENCE = Event()
 
 Listener = Callable[[Event], None]
 
@@ -130,7 +132,7 @@ class Job:
         started: when it got a slot; None while it waits.
         end: the last event; None until the listener has received it.
         text: the part of the answer that is final.
-        reported: positions of the hole that the listener knows.
+        reported: whether the listener knows each position of the hole; False before the first event.
     """
 
     request: Request
@@ -143,11 +145,8 @@ class Job:
     is_cancelled: bool = False
     end: Event | None = None
     text: str = ""
-    reported: np.ndarray = field(init=False)
+    reported: Any = False
     delivering: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.reported = np.zeros(self.sequence.most, bool)
 
     @property
     def age(self) -> float:
@@ -170,7 +169,7 @@ class Job:
         """Return the event that ends the job without a complete answer."""
         forwards = self.sequence.forwards
         reason = "not_finite" if isinstance(error, FloatingPointError) else reason
-        return Event(job=self, reason=reason, text=self.text, forwards=forwards, error=error)
+        return Event(job=self, reason=reason, text=self.text, forwards=forwards)
 
     def next_event(self) -> Event:
         """Return the event with everything that has become final since the last one."""
@@ -208,7 +207,7 @@ class Job:
     def commits(self) -> tuple[Commit, ...]:
         """Return the positions decided but not reported yet, in the order of the steps."""
         # final [1, 1, 0] and reported [1, 0, 0] -> fresh [0, 1, 0]
-        fresh = self.sequence.final & ~self.reported
+        fresh = self.sequence.final > self.reported
         self.reported |= fresh
         commits = map(self.commit, np.flatnonzero(fresh).tolist())
         return tuple(sorted(commits, key=lambda commit: commit.step or 0))
@@ -247,7 +246,7 @@ def describe(
     Args:
         found: pairs of a token and its log-probability: this token, then the most likely ones.
     """
-    logprobs = [
+    logprobs = tuple(
         TokenLogProb(
             text=tokenizer.decode([each]),
             content=tokenizer.token_bytes(each),
@@ -255,10 +254,9 @@ def describe(
             value=max(float(value), MIN_LOGPROB),
         )
         for each, value in found
-    ]
-    own, top = (logprobs[0], logprobs[1:]) if logprobs else (None, [])
+    )
     text = tokenizer.decode([token])
-    return Commit(position=position, token_id=token, text=text, logprob=own, top=tuple(top))
+    return Commit(position=position, token_id=token, text=text, logprobs=logprobs)
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
@@ -282,7 +280,6 @@ class EventStream:
     def __init__(self, *, with_progress: bool) -> None:
         self.with_progress = with_progress
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
-        self.seen: list[Event] = []
 
     def listen(self, event: Event) -> None:
         """Receive an event on the engine's thread."""
@@ -291,15 +288,13 @@ class EventStream:
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
-    async def first(self) -> Event:
-        """Wait for the first event, which `events` yields all the same."""
-        self.seen.append(await self.queue.get())
-        return self.seen[0]
-
-    async def events(self, count: int) -> AsyncIterator[Event]:
-        """Yield events until this many jobs have ended."""
+    async def events(self, count: int, seconds: float) -> AsyncIterator[Event]:
+        """Yield events until this many jobs have ended, and SILENCE if none comes for `seconds`."""
         # every job ends with exactly one event that has a reason
         while count:
-            event = self.seen.pop() if self.seen else await self.queue.get()
+            event = SILENCE
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    event = await self.queue.get()
             count -= event.reason is not None
             yield event

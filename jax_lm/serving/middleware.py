@@ -36,8 +36,6 @@ MIN_KEY = 16
 KEY_LINE = re.compile(
     rf"(?P<secret>[!-~]{{{MIN_KEY},}})(\s+(?P<label>(?!\d+$)\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
 )
-# Content-Length, or none. `int` raises for some digits ("²"), and for more than 4,300 of them.
-LENGTH = re.compile(r"[0-9]{0,20}")
 # A body is read up to this multiple of the limit before it is refused as too long.
 PATIENCE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -231,8 +229,7 @@ class Guard:
             if key is not None:
                 scope["state"]["key"] = key.label
                 own_headers = key.take() if method == "POST" else {}
-            body = await self.body(headers, receive)
-            await self.app(scope, replay(body, receive), answer)
+            await self.app(scope, await self.with_body(receive), answer)
         except Refusal as refusal:
             response = refusal.response
             # The unread rest of this request must not be parsed as the next request.
@@ -257,7 +254,10 @@ class Guard:
         if self.limits.hosts and host not in self.limits.hosts:
             message = f"this server does not answer for the host {host[:100]!r}"
             raise Refusal(421, message, code="wrong_host")
-        key = self.find_key(headers.get("authorization", ""))
+        # "Bearer KEY"
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_bearer = scheme.lower() == "bearer"
+        key = self.keys.get(digest_of(given.strip())) if is_bearer else None
         if self.keys and key is None and scope["path"] not in OPEN_PATHS:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
@@ -268,14 +268,8 @@ class Guard:
                 raise Refusal(415, message, code="wrong_content_type")
         return key
 
-    def find_key(self, authorization: str) -> Key | None:
-        """Return the key that the header holds, if it is valid."""
-        # "Bearer KEY"
-        scheme, _, given = authorization.partition(" ")
-        return self.keys.get(digest_of(given.strip())) if scheme.lower() == "bearer" else None
-
-    async def body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the body of a request.
+    async def with_body(self, receive: Receive) -> Receive:
+        """Read the body of a request. Return a `receive` that returns it, then what arrives later.
 
         A body up to `PATIENCE` times too long is read to its end before it is refused, because a
         client that is still writing would lose the answer.
@@ -283,15 +277,7 @@ class Guard:
         Raises:
             Refusal: the body is too long or takes too long, or the client has disconnected.
         """
-        limit, length = self.limits.body_bytes, headers.get("content-length", "")
-        too_long = Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
-        # Content-Length may be missing (chunks) or wrong: count what arrives, too
-        if not LENGTH.fullmatch(length):
-            raise Refusal(400, f"Content-Length={length[:100]!r}: must be a number")
-        stated = int(length or 0)
-        if stated > PATIENCE * limit:
-            raise too_long
-        parts, size = bytearray(), 0
+        limit, parts, size = self.limits.body_bytes, bytearray(), 0
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 while True:
@@ -304,12 +290,19 @@ class Guard:
                     if size <= limit:
                         parts += part
                     ended = not message.get("more_body")
-                    if size > PATIENCE * limit or (ended and max(size, stated) > limit):
-                        raise too_long
+                    if size > PATIENCE * limit or (ended and size > limit):
+                        message = f"the body is longer than {limit} bytes"
+                        raise Refusal(413, message, code="body_too_long")
                     if ended:
-                        return bytes(parts)
+                        break
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
+        whole: list[Message] = [{"type": "http.request", "body": bytes(parts)}]
+
+        async def again() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return again
 
     def record(self, scope: Message, status: int, fields: dict[str, Any]) -> None:
         """Count the request and log it, without its content."""
@@ -330,20 +323,6 @@ def header_list(names: Sequence[str]) -> str:
     """Return names for a header: each once, without characters that a header cannot have."""
     safe = (re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in dict.fromkeys(names))
     return ", ".join(safe)[:1000]
-
-
-def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first returns the body again, then what arrives."""
-    is_sent = False
-
-    async def again() -> Message:
-        nonlocal is_sent
-        if is_sent:
-            return await receive()
-        is_sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
 
 
 class JsonLines(logging.Formatter):

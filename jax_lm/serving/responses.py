@@ -36,32 +36,26 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Json:
     }
 
 
-def completion_logprobs(scored: Sequence[Commit], answer: Sequence[Commit], count: int) -> Json:
+def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
     """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps.
 
     Args:
-        scored: tokens of the prompt, if it is repeated; the first has no log-probability.
-        answer: tokens of the answer.
+        tokens: tokens of the prompt, if it is repeated, and of the answer. The first of a prompt
+            has no log-probability.
         count: number of most likely tokens to report.
     """
-    tokens = [*scored, *answer]
     # OpenAI reports the chosen token along with the most likely ones
-    top = [
-        {token_name(each): each.value for each in (*token.top, token.logprob)}
-        if token.logprob
-        else None
-        for token in tokens
-    ]
+    found = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
+    values = [token.logprobs[0].value if token.logprobs else None for token in tokens]
     # Texts "ab", "c", "" begin at 0, 2, 3.
     ends = accumulate((len(token.text) for token in tokens), initial=0)
     return {
         "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob and token.logprob.value for token in tokens],
-        "top_logprobs": top if count else None,
+        "token_logprobs": values,
+        "top_logprobs": [top or None for top in found] if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
         "commit_steps": [token.step for token in tokens],
-        **({"prompt_estimator": PROMPT_ESTIMATOR} if scored else {}),
     }
 
 
@@ -71,18 +65,12 @@ def chat_logprobs(tokens: Sequence[Commit]) -> Json:
     def describe(token: TokenLogProb) -> Json:
         return {"token": token.text, "logprob": token.value, "bytes": list(token.content)}
 
-    content = [
-        describe(require_logprob(token))
-        | {"top_logprobs": [describe(each) for each in token.top]}
-        | {"confidence": token.confidence, "commit_step": token.step}
-        for token in tokens
-    ]
+    content = []
+    for token in tokens:
+        own, *top = map(describe, token.logprobs)
+        more = {"confidence": token.confidence, "commit_step": token.step}
+        content.append(own | {"top_logprobs": top} | more)
     return {"content": content, "refusal": None}
-
-
-def require_logprob(token: Commit) -> TokenLogProb:
-    assert token.logprob is not None
-    return token.logprob
 
 
 def token_name(token: TokenLogProb) -> str:
@@ -194,7 +182,10 @@ class AnswerFormat:
 
     def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
         count, scored = self.body.logprobs, self.choices[index].scored
-        return None if count is None else completion_logprobs(scored, tokens, count)
+        if count is None:
+            return None
+        found = completion_logprobs([*scored, *tokens], count)
+        return found | {"prompt_estimator": PROMPT_ESTIMATOR} if scored else found
 
 
 class ChatFormat(AnswerFormat):

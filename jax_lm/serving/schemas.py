@@ -31,6 +31,8 @@ MAX_TEXT = 200_000
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 # A seed, and values of `top_k`, by which clients say that they have no preference.
 ANY_SEED, ALL_TOKENS = -1, (-1, 0)
+# Fields that give the length of an answer; the first of them counts.
+LENGTH_FIELDS = ("max_completion_tokens", "max_output_tokens", "n_predict", "max_tokens")
 # Fields of a request that a server may have defaults for.
 SERVER_DEFAULTS = ("preset", "temperature", "top_p", "top_k", "min_p", "alg")
 
@@ -117,7 +119,6 @@ class DecodingBody(Part):
     - `n_predict` is llama.cpp's name of `max_tokens`; -1 asks for the default.
     - `top_k` -1 and 0, which ask for all tokens, get the most that there are, and are reported.
     - `seed` has up to 64 bits; -1 draws one.
-    - `user` is for the accounting of a proxy in front of the server.
     """
 
     neutral, unread = NEUTRAL["request"], (*UNREAD, "reasoning_effort")
@@ -144,7 +145,6 @@ class DecodingBody(Part):
     threshold: float | None = Field(None, gt=0, le=1)
     entropy_bound: float | None = Field(None, ge=0)
     growth: Literal["auto", "on", "off"] | None = None
-    user: str | None = Field(None, max_length=200)
 
     is_message: ClassVar[bool] = False
     """Whether the answer stands alone, as in a conversation."""
@@ -169,6 +169,12 @@ class DecodingBody(Part):
     def length(self) -> int | None:
         """Tokens of the hole; None for the default."""
         return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
+
+    @property
+    def length_field(self) -> str:
+        """The field that gives the length."""
+        names = (name for name in LENGTH_FIELDS if getattr(self, name, None) is not None)
+        return next(names, "max_tokens")
 
     @property
     def seconds(self) -> float:
@@ -253,8 +259,9 @@ class DecodingBody(Part):
     @model_validator(mode="after")
     def check_limits(self) -> "DecodingBody":
         if self.length == 0 and self.needs_tokens:
-            name = "n_predict" if self.n_predict == 0 else "max_tokens"
-            raise ValueError(f"{name}=0: must be at least 1, or 0 with the echo of a completion")
+            raise ValueError(
+                f"{self.length_field}=0: must be at least 1, or 0 with the echo of a completion"
+            )
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
         if self.top_k in ALL_TOKENS:
@@ -309,6 +316,9 @@ class OpenAIBody(DecodingBody):
     response_format: ResponseFormat | None = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
 
+    format_field: ClassVar[str] = "response_format"
+    """The name of `response_format` in requests."""
+
     @property
     def choices(self) -> int:
         return self.n
@@ -316,7 +326,7 @@ class OpenAIBody(DecodingBody):
     @property
     def grammar_field(self) -> str | None:
         """The field that names the grammar, if there is one."""
-        return "response_format" if self.grammar is None else "grammar"
+        return self.format_field if self.grammar is None else "grammar"
 
     @property
     def grammar_name(self) -> str | None:
@@ -336,7 +346,7 @@ class OpenAIBody(DecodingBody):
         if self.growth == "on":
             raise ValueError(f"growth='on': must be 'off', or not given, with {field}")
         if self.length == 0:
-            raise ValueError(f"max_tokens=0: must be at least 1 with {field}")
+            raise ValueError(f"{self.length_field}=0: must be at least 1 with {field}")
         return self
 
 
@@ -364,7 +374,11 @@ class CompletionBody(OpenAIBody):
         return Gap(ids, after, echo if self.echo else "")
 
     def split(self, prompt: str) -> tuple[str, str | None]:
-        """Return the texts before and after the gap; None for the second of a completion."""
+        """Return the texts before and after the gap; None for the second of a completion.
+
+        Raises:
+            ValueError: the prompt has markers that cannot be read.
+        """
         # without a suffix, editors mark the gap in the prompt
         found = split_gap(prompt) if self.suffix is None else None
         return found or (prompt, self.suffix)
@@ -393,10 +407,6 @@ class CompletionBody(OpenAIBody):
             raise ValueError("best_of: must equal n: answers are not ranked")
         if self.scores_prompt and self.suffix is not None:
             raise ValueError("logprobs: those of a prompt, by echo, cannot be combined with suffix")
-        for prompt in self.prompts:
-            # raises ValueError for markers that cannot be read
-            if isinstance(prompt, str):
-                self.split(prompt)
         return self
 
 
@@ -434,6 +444,8 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
         "too_short": "must not be empty",
         "string_too_long": "at most {max_length} characters",
         "string_too_short": "must not be empty",
+        "model_attributes_type": "must be an object",
+        "dict_type": "must be an object",
     }
     if kind in templates:
         message = templates[kind].format(**problem.get("ctx", {}))
@@ -442,7 +454,7 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
     if not field:
-        return message, field_of(message)
+        return (f"the body {message}", None) if kind in templates else (message, field_of(message))
     if isinstance(value, str | int | float) and kind != "extra_forbidden":
         return f"{field}={reprlib.repr(value)}: {message}", field
     return f"{field}: {message}", field

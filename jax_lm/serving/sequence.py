@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
 from jax_lm.diffusion.state import NEVER, SamplerState
-from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions
+from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions, require_only
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
 # it is the same for all sequences.
@@ -25,19 +25,16 @@ TOP_K = 50
 # reports.
 TOP_LOGPROBS = 20
 
-# Options, and settings of decoding, that are part of the compiled program: the values that the
-# sequences of a batch can have.
-ALLOWED = {
-    "alg_temp": (0,),
-    "draft": (0,),
-    "lookahead": (0,),
-    "grammar": (None,),
-    "growth": ("auto", "off"),
-    "refresh_every": (1,),
-    "refresh_steps": (None,),
-    "freeze_prompt": (False,),
-    "first_token": ("rule",),
+# Options, and settings of decoding, that are part of the compiled program: the value that the
+# sequences of a batch have.
+SAME_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
+SAME_SETTINGS = {
+    "refresh_every": 1,
+    "refresh_steps": None,
+    "freeze_prompt": False,
+    "first_token": "rule",
 }
+IN_A_BATCH = "for sequences of a batch"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -115,17 +112,14 @@ class Sequence:
             raise ValueError(
                 f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
             )
-        for name, allowed in ALLOWED.items():
-            value = getattr(options if hasattr(options, name) else decoding, name)
-            if value not in allowed:
-                only = " or ".join(map(repr, allowed))
-                raise ValueError(f"{name}={value!r}: sequences of a batch can only have {only}")
+        require_only(options, SAME_OPTIONS, IN_A_BATCH)
+        require_only(decoding, SAME_SETTINGS, IN_A_BATCH)
         # settings that depend on each other
         steps, cache, commit = options.steps, decoding.cache, decoding.commit
         if cache not in ("none", "window") and not self.is_left_to_right:
             raise ValueError(f"cache={cache!r}: must be none or window")
         if options.decoding.is_pipelined and not self.is_left_to_right:
-            raise ValueError(f"{ACTIVE_BLOCKS}: not for sequences of a batch")
+            raise ValueError(f"{ACTIVE_BLOCKS}: not {IN_A_BATCH}")
         if (steps is None) != (commit != "steps"):
             raise ValueError(
                 f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"

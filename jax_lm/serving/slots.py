@@ -12,10 +12,9 @@ text nor queues.
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from copy import copy
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +35,8 @@ from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
 from jax_lm.sharding import replicate, shard_rows
 
-
-class SlotInputs(NamedTuple):
-    """State and inputs of a sequence for the compiled loop, or of several, stacked."""
-
-    state: SamplerState
-    inputs: BatchInputs
+# State and inputs of a sequence for the compiled loop, or of several, stacked.
+SlotInputs = tuple[SamplerState, BatchInputs]
 
 
 class Slots:
@@ -113,19 +108,21 @@ class Slots:
     def missing(self) -> list[tuple[int, int]]:
         """List passes and numbers of sequences that would have served the peak at less cost."""
         found = []
-        for number, sizes in enumerate(self.sizes):
+        for number, sizes in enumerate(self.sizes if self.peak else ()):
             cost = self.rows(number), self.pace.fixed_rows
             # the first program of a pass is for one sequence, which must never wait for more
             useful = useful_sizes(len(self.held), *cost) if sizes else [1]
-            size = cheapest_size(useful, max(self.peak, 1), *cost)
-            if self.peak and size not in sizes:
+            size = cheapest_size(useful, self.peak, *cost)
+            if size not in sizes:
                 found.append((number, size))
         return found
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        kinds = [(each.is_cached, each.is_growing) for each in (self, sequence)]
-        return kinds[0] == kinds[1] and sequence.columns <= self.columns
+        kind = self.is_cached, self.is_growing
+        return (
+            kind == (sequence.is_cached, sequence.is_growing) and sequence.columns <= self.columns
+        )
 
     def join(self, sequence: Sequence) -> None:
         """Take a slot, at any time; ValueError if the sequence does not fit."""
@@ -148,18 +145,10 @@ class Slots:
             size: number of sequences.
             sequence: any sequence that fits.
         """
-        trial = Slots(
-            self.sampler,
-            self.columns,
-            is_cached=self.is_cached,
-            count=len(self.held),
-            sizes=[size],
-            stop_ids=self.stop_ids,
-            draft=self.draft,
-        )
-        trial.join(sequence)
+        trial = copy(self)
+        trial.held, trial.cache = [sequence, *[None] * (len(self.held) - 1)], KVCache()
         # no step is taken: the program is compiled all the same, and a wide one would take long
-        trial.run([sequence], number, 0)
+        trial.run([sequence], number, 0, size)
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:
@@ -184,7 +173,7 @@ class Slots:
         chosen = alike[:size]
         for sequence in chosen:
             sequence.next_block()
-        self.run(chosen, number, self.pace.steps(size * rows, steps))
+        self.run(chosen, number, self.pace.steps(size * rows, steps), size)
         if self.is_cached:
             # a sequence that is held is repaired before its next call: its cache is stale then
             self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
@@ -198,29 +187,25 @@ class Slots:
         variant = Drafts(self.draft) if self.draft else PLAIN
         if not self.sampler.config.family.is_diffusion:
             variant = LeftToRight()
-        config = StepConfig(
-            length=self.columns,
-            rows=None,
+        # rows of a pass: all columns to refresh, then a block and the column before it
+        rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
+        make_config = partial(
+            StepConfig,
+            length=BLOCK_LENGTH if self.is_cached else self.columns,
             mask_id=self.sampler.mask_id,
             top_k=TOP_K,
             stop_ids=self.stop_ids,
             variant=variant,
         )
-        # rows of a pass: all columns to refresh, then a block and the column before it
-        rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
-        length = BLOCK_LENGTH if self.is_cached else self.columns
-        return config.variant.passes(
-            [Pass(replace(config, length=length, rows=count), 0) for count in rows]
-        )
+        return variant.passes([Pass(make_config(rows=count), 0) for count in rows])
 
-    def run(self, sequences: list[Sequence], number: int, steps: int) -> None:
-        """Run a pass for some of the sequences, and copy its results to them."""
+    def run(self, sequences: list[Sequence], number: int, steps: int, size: int) -> None:
+        """Run a pass for some of the sequences, in the program for `size` of them."""
         begun, config = time.monotonic(), self.passes[number].config
         # a refresh is one forward pass, however many steps of the schedule decide nothing
         is_refresh = self.is_cached and number == 0
         limits = (NEVER, min(steps, 1)) if is_refresh else (steps, NEVER)
-        # smallest compiled size: 5 sequences with sizes (1, 4, 16) run as 16, eleven of them blank
-        size = min(size for size in self.sizes[number] if size >= len(sequences))
+        # 5 sequences in the program for 16: eleven rows are blank
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         slots: np.ndarray | None = None
         if self.is_cached and not is_refresh and size == len(self.held):
@@ -313,7 +298,7 @@ class Slots:
             # No step confirms these drafts, because a canvas never equals the step from it.
             own = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), own)
-        return SlotInputs(state._replace(extra=extra), inputs)
+        return state._replace(extra=extra), inputs
 
 
 def padded_row(values: np.ndarray, columns: int) -> np.ndarray:

@@ -79,7 +79,7 @@ class EngineWorker:
             slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
         # their loops have a pace of their own
-        make_growing = partial(GrowingSlots, every=STEPS_PER_CALL, pace=Pace(), stop_ids=())
+        make_growing = partial(GrowingSlots, pace=Pace(), stop_ids=())
         kinds = [(make_slots, False), (make_slots, True)]
         # from left to right, all sequences are cached
         kinds = kinds[1:] if inference.is_autoregressive else kinds
@@ -143,9 +143,14 @@ class EngineWorker:
             if job.is_cancelled:
                 self.end(job.ending("cancelled"))
             elif now > job.deadline:
-                self.end(job.ending("timeout"))
+                self.end(job.ending("compiling" if self.is_compiling_for(job) else "timeout"))
             elif closes_at is not None and now > closes_at:
                 self.end(job.ending(self.queue.refusal))
+
+    def is_compiling_for(self, job: Job) -> bool:
+        """Whether a job waits for its own program while one is being compiled."""
+        is_missing = not next(self.fitting(job.sequence)).is_compiled
+        return job.started is None and is_missing and self.compilations.thread.is_alive()
 
     def admit(self) -> None:
         """Move waiting sequences to slots, in order of arrival."""
@@ -159,7 +164,6 @@ class EngineWorker:
                 continue
             slots.join(sequence)
             self.running[sequence] = job
-            best.peak = max(best.peak, len(best.sequences))
             job.started = time.monotonic()
             self.metrics.queue_seconds.observe(job.age)
 
@@ -197,11 +201,12 @@ class EngineWorker:
         """
         waiting = [each for each in self.running if not each.is_held]
         if waiting:
-            young = [each for each in waiting if each.seconds < YOUNG_SECONDS]
-            old = [each for each in waiting if each.seconds >= YOUNG_SECONDS]
             self.calls += 1
-            turn = (old or young) if self.calls % OLD_TURN == 0 else (young or old)
-            first = min(turn, key=lambda each: each.served_at)
+            is_young_first = self.calls % OLD_TURN != 0
+            first = min(
+                waiting,
+                key=lambda each: ((each.seconds < YOUNG_SECONDS) != is_young_first, each.served_at),
+            )
             slots: Any = next(each for each in self.groups if first in each.sequences)
             self.advance(slots)
         # those whose text a thread has read meanwhile
@@ -317,7 +322,8 @@ class EngineWorker:
                 failure = error
             on_end(failure)
             # an interpreter exit during a compilation would crash
-            self.compilations.join()
+            if self.compilations.thread.is_alive():
+                self.compilations.thread.join()
 
         self.thread = threading.Thread(target=run, name="engine", daemon=True)
         self.thread.start()
