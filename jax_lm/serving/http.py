@@ -70,8 +70,10 @@ def require_free_address(host: str, port: int) -> None:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # bind for a moment, and release the address again
-        for family, *_, address in addresses:
-            socket.create_server(address, family=family).close()
+        for family, kind, protocol, _, address in addresses:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
     except OSError as error:
         advice = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
         raise ValueError(
