@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.evaluation.attempts import MEMORY_BYTES, Attempt
-from jax_lm.evaluation.problems import Problem, file_problems
+from jax_lm.evaluation.problems import Problem, suite_problems
 from untrusted import Limits, Local, Program
 from untrusted.runner import choose_tier, run_program, run_together
 from untrusted.session import SandboxFailureError, Session
@@ -107,7 +107,7 @@ def plain_verdict(program: Program) -> str:
 
 
 def compare_mutants(options: argparse.Namespace) -> int:
-    problems = file_problems(options.suite, options.data, options.tasks)
+    problems, _ = suite_problems(options.suite, options.data, options.tasks)
     attempts = [mutant for problem in problems for mutant in mutants_of(problem, options.mutants)]
     programs = [attempt.job for attempt in attempts]
     local = Local(options.executor, workers=options.workers)

@@ -125,11 +125,12 @@ def test_every_type_is_what_the_library_makes_of_it(tmp_path):
         writer.add_tensor(tensor.name, stored, raw_dtype=kind)
     finish(writer)
     tensors = gguf_file.list_tensors(resolve(tmp_path / "m.gguf"))
-    assert {tensor.kind.name for tensor in tensors.values()} == {"F32", *types}
+    written = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert {tensor.tensor_type.name for tensor in written.tensors} == {"F32", *types}
     for tensor in tensors.values():
         values = tensor.view()
-        if tensor.heads:
-            values = gguf_file.permute_rows(values, tensor.heads)
+        if heads := gguf_file.heads_of(written, tensor.name):
+            values = gguf_file.permute_rows(values, heads)
         assert np.array_equal(values, expected[tensor.name]), tensor.name
     # A quantized file is a bfloat16 checkpoint.
     loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "m.gguf"))
@@ -143,11 +144,9 @@ def test_k_quants_are_read_in_the_shape_of_the_tensor(tmp_path, kind):
     width = gguf.quant_shape_to_byte_shape((4, 512), quantization)
     data = np.random.default_rng(0).integers(0, 60, width, np.uint8)
     (tmp_path / "data").write_bytes(b"head" + data.tobytes())
-    tensor = gguf_file.QuantizedTensor(
-        tmp_path / "data", "t", (4, 512), np.dtype("float32"), quantization, 4, 0
-    )
-    assert np.array_equal(tensor.view(), dequantize(data, quantization), equal_nan=True)
-    assert tensor.view().shape == (4, 512)
+    values = gguf_file.read_values(tmp_path / "data", quantization, 4, (4, 512), 0)
+    assert np.array_equal(values, dequantize(data, quantization), equal_nan=True)
+    assert values.shape == (4, 512)
 
 
 def test_int8_is_q8_0_of_the_matrices(tmp_path):
@@ -175,6 +174,24 @@ def test_a_file_stands_where_a_folder_does(tmp_path, capsys):
     assert main(["info", "--model", str(tmp_path / "m.gguf"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] > 0
     assert main(["verify", str(tmp_path / "m.gguf")]) == 0
+
+
+def test_two_processes_may_present_a_file_at_once(tmp_path, monkeypatch):
+    """The slower one takes the folder of the faster one, and leaves nothing behind."""
+    publish(tmp_path / "model", **KINDS["Dream"])
+    convert(tmp_path / "model", tmp_path / "m.gguf", Conversion())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    present = gguf_file.present
+
+    def meet(path, folder):
+        monkeypatch.setattr(gguf_file, "present", present)
+        gguf_file.as_folder(path)
+        present(path, folder)
+
+    monkeypatch.setattr(gguf_file, "present", meet)
+    folder = resolve(tmp_path / "m.gguf")
+    assert (folder / "config.json").is_file()
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_what_has_no_counterpart_is_refused_by_name(tmp_path):

@@ -15,7 +15,7 @@ from jax_lm.diffusion.constrained import Repair, constraints_of, meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
-from jax_lm.grammar.python import completion
+from jax_lm.grammar.python import find_end as completion
 from jax_lm.model_source import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import Decoding, GenerationOptions

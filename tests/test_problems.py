@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
-from jax_lm.evaluation.problems import file_problems, humaneval, load_held_out_problems, mbpp
+from jax_lm.evaluation.problems import (
+    file_problems,
+    humaneval,
+    load_held_out_problems,
+    mbpp,
+    suite_problems,
+)
 from untrusted import Local
 
 RECORDS = [
@@ -80,11 +86,12 @@ def test_a_line_ends_where_it_ends(tmp_path):
 
 
 def test_a_limit_is_spread_over_the_file(tmp_path):
-    problems = file_problems("infilling", written(tmp_path / "problems.jsonl", RECORDS), 5)
+    problems, total = suite_problems("infilling", written(tmp_path / "problems.jsonl", RECORDS), 5)
+    assert total == 10
     assert [problem.name for problem in problems] == [
         RECORDS[number]["task_id"] for number in (0, 2, 4, 6, 8)
     ]
-    assert len(file_problems("infilling", tmp_path / "problems.jsonl", 99)) == 10
+    assert len(suite_problems("infilling", tmp_path / "problems.jsonl", 99)[0]) == 10
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_truncated_and_missing_files_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "read",
-    [load_held_out_problems, lambda count: file_problems("humaneval", Path("unused"), count)],
+    [load_held_out_problems, lambda count: suite_problems("humaneval", Path("unused"), count)],
 )
 def test_limits_below_one_are_named(read):
     with pytest.raises(ValueError, match="limit=0"):

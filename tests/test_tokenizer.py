@@ -341,9 +341,9 @@ def test_damaged_tokenizer_json_is_refused(tmp_path):
 def test_added_ids_must_continue_the_vocabulary(separate, change):
     path = separate / "added_tokens.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    first = len(json.loads((separate / "vocab.json").read_text(encoding="utf-8")))
     with pytest.raises(
-        TokenizerError, match=rf"added_tokens\.json: ids must run from {first} to .* without a gap"
+        TokenizerError,
+        match=r"added_tokens\.json: .* ids must continue the vocabulary without a gap",
     ):
         DiffuCoderTokenizer.from_pretrained(separate)
 

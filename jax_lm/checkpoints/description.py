@@ -8,7 +8,6 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +71,7 @@ def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
     Existing files of these kinds are removed from `folder`.
     """
     copied = [source / name for name in TOKENIZER_FILES]
-    copied += [
-        path
-        for path in sorted(source.iterdir())
-        if any(fnmatch(path.name, name) for name in LICENCE_FILES)
-    ]
+    copied += [path for name in LICENCE_FILES for path in source.glob(name)]
     if same_model:
         copied += [source / GENERATION_CONFIG, *code_files(source)]
     for name in (*TOKENIZER_FILES, GENERATION_CONFIG):

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jax_lm.checkpoints.loading import CheckpointTensors
-from jax_lm.checkpoints.stored import StoredTensor, TensorRequest, ViewedTensor
+from jax_lm.checkpoints.stored import StoredTensor, TensorRequest
 
 # Tensors hashed in parallel, and held in memory at once. Hashing releases the GIL.
 THREADS = 4
@@ -41,7 +41,7 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
 def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
     """Compute the digest of one tensor."""
     # Without a view, as in Orbax, the tensor is read onto the CPU.
-    if isinstance(tensor, ViewedTensor):
+    if tensor.view is not None:
         values = tensor.view()
     else:
         sharding = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])

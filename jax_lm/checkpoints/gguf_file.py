@@ -8,10 +8,9 @@ folder does. Needs the library `gguf` (extra `gguf`). Knows formats and names, b
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 
 from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
-from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, ViewedTensor, is_kernel
+from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, StoredTensor, is_kernel
 from jax_lm.config import DreamConfig, Fields, invert, pairs, translate
+from jax_lm.host.interruption import remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.files import write_json
 
@@ -63,43 +63,35 @@ INDEX = "gguf_tensors.json"
 WRITABLE = {"float16": "F16", "int8": "Q8_0"}
 
 
-@dataclass(frozen=True)
-class QuantizedTensor(ViewedTensor):
-    """A tensor in a GGUF file.
+def read_values(
+    path: Path, kind: gguf.GGMLQuantizationType, offset: int, shape: tuple[int, ...], heads: int
+) -> np.ndarray:
+    """Dequantize a tensor of a file to float32.
 
-    Attributes:
+    Args:
+        path: the file.
         kind: how its numbers are stored.
         offset: its first byte in the file.
+        shape: its shape.
         heads: heads of q or k whose rows lie permuted; 0 if they do not.
     """
-
-    kind: gguf.GGMLQuantizationType
-    offset: int
-    heads: int
-
-    def view(self) -> np.ndarray:
-        """Dequantize the tensor to float32."""
+    dtype = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)
+    if dtype == np.uint8:
         # Rows of 64 numbers in Q8_0 are rows of 68 bytes: two blocks of 32 numbers and a scale.
-        dtype = {"F32": np.float32, "F16": np.float16}.get(self.kind.name, np.uint8)
-        shape = self.shape
-        if dtype == np.uint8:
-            shape = gguf.quant_shape_to_byte_shape(shape, self.kind)
-        data = np.memmap(self.path, dtype, "r", self.offset, shape)
-        values = dequantize(data, self.kind)
-        return unpermute_rows(values, self.heads) if self.heads else values
+        shape = gguf.quant_shape_to_byte_shape(shape, kind)
+    values = dequantize(np.memmap(path, dtype, "r", offset, shape), kind)
+    return permute_rows(values, heads, back=True) if heads else values
 
 
-def permute_rows(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves."""
+def permute_rows(rows: np.ndarray, heads: int, *, back: bool = False) -> np.ndarray:
+    """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves.
+
+    With `back`, restore our order.
+    """
     # One head of 4 rows: [a, b, c, d] -> [a, c, b, d]
-    split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
-    return split.swapaxes(1, 2).reshape(rows.shape)
-
-
-def unpermute_rows(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Invert `permute_rows`."""
-    split = rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:])
-    return split.swapaxes(1, 2).reshape(rows.shape)
+    half = len(rows) // heads // 2
+    sizes = (half, 2) if back else (2, half)
+    return rows.reshape(heads, *sizes, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def open_file(path: Path) -> gguf.GGUFReader:
@@ -133,15 +125,15 @@ def heads_of(reader: gguf.GGUFReader, name: str) -> int:
     return value(reader, f"{architecture}.attention.{counts[part]}")
 
 
-def list_tensors(folder: Path) -> dict[str, QuantizedTensor]:
+def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of the file that a folder presents, by our names."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     path, dtype = (folder / GGUF_LINK).resolve(), np.dtype(index["dtype"])
     tensors = {}
     for name, (shape, kind, offset, heads) in index["tensors"].items():
         quantization = gguf.GGMLQuantizationType[kind]
-        tensor = QuantizedTensor(path, name, tuple(shape), dtype, quantization, offset, heads)
-        tensors[translate(name, TENSORS)] = tensor
+        view = partial(read_values, path, quantization, offset, tuple(shape), heads)
+        tensors[translate(name, TENSORS)] = StoredTensor(path, name, tuple(shape), dtype, view)
     return tensors
 
 
@@ -223,15 +215,14 @@ def as_folder(path: Path) -> Path:
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=cache))
-    try:
-        present(path, partial)
-        partial.rename(folder)
-    except FileExistsError:
-        shutil.rmtree(partial)  # another process was faster
-    except BaseException:  # nothing half-written stays
-        shutil.rmtree(partial)
-        raise
+    with remove_on_exit(Path(tempfile.mkdtemp(dir=cache))) as unfinished:
+        present(path, unfinished)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            # Another process may have been faster.
+            if not folder.is_dir():
+                raise
     return folder
 
 
@@ -246,37 +237,34 @@ def present(path: Path, folder: Path) -> None:
     (folder / GGUF_LINK).symlink_to(path.absolute())
 
 
-@dataclass(frozen=True)
-class EncodedTensor:
-    """A tensor as it is stored: its bytes, row by row, and their type."""
+def encode(
+    name: str, values: np.ndarray, precision: str
+) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+    """Return the bytes of a tensor, row by row, and their type.
 
-    data: np.ndarray
-    kind: gguf.GGMLQuantizationType
-
-    @classmethod
-    def of(cls, name: str, values: np.ndarray, precision: str) -> "EncodedTensor":
-        """Encode a tensor; `precision` is `float16`, or `int8` for Q8_0.
-
-        Vectors are float32, as llama.cpp demands.
-        """
-        kind = "F32"
-        if is_kernel(name) or name == "model.embed_tokens.weight":
-            # A block of Q8_0 is 32 numbers of a row.
-            kind = "F16" if values.shape[-1] % 32 else WRITABLE[precision]
-        kind = gguf.GGMLQuantizationType[kind]
-        return cls(quantize(values.astype(np.float32), kind), kind)
-
-    def decode(self) -> np.ndarray:
-        return dequantize(self.data, self.kind)
+    `precision` is `float16`, or `int8` for Q8_0. Vectors are float32, as llama.cpp demands.
+    """
+    kind = "F32"
+    if is_kernel(name) or name == "model.embed_tokens.weight":
+        # A block of Q8_0 is 32 numbers of a row.
+        kind = "F16" if values.shape[-1] % 32 else WRITABLE[precision]
+    kind = gguf.GGMLQuantizationType[kind]
+    return quantize(values.astype(np.float32), kind), kind
 
 
 def save(
     path: Path,
     config: DreamConfig,
-    tensors: Iterator[tuple[str, EncodedTensor]],
-    tokenizer: DiffuCoderTokenizer | None,
+    tensors: Iterator[tuple[str, np.ndarray, gguf.GGMLQuantizationType]],
+    tokenizer: DiffuCoderTokenizer,
 ) -> None:
     """Write a model as a GGUF file.
+
+    Args:
+        path: where to write.
+        config: configuration of the model.
+        tensors: name, bytes and type of each tensor, as `encode` returns them.
+        tokenizer: its tokenizer.
 
     Raises:
         CheckpointError: the family or the tokenizer has no counterpart in llama.cpp.
@@ -287,8 +275,6 @@ def save(
             f"llama.cpp has no architecture for {config.family.name}: it has those of "
             f"{', '.join(ARCHITECTURES.values())}, without blocks"
         )
-    if tokenizer is None:
-        raise CheckpointError("a GGUF file holds its tokenizer, and this model has none")
     writer = gguf.GGUFWriter(path, architecture)
     for name, key in SIZES.items():
         number = getattr(config, name)
@@ -304,11 +290,11 @@ def save(
         writer.add_diffusion_shift_logits(config.family.shifts)
     write_tokenizer(writer, tokenizer, config)
     counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, tensor in tensors:
-        data, own = tensor.data, name.split(".")[-2]
+    for name, data, kind in tensors:
+        own = name.split(".")[-2]
         if architecture in PERMUTED and own in counts:
             data = permute_rows(data, counts[own])
-        writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=tensor.kind)
+        writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -5,37 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models
 
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.config import DreamConfig, Fields, pairs
 from jax_lm.tokenizer import DiffuCoderTokenizer
-from jax_lm.tokenizer.byte_level import QWEN_WORDS
+from jax_lm.tokenizer.byte_level import WORDS, byte_level_bpe
 from jax_lm.tokenizer.files import TOKENIZER_CONFIG, write_json
 
-LLAMA3_WORDS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-# The expression that splits words, by `tokenizer.ggml.pre`; None is that of GPT-2. `smollm` splits
-# digits first.
-WORDS = {"qwen2": QWEN_WORDS, "llama-bpe": LLAMA3_WORDS, "smollm": None, "gpt-2": None}
-# The pretokenizers that normalize the text first, to NFC.
-NORMALIZED = ("qwen2",)
 # Special tokens as we call them (`mask_token_id`), and as the file does
 # (`tokenizer.ggml.mask_token_id`).
 SPECIAL = pairs("mask mask  eos eos  bos bos  pad padding")
 TYPES = gguf.TokenType
-
-
-def word_pipeline(kind: str) -> tuple[Any, Any]:
-    """Return normalizer and pretokenizer of a kind of `WORDS`."""
-    words = WORDS[kind]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words is None)
-    steps = [byte_level]
-    if words is not None:
-        steps = [pre_tokenizers.Split(Regex(words), behavior="isolated"), byte_level]
-    elif kind == "smollm":
-        steps = [pre_tokenizers.Digits(individual_digits=True), byte_level]
-    normalizer = normalizers.NFC() if kind in NORMALIZED else None
-    return normalizer, pre_tokenizers.Sequence(steps)
 
 
 def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
@@ -59,9 +40,7 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
         if kind_ != TYPES.UNUSED
     }
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    backend = Tokenizer(models.BPE(vocabulary, merges))
-    backend.normalizer, backend.pre_tokenizer = word_pipeline(kind)
-    backend.decoder = decoders.ByteLevel()
+    backend = byte_level_bpe(models.BPE(vocabulary, merges), kind)
     backend.add_tokens(
         [
             AddedToken(text, special=kind_ == TYPES.CONTROL, normalized=False)
@@ -133,7 +112,5 @@ def splits(pipeline: Fields) -> list[Any]:
 
 
 def split_rule(kind: str) -> list[Any]:
-    """Return the same of a kind of `WORDS`."""
-    backend = Tokenizer(models.BPE())
-    backend.normalizer, backend.pre_tokenizer = word_pipeline(kind)
-    return splits(json.loads(backend.to_str()))
+    """Return what decides how the pipeline of a kind of `WORDS` splits a text."""
+    return splits(json.loads(byte_level_bpe(models.BPE(), kind).to_str()))

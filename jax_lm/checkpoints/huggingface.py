@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -22,13 +22,14 @@ from safetensors import SafetensorError, safe_open
 
 from jax_lm.checkpoints.stored import (
     CheckpointError,
-    ViewedTensor,
+    StoredTensor,
     first_line,
     group_by_size,
     save_tensors,
 )
-from jax_lm.config import Fields
+from jax_lm.config import Fields, pairs
 from jax_lm.host.files import atomic_write, output_folder, write_whole
+from jax_lm.tokenizer.files import TokenizerError, read_optional, write_json
 
 # The model that comes with the package, and its name.
 BUILTIN_MODEL = Path(__file__).parents[1] / "assets" / "builtin"
@@ -51,33 +52,12 @@ LICENCE_FILES = ["LICENSE*", "NOTICE*"]
 
 # Dtypes by their name in safetensors.
 DTYPES = {
-    "BOOL": np.dtype(bool),
-    **{
-        f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits // 8}")
-        for kind in "IU"
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-
-
-@dataclass(frozen=True)
-class MappedTensor(ViewedTensor):
-    """A tensor in a safetensors file.
-
-    Attributes:
-        start: offset of its first byte in the file.
-    """
-
-    start: int
-
-    def view(self) -> np.ndarray:
-        """Map the tensor into memory; its pages are released together with the view."""
-        # An empty range cannot be mapped.
-        if not self.nbytes:
-            return np.zeros(self.shape, self.dtype)
-        return np.memmap(self.path, self.dtype, "r", self.start, self.shape)
+    name: np.dtype(dtype)
+    for name, dtype in pairs("""
+    BOOL bool  F16 float16  F32 float32  F64 float64
+    I8 int8  I16 int16  I32 int32  I64 int64  U8 uint8  U16 uint16  U32 uint32  U64 uint64
+""")
+} | {"BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def resolve(
@@ -167,16 +147,12 @@ def read_json(folder: Path, name: str) -> Fields:
     Raises:
         CheckpointError: the file is absent or does not hold a JSON object.
     """
-    path = folder / name
-    if not path.is_file():
+    if not (folder / name).is_file():
         raise CheckpointError(f"{folder} has no {name}")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(fields).__name__}")
-    return fields
+        return read_optional(folder / name)
+    except TokenizerError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -205,14 +181,14 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def list_tensors(folder: Path) -> dict[str, MappedTensor]:
+def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint by name.
 
     Raises:
         CheckpointError: a file is damaged, or index and shards disagree.
     """
     files = tensor_files(folder)
-    tensors: dict[str, MappedTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     whole = folder / WEIGHTS
     if whole.is_file() and whole not in files.values():
         require_same_tensors(whole, files)
@@ -245,11 +221,12 @@ def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
             )
 
 
-def raw_bytes(tensor: MappedTensor) -> np.ndarray:
+def raw_bytes(tensor: StoredTensor) -> np.ndarray:
+    assert tensor.view is not None
     return np.ascontiguousarray(tensor.view()).reshape(-1).view(np.uint8)
 
 
-def headers(path: Path) -> Iterator[MappedTensor]:
+def headers(path: Path) -> Iterator[StoredTensor]:
     """Yield the tensors of one file, in the order of their offsets."""
     entries, _, end = read_header(path)
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
@@ -257,8 +234,18 @@ def headers(path: Path) -> Iterator[MappedTensor]:
             raise CheckpointError(
                 f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported"
             )
+        shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
         start = end + entry["data_offsets"][0]
-        yield MappedTensor(path, name, tuple(entry["shape"]), DTYPES[entry["dtype"]], start)
+        view = partial(map_values, path, dtype, start, shape)
+        yield StoredTensor(path, name, shape, dtype, view)
+
+
+def map_values(path: Path, dtype: np.dtype, start: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Map a tensor of a file into memory; its pages are released together with the array."""
+    # An empty range cannot be mapped.
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", start, shape)
 
 
 def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
@@ -327,4 +314,4 @@ def save_shards(
             "metadata": {"total_size": sum(sizes.values())},
             "weight_map": dict(sorted(weight_map.items())),
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / INDEX, index)

@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jax_lm.checkpoints.stored import CheckpointError, ViewedTensor
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor
 
 # Limits far above what a checkpoint needs, so that a hostile pickle can exhaust neither time nor
 # memory: pickle instructions, levels of nested dicts, and entries of these dicts.
@@ -182,30 +182,25 @@ class RestrictedUnpickler(pickle.Unpickler):
         raise CheckpointError("holds a persistent id")
 
 
-@dataclass(frozen=True)
-class PickledTensor(ViewedTensor):
-    """A tensor from a pickle, already in memory; matrices are [out, in], as in our checkpoints."""
-
-    value: np.ndarray
-
-    def view(self) -> np.ndarray:
-        return self.value
+def in_memory(path: Path, name: str, values: np.ndarray) -> StoredTensor:
+    """Return a tensor whose values are in memory already."""
+    return StoredTensor(path, name, values.shape, values.dtype, lambda: values)
 
 
-def list_tensors(path: Path) -> dict[str, PickledTensor]:
-    """Return the tensors of a params.pkl by checkpoint name.
+def list_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a params.pkl by checkpoint name; matrices are [out, in], as in ours.
 
     Raises:
         CheckpointError: the file is damaged, or holds anything but nested dicts of arrays.
     """
-    tensors: dict[str, PickledTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for keys, value in leaves(unpickle(path), path):
         name = checkpoint_name(keys)
         if name in tensors:
             raise CheckpointError(f"{path} holds {name!r} twice")
         # Matrices of the old port are [in, out], except the embedding table.
         value = value.T if value.ndim == 2 and "embed_tokens" not in name else value
-        tensors[name] = PickledTensor(path, name, value.shape, value.dtype, value)
+        tensors[name] = in_memory(path, name, value)
     return tensors
 
 
@@ -282,7 +277,7 @@ def checkpoint_name(keys: tuple[str, ...]) -> str:
     # ("params", "DreamModel_0", "layers_7", "DreamMLP_0", "Dense_1", "kernel")
     # -> "model.layers.7.mlp.up_proj.weight"
     *module, kind = keys[1:] if keys[:1] == ("params",) else keys
-    kind = {"kernel": "weight", "embedding": "weight", "scale": "weight"}.get(kind, kind)
+    kind = "weight" if kind in ("kernel", "embedding", "scale") else kind
     path = ".".join(module)
     if path in ("Dense_0", "lm_head", "model.lm_head"):
         return f"lm_head.{kind}"

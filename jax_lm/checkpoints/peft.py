@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.huggingface import MappedTensor
-from jax_lm.checkpoints.stored import CheckpointError, save_tensors
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, save_tensors
 from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, output_folder, write_whole
 
@@ -99,7 +98,7 @@ class LoraConfig:
             if type(rank) is not int or rank < 1:
                 raise ValueError(f"{name}={rank!r}: a rank must be at least 1")
         for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
-            if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < math.inf):
+            if alpha is not None and not (type(alpha) in (int, float) and 0 < alpha < math.inf):
                 raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
         names = () if isinstance(self.targets, str) else self.targets
         if not self.targets or not all(map(is_linear, names)):
@@ -180,7 +179,7 @@ class StoredAdapter:
 
     folder: Path
     config: LoraConfig
-    tensors: Mapping[str, MappedTensor]
+    tensors: Mapping[str, StoredTensor]
     base: NamedBase
 
     @property
@@ -217,14 +216,14 @@ def read_adapter(folder: Path) -> StoredAdapter:
     )
 
 
-def rename_tensors(path: Path) -> tuple[dict[str, MappedTensor], str]:
+def rename_tensors(path: Path) -> tuple[dict[str, StoredTensor], str]:
     """Return the tensors of an adapter by our names, and the root of their paths.
 
     Raises:
         CheckpointError: a tensor does not belong to a linear layer of the decoder, occurs twice, or
             has another root than the others.
     """
-    tensors: dict[str, MappedTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     roots = set()
     for tensor in huggingface.headers(path):
         match = TENSOR.fullmatch(tensor.name)
@@ -263,12 +262,12 @@ def read_config(fields: Fields, path: Path) -> LoraConfig:
     settings: Fields = {**PEFT_DEFAULTS, **fields}
     try:
         return LoraConfig(
-            rank=as_numbers({"r": settings["r"]}, int)["r"],
-            alpha=as_numbers({"lora_alpha": settings["lora_alpha"]}, float)["lora_alpha"],
+            rank=as_number("r", settings["r"], int),
+            alpha=as_number("lora_alpha", settings["lora_alpha"], float),
             targets=targets_of(settings.get("target_modules")),
             use_rslora=bool(settings.get("use_rslora")),
-            rank_pattern=as_numbers(dict(settings.get("rank_pattern") or {}), int),
-            alpha_pattern=as_numbers(dict(settings.get("alpha_pattern") or {}), float),
+            rank_pattern=as_numbers(settings.get("rank_pattern"), int),
+            alpha_pattern=as_numbers(settings.get("alpha_pattern"), float),
             exclude_modules=as_names(settings.get("exclude_modules") or ()),
             layers_to_transform=layer_numbers(settings.get("layers_to_transform")),
         )
@@ -286,17 +285,16 @@ def targets_of(value: Any) -> tuple[str, ...] | str:
     return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
 
 
-def as_numbers(values: Fields, kind: Callable[[Any], Value]) -> dict[str, Value]:
-    """Convert numbers to int or float.
+def as_number(name: str, value: Any, kind: Callable[[Any], Value]) -> Value:
+    """Convert a number to int or float; raises ValueError if it is none, or not a whole one."""
+    if type(value) is not int and (kind is int or type(value) is not float):
+        raise ValueError(f"{name}={value!r}: must be a {'whole ' if kind is int else ''}number")
+    return kind(value)
 
-    Raises:
-        ValueError: a value is not a number, or not a whole one; the message names it.
-    """
-    allowed = (int,) if kind is int else (int, float)
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ValueError(f"{name}={value!r}: must be a {'whole ' if kind is int else ''}number")
-    return {name: kind(value) for name, value in values.items()}
+
+def as_numbers(values: Any, kind: Callable[[Any], Value]) -> dict[str, Value]:
+    """Convert the numbers of a pattern, which may be absent."""
+    return {name: as_number(name, value, kind) for name, value in dict(values or {}).items()}
 
 
 def layer_numbers(value: Any) -> tuple[int, ...] | None:

@@ -1,8 +1,7 @@
 """What the checkpoint formats share: stored tensors, read requests, and int8 kernels."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,37 +21,39 @@ class CheckpointError(ValueError):
 
 
 def save_tensors(
-    path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> None:
     """Write contiguous arrays as a safetensors file."""
     # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
     # first gives it the permissions of the user's umask.
     path.touch()
     mode = path.stat().st_mode
-    save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
+    save_file(dict(tensors), path, metadata=metadata)
     path.chmod(mode)
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a checkpoint that has not been read yet."""
+    """A tensor in a checkpoint that has not been read yet.
+
+    Attributes:
+        path: its file, or the folder of its checkpoint.
+        name: its name.
+        shape: its shape.
+        dtype: dtype of its values.
+        view: returns its values, mapped into host memory where the format allows it; None if only
+            the reader of the whole checkpoint can read it.
+    """
 
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    view: Callable[[], np.ndarray] | None = None
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class ViewedTensor(StoredTensor, ABC):
-    """A stored tensor that can be mapped into host memory."""
-
-    @abstractmethod
-    def view(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     """
 
     def read_one(request: TensorRequest) -> Array:
-        assert isinstance(request.tensor, ViewedTensor)
+        assert request.tensor.view is not None
         view = request.tensor.view()
         # np.array copies: the result must not depend on the file, which may be replaced.
         return jax.make_array_from_callback(

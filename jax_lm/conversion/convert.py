@@ -21,7 +21,7 @@ from jax_lm.checkpoints import checksums, huggingface, legacy, loading, orbax
 from jax_lm.checkpoints.description import complete
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, PICKLE, CheckpointTensors, Progress
 from jax_lm.checkpoints.stored import GGUF_LINK, QUANTIZATION, CheckpointError
-from jax_lm.config import DreamConfig, Fields, set_dtype
+from jax_lm.config import DreamConfig, set_dtype
 from jax_lm.diffusion.sampler import run_forward
 from jax_lm.host.files import require_local
 from jax_lm.host.interruption import remove_on_exit
@@ -104,15 +104,18 @@ def convert(
     checkpoint, kind = source_tensors(source, config, conversion)
     settings = {"quantize": conversion.int8, "allow_nonfinite": conversion.allow_nonfinite}
     spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
-    read_progress, check_progress = split_progress(on_progress)
+    read_progress = report_half(on_progress, 0)
     with hidden_folder(destination) as folder:
         # Everything but the weights.
         copy_other_files(source, folder)
         # The old port's config.json may lack fields that the checkpoint needs.
-        fields = (
-            config.to_dict() if kind == "pickle" else huggingface.read_json(source, "config.json")
-        )
-        write_json(folder / "config.json", new_config(fields, conversion))
+        is_pickle = kind == "pickle"
+        fields = config.to_dict() if is_pickle else huggingface.read_json(source, "config.json")
+        if conversion.dtype:
+            fields = set_dtype(fields, conversion.dtype)
+        if conversion.int8:
+            fields |= {"quantization_config": QUANTIZATION}
+        write_json(folder / "config.json", fields)
         complete_copy(folder, config)
         # The weights, with what is needed to check them later.
         tensors = loading.load_tensors(checkpoint, spec, on_progress=read_progress)
@@ -126,7 +129,7 @@ def convert(
         del model
         # Checksums of the files, and a comparison of what they hold.
         checksums.write_sums(folder)
-        check_copy(folder, sums, probe, check_progress)
+        check_copy(folder, sums, probe, report_half(on_progress, 1))
         folder.rename(destination)
     return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
 
@@ -139,31 +142,29 @@ def convert_to_gguf(
         raise ValueError(f"dtype={conversion.dtype!r}: must be float16, or int8, in a GGUF file")
     if destination.suffix != ".gguf":
         raise ValueError(f"destination {str(destination)!r}: must end in .gguf")
-    config, precision = (
-        DreamForCausalLM.read_config(source),
-        "int8" if conversion.int8 else "float16",
-    )
+    config = DreamForCausalLM.read_config(source)
+    precision = "int8" if conversion.int8 else "float16"
     if DreamForCausalLM.is_int8(source):
         raise CheckpointError(f"{source} is int8: convert the checkpoint that it was made from")
     tokenizer = DiffuCoderTokenizer.from_pretrained(source)
     checkpoint, _ = source_tensors(source, config, conversion)
     spec = load_spec(config, False, allow_nonfinite=conversion.allow_nonfinite)
     library = huggingface.require_gguf()
-    read_progress, check_progress = split_progress(on_progress)
+    read_progress = report_half(on_progress, 0)
     sums: dict[str, TensorChecksum] = {}
 
-    def encoded() -> Iterator[tuple[str, Any]]:
+    def encode_all() -> Iterator[tuple[str, np.ndarray, Any]]:
         for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
-            entry = library.EncodedTensor.of(name, np.asarray(tensor), precision)
-            sums[name] = tensor_checksum(entry.decode().astype(np.float32))
-            yield name, entry
+            data, kind = library.encode(name, np.asarray(tensor), precision)
+            sums[name] = tensor_checksum(library.dequantize(data, kind).astype(np.float32))
+            yield name, data, kind
 
     with hidden_folder(destination) as folder:
         file, copy = folder / destination.name, folder / "copy"
-        library.save(file, config, encoded(), tokenizer)
+        library.save(file, config, encode_all(), tokenizer)
         copy.mkdir()
         library.present(file, copy)
-        check_copy(copy, sums, None, check_progress)
+        check_copy(copy, sums, None, report_half(on_progress, 1))
         file.rename(destination)
     return Converted("gguf", len(sums), destination.stat().st_size)
 
@@ -198,7 +199,7 @@ def source_tensors(
     # The zeros get the dtype of the other tensors.
     dtype = next(iter(stored.values())).dtype
     zeros = {
-        name: legacy.PickledTensor(path, name, shape, dtype, np.zeros(shape, dtype))
+        name: legacy.in_memory(path, name, np.zeros(shape, dtype))
         for name, shape in missing.items()
     }
     return CheckpointTensors(source, stored | zeros), "pickle"
@@ -235,13 +236,6 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
         # A checkpoint without a tokenizer is converted without one.
         return
     complete(folder, config, tokenizer)
-
-
-def new_config(fields: Fields, conversion: Conversion) -> Fields:
-    """Return the fields of config.json with the new dtype and quantization."""
-    if conversion.dtype:
-        fields = set_dtype(fields, conversion.dtype)
-    return fields | ({"quantization_config": QUANTIZATION} if conversion.int8 else {})
 
 
 def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
@@ -299,11 +293,7 @@ def check_copy(
         raise CheckpointError("the converted checkpoint computes other logits than the source")
 
 
-def split_progress(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    """Return two callbacks, each of which reports one half of the progress."""
-    if on_progress is None:
-        return None, None
-    # Of 10 bytes: the first reports 0 to 10 of 20, the second 10 to 20 of 20.
-    return lambda done, total: on_progress(done, 2 * total), lambda done, total: on_progress(
-        total + done, 2 * total
-    )
+def report_half(on_progress: Progress | None, number: int) -> Progress | None:
+    """Return a callback that reports the first (0) or the second half (1) of the progress."""
+    # Of 10 bytes: the first half is 0 to 10 of 20, the second 10 to 20 of 20.
+    return on_progress and (lambda done, total: on_progress(number * total + done, 2 * total))

@@ -17,6 +17,9 @@ from jaxtyping import Bool, Float, Int
 # Rows that packing fills at the same time. More rows waste fewer tokens, but packing takes longer.
 OPEN_ROWS = 64
 
+# Numbers of samples, or one number for each.
+Indices = Int[np.ndarray, "n"]
+
 
 class Drawn(NamedTuple):
     """Masking of a sample whose masks are already drawn.
@@ -141,16 +144,17 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def repeat_last(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([values, np.repeat(values[-1:], missing, axis=0)])
+    def append(values: np.ndarray, **form: Any) -> np.ndarray:
+        # zeros, unless `form` says otherwise
+        return np.pad(values, [(0, missing), (0, 0)][: values.ndim], **form)
 
-    openness = None if batch.openness is None else repeat_last(batch.openness)
-    drawn = batch.drawn and DrawnMasks(*map(repeat_last, batch.drawn))
-    tokens, canvas, samples = map(repeat_last, batch[:3])
-    canvas[-missing:], samples[-missing:] = False, -1
-    for values in drawn or ():
-        values[-missing:] = 0
-    return Batch(tokens, canvas, samples, openness, drawn)
+    return Batch(
+        append(batch.tokens, mode="edge"),
+        append(batch.canvas),
+        append(batch.samples, constant_values=-1),
+        None if batch.openness is None else append(batch.openness, mode="edge"),
+        batch.drawn and DrawnMasks(*map(append, batch.drawn)),
+    )
 
 
 class Order:
@@ -168,10 +172,10 @@ class Order:
 
     def __init__(
         self,
-        lengths: Sequence[int] | Int[np.ndarray, "n"],
+        lengths: Sequence[int] | Indices,
         seed: int,
         capacity: int | None = None,
-        numbers: Int[np.ndarray, "n"] | None = None,
+        numbers: Indices | None = None,
     ) -> None:
         if not len(lengths):
             raise ValueError("lengths=[]: there must be at least one sample")

@@ -267,14 +267,12 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
 
 def parse_turn(turn: Any, name: str) -> Message:
     """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
-    for role, content in (("role", "content"), ("from", "value")):
-        if has_form(turn, {role: str, content: str}):
-            speakers = SPEAKERS if role == "from" else {turn[role]: turn[role]}
-            if turn[role] not in speakers:
-                raise BadRowError(
-                    f"{name}: from={turn[role]!r} must be one of {', '.join(SPEAKERS)}"
-                )
-            return {"role": speakers[turn[role]], "content": turn[content]}
+    if has_form(turn, {"role": str, "content": str}):
+        return {"role": turn["role"], "content": turn["content"]}
+    if has_form(turn, {"from": str, "value": str}):
+        if turn["from"] not in SPEAKERS:
+            raise BadRowError(f"{name}: from={turn['from']!r} must be one of {', '.join(SPEAKERS)}")
+        return {"role": SPEAKERS[turn["from"]], "content": turn["value"]}
     raise BadRowError(
         f"{name}: all must be objects with role and content, or with from and value, that are text"
     )

@@ -86,10 +86,7 @@ class Expansion:
         tokens = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
         in_hole = [*masked[shown].tolist(), *[True] * deletes]
         # All masks that are to be deleted weigh as much as one token, however many there are.
-        shares = [
-            *masked[shown].astype(float).tolist(),
-            *[1 / deletes if deletes else 0.0] * deletes,
-        ]
+        shares = [*masked[shown].astype(float).tolist(), *[1 / max(deletes, 1)] * deletes]
         return Row(
             tuple(tokens),
             (*[False] * len(before), *in_hole, *[False] * len(after)),

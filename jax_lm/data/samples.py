@@ -1,14 +1,12 @@
 """Open the samples of a training run: a file, a data set of `datasets`, or a tokenised folder."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
-from jax_lm.data.batches import Row
 from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.data.conversations import read_samples, rows_reader
 from jax_lm.data.sources import holds_dataset, require_whole
-from jax_lm.data.token_shards import Kind, TokenShards
+from jax_lm.data.token_shards import Kind, TokenShards, TrainingSamples
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,7 +22,7 @@ def open_samples(
     split: str,
     subset: str | None,
     form: ConversationForm = PLAIN_FORM,
-) -> tuple[Sequence[Row] | TokenShards, str, list | None]:
+) -> tuple[TrainingSamples, str, list | None]:
     """Open the samples of a run.
 
     Returns:

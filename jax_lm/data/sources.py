@@ -43,13 +43,11 @@ class JsonFiles:
     @classmethod
     def of(cls, paths: list[Path], num_shards: int | None) -> "JsonFiles":
         """Return a source for these files, in `num_shards` parts or in parts of `PART_BYTES`."""
-        stats = [path.stat() for path in paths]
-        names = (str(path.resolve()) for path in paths)
         files = tuple(
-            (name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)
+            (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         )
         # 100 bytes in 3 parts: 34 bytes each, of which the last has 32
-        total = sum(stat.st_size for stat in stats)
+        total = sum(size for _, size, _ in files)
         return cls(files, max(1, -(-total // num_shards) if num_shards else PART_BYTES))
 
     @property

@@ -11,6 +11,7 @@ reads. `jax_lm.data.tokenizing` writes them. Knows files and rows, no tokenizer 
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -20,9 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Int
 
-from jax_lm.data.batches import Row
+from jax_lm.data.batches import Indices, Row
 
 Kind = Literal["text", "conversations"]
+# Start and stop of parts of the concatenated texts, in tokens.
+Pieces = list[tuple[int, int]]
 DATASET, FORMAT = "dataset.json", 1
 TOKENS, INDEX, DONE = ".tokens", ".index", ".json"
 # Rounds of the Feistel network. Four make it indistinguishable from a random permutation.
@@ -114,7 +117,7 @@ class TokenShards:
         )
 
     @cached_property
-    def lengths(self) -> Int[np.ndarray, "n"]:
+    def lengths(self) -> Indices:
         """Number of tokens of each sample."""
         return np.concatenate(
             [np.diff(self.ends(shard), prepend=0) for shard in range(len(self.names))]
@@ -130,7 +133,7 @@ class TokenShards:
         ids = self.map_file(shard, TOKENS, self.dtype, start, stop - start).tolist()
         return Row(tuple(ids), (False,) * visible + (True,) * (len(ids) - visible))
 
-    def ends(self, shard: int) -> Int[np.ndarray, "n"]:
+    def ends(self, shard: int) -> Indices:
         """Return the end of each of a shard's samples, counted from the shard's first token."""
         count = int(self.sample_starts[shard + 1] - self.sample_starts[shard])
         return self.map_file(shard, INDEX, np.dtype("<i8"), 0, count)
@@ -141,7 +144,7 @@ class TokenShards:
             self.folder / f"{self.names[shard]}{end}", dtype, "r", first * dtype.itemsize, (count,)
         )
 
-    def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def pieces(self, start: int, stop: int) -> Pieces:
         """Split [start, stop), in tokens of the concatenated samples, where samples end."""
         # Samples of 4, 3 and 5 tokens: pieces(2, 9) -> [(2, 4), (4, 7), (7, 9)]
         cuts = [start]
@@ -159,6 +162,10 @@ class TokenShards:
         """Read the tokens in [start, stop), which must lie in one shard."""
         shard, place = locate(self.token_starts, start)
         return self.map_file(shard, TOKENS, self.dtype, place, stop - start).tolist()
+
+
+# The samples of a run, in memory or tokenised.
+TrainingSamples = Sequence[Row] | TokenShards
 
 
 def locate(starts: Int[np.ndarray, "shards"], number: int) -> tuple[int, int]:
@@ -213,11 +220,11 @@ class TextRows:
         """Return the number of rows before an epoch."""
         return epoch * self.count
 
-    def rows(self, first: int, count: int) -> list[list[tuple[int, int]]]:
+    def rows(self, first: int, count: int) -> list[Pieces]:
         """Return the pieces of `count` rows starting at row `first`, across epochs."""
         return [self.row(*divmod(number, self.count)) for number in range(first, first + count)]
 
-    def row(self, epoch: int, place: int) -> list[tuple[int, int]]:
+    def row(self, epoch: int, place: int) -> Pieces:
         """Return the pieces of the row at position `place` of an epoch."""
         # Two permutations: the epoch's order within [first, first + count), then the fixed order
         # by which `split` divides all rows.

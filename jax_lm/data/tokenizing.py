@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from jax_lm.config import Fields
 from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
-from jax_lm.data.conversations import NAMED, ToRows, convert_lines, rows_reader
+from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
 from jax_lm.host.files import output_folder
@@ -174,14 +174,13 @@ def end_with_parent() -> None:
 
 def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     """Write the shard of a part, its description last. Returns the description."""
-    tokenizer, to_rows = tokenizer_of(job), rows_reader_of(job)
+    tokenizer = tokenizer_of(job)
+    max_length = sys.maxsize if job.kind == "text" else job.max_length
+    to_rows = rows_reader(job.kind, tokenizer, max_length, job.columns, job.form)
     dtype, digest = dtype_of(tokenizer), hashlib.sha256()
     ends, visible, refused = array("q", [0]), array("q"), []
     path = out / f"{shard_name(part)}{TOKENS}"
-    # The name contains the process id: a worker of an earlier run that is still ending may write
-    # the same shard.
-    half = out / f"{path.name}.{os.getpid()}{HALF_WRITTEN}"
-    with remove_on_exit(half), half.open("wb") as file:
+    with open_synced(path) as file:
         for where, rows in convert_lines(job.source.read(part), to_rows):
             if isinstance(rows, ValueError):
                 refused.append((where, str(rows)))
@@ -193,9 +192,6 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
                 ends.append(ends[-1] + len(row.ids))
                 # canvas [False, False, True, ...] -> 2 visible tokens
                 visible.append(row.canvas.index(True))
-        file.flush()
-        os.fsync(file.fileno())
-        half.replace(path)
     # samples of 4 and 3 tokens with 1 and 2 visible ones: [4, 7, 1, 2]
     index = np.concatenate([np.array(ends[1:], "<i8"), np.array(visible, "<i8")]).tobytes()
     digest.update(index)
@@ -210,32 +206,29 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     return shard
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably: it is complete and survives a crash of the machine."""
+@contextmanager
+def open_synced(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be written atomically: at the end of the block it is complete and on disk."""
+    # The name contains the process id: a worker of an earlier run that is still ending may write
+    # the same file.
     half = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
     with remove_on_exit(half), half.open("wb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
         half.replace(path)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file as `open_synced` does."""
+    with open_synced(path) as file:
+        file.write(content)
 
 
 @cache
 def tokenizer_of(job: Tokenization) -> DiffuCoderTokenizer:
     """Load the tokenizer, once per process. Adds the mask token for texts, used in adaptation."""
     return DiffuCoderTokenizer.from_pretrained(job.tokenizer, adds_mask=job.kind == "text")
-
-
-@cache
-def rows_reader_of(job: Tokenization) -> ToRows:
-    """Return the function that converts a line's fields to samples."""
-    return rows_reader(
-        job.kind,
-        tokenizer_of(job),
-        sys.maxsize if job.kind == "text" else job.max_length,
-        job.columns,
-        job.form,
-    )
 
 
 def dtype_of(tokenizer: DiffuCoderTokenizer) -> np.dtype:

@@ -156,28 +156,27 @@ def suite_problems(
         ValueError: the file is missing or is not of this benchmark, a file is set for builtin, or
             `count` is below 1.
     """
+    if count is not None and count < 1:
+        raise ValueError(f"limit={count}: must be at least 1")
     if (suite == "builtin") != (data is None):
         need = f"needs a file: {SUITES[suite][1]}" if suite in SUITES else "takes none"
         raise ValueError(f"data={data}: {suite} {need}")
     if suite == "builtin" or data is None:
         problems = load_held_out_problems(HELD_OUT_COUNT if count is None else count)
         return problems, max(HELD_OUT_COUNT, len(problems))
-    return file_problems(suite, data, count), len(file_problems(suite, data))
+    problems = file_problems(suite, data)
+    total = len(problems)
+    # 3 of 10 problems: indices 0, 3, 6
+    count = min(count or total, total)
+    return [problems[index * total // count] for index in range(count)], total
 
 
-def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Problem]:
+def file_problems(suite: Suite, path: Path) -> list[Problem]:
     """Read a benchmark's file (.jsonl or .jsonl.gz).
 
-    Args:
-        suite: name of the suite.
-        path: the file.
-        count: number of problems, evenly spread over the file; None for all.
-
     Raises:
-        ValueError: the file is missing or is not of this benchmark, or `count` is below 1.
+        ValueError: the file is missing or is not of this benchmark.
     """
-    if count is not None and count < 1:
-        raise ValueError(f"limit={count}: must be at least 1")
     problems: list[Problem] = []
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -195,9 +194,7 @@ def file_problems(suite: Suite, path: Path, count: int | None = None) -> list[Pr
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
         raise ValueError(f"{path}: holds no problem")
-    # 3 of 10 problems: indices 0, 3, 6
-    count = min(count or len(problems), len(problems))
-    return [problems[index * len(problems) // count] for index in range(count)]
+    return problems
 
 
 def text(record: Fields, *names: str) -> str:

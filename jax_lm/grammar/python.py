@@ -65,18 +65,8 @@ class ParserVerdict(Enum):
     WRONG = auto()
 
 
-class PythonGrammar:
-    """Programs that the parser accepts. Prompt, answer and suffix are parsed as one program."""
-
-    reads_prompt = True
-
-    def completion(self, text: str, after: str = "") -> str | None:
-        """Return a short text that makes `text` + it + `after` valid; None if none is known."""
-        return completion(text, after)
-
-
 @lru_cache(maxsize=4096)
-def completion(text: str, after: str) -> str | None:
+def find_end(text: str, after: str = "") -> str | None:
     """Search for an end, depth first, with pieces after which the text can still be continued."""
     if verdict(text + after) is ParserVerdict.WHOLE:
         return ""
@@ -203,3 +193,10 @@ def scan(text: str) -> tuple[str, list[str], bool]:
         elif mark[0] == "#" and match.end() == len(text):
             return "", brackets, True
     return "", brackets, False
+
+
+class PythonGrammar:
+    """Programs that the parser accepts. Prompt, answer and suffix are parsed as one program."""
+
+    reads_prompt = True
+    completion = staticmethod(find_end)

@@ -192,7 +192,5 @@ def require_supported(schema: Any) -> None:
             require_supported(part)
 
 
-@lru_cache(maxsize=8)
-def regular_grammar(kind: str, text: str, seconds: float | None = None) -> RegularGrammar:
-    """Return the grammar of an expression or a schema. The last eight grammars are cached."""
-    return RegularGrammar(kind, text, seconds)
+# Returns the grammar of an expression or a schema; the last eight are cached.
+regular_grammar = lru_cache(maxsize=8)(RegularGrammar)

@@ -16,7 +16,7 @@ import base64
 import json
 import pickletools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -72,10 +72,8 @@ def column_tests(name: str, row: Fields) -> list[Any]:
         cell = pair_cases(cell)
     if name == "verification_info":
         cell = python_cases(cell)
-    try:
-        items = None if isinstance(cell, str | Mapping) else list(cell)
-    except TypeError:
-        items = None
+    is_list = isinstance(cell, Iterable) and not isinstance(cell, str | Mapping)
+    items = list(cell) if is_list else None
     texts = name == "test_cases"
     if items is None or not all(
         isinstance(item, Mapping) or (texts and isinstance(item, str)) for item in items
@@ -92,19 +90,15 @@ def pair_cases(cell: Any) -> list[Fields]:
     """Convert the two lists of APPS to a list of cases."""
     # {"inputs": ["1", "2"], "outputs": ["2", "3"]} ->
     # [{"input": "1", "output": "2", "type": "stdin"}, {"input": "2", "output": "3", ...}]
-    lists = [
-        cell.get(name) if isinstance(cell, Mapping) else None for name in ("inputs", "outputs")
-    ]
-    inputs, outputs = lists
+    fields = cell if isinstance(cell, Mapping) else {}
+    inputs, outputs = fields.get("inputs"), fields.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(
             f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}"
         )
-    kind = (
-        {"type": "function_call", "fn_name": cell["fn_name"]}
-        if cell.get("fn_name")
-        else {"type": "stdin"}
-    )
+    kind = {"type": "stdin"}
+    if cell.get("fn_name"):
+        kind = {"type": "function_call", "fn_name": cell["fn_name"]}
     return [
         {"input": program_input, "output": expected, **kind}
         for program_input, expected in zip(inputs, outputs, strict=True)
@@ -125,11 +119,8 @@ def make_case(item: Fields, row: Fields) -> Any:
     # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted.cases import Case
 
-    case_input, expected, kind = (
-        item.get("input"),
-        item.get("output"),
-        item.get("testtype", item.get("type", RUNS[0])),
-    )
+    case_input, expected = item.get("input"), item.get("output")
+    kind = item.get("testtype", item.get("type", RUNS[0]))
     if kind in RUNS:
         return Case(join_lines("input", case_input), join_lines("output", expected))
     if kind not in CALLS:

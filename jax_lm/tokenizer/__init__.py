@@ -205,8 +205,8 @@ class DiffuCoderTokenizer:
 
         Instruct models are trained with `<|dlm_pad|>`; other models have no such token.
         """
-        pads = (DIFFUSION_PAD, self.special.pad or self.special.end)
-        return next(iter(self.known_ids(pads)), self.end_id)
+        end = self.special.end
+        return self.known_ids((DIFFUSION_PAD, self.special.pad or end, end))[0]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def read_optional(path: Path) -> Fields:
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise TokenizerError(f"{path} must hold a JSON object, not {type(fields).__name__}")

@@ -35,6 +35,7 @@ from jax_lm.sharding import on_mesh
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import settings_without
 from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.metrics import Metrics
 from jax_lm.training.policy_loss import forward_process, policy_loss, selective_log_softmax
 from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
@@ -182,7 +183,7 @@ class DiffuGRPOTrainer:
         if self.held_out:
             evaluations.insert(0, self.evaluate_held_out)
 
-        def evaluate_all(params: Params) -> dict[str, float]:
+        def evaluate_all(params: Params) -> Metrics:
             return {name: value for each in evaluations for name, value in each(params).items()}
 
         return self.trainer.run(
@@ -192,7 +193,7 @@ class DiffuGRPOTrainer:
             check=self.check,
         )
 
-    def evaluate_held_out(self, params: Params) -> dict[str, float]:
+    def evaluate_held_out(self, params: Params) -> Metrics:
         """Return the metrics of held-out prompts; warns if their reward has fallen."""
         metrics = self.source.evaluate(self.held_out, params)
         self.watch(
@@ -200,7 +201,7 @@ class DiffuGRPOTrainer:
         )
         return metrics
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+    def check(self, step: int, metrics: Metrics) -> None:
         """Check the metrics of an update: its ratios, and the scores of rewarded rows."""
         self.check_ratio(step, metrics)
         if metrics["rate_scale"]:
@@ -233,7 +234,7 @@ class DiffuGRPOTrainer:
         """The current policy."""
         return self.graph.merge(merge_params(self.others, self.state.params))
 
-    def check_ratio(self, step: int, metrics: Mapping[str, float]) -> None:
+    def check_ratio(self, step: int, metrics: Metrics) -> None:
         """Check that the first update of a rollout started from ratio 1.
 
         Warns if it did not, and raises RuntimeError if that happens in several rollouts in a row.
@@ -284,6 +285,7 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     tolerance = RATIO_TOLERANCE[config.training.dtype]
 
     def loss(params: Params, batch: PolicyBatch, key: Array) -> LossTerms:
+        assert batch.advantages is not None
         return policy_loss(
             score(params, batch.rows),
             batch.old_scores,

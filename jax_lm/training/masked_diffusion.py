@@ -45,6 +45,7 @@ from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
 from jax_lm.training.config import LossConfig, TrainerConfig
+from jax_lm.training.metrics import Metrics
 from jax_lm.training.run_defaults import log_setup, resolve_remat, resolve_trainer, weight_count
 from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
 from jax_lm.training.update import (
@@ -58,14 +59,13 @@ from jax_lm.training.update import (
     split_rows,
 )
 
+# A number for each token.
+TokenValues = Float[Array, "b t"]
+
 
 def token_weights(
-    config: LossConfig,
-    masked: Mask,
-    samples: Tokens,
-    levels: Float[Array, "b t"],
-    sizes: Float[Array, "b t"],
-) -> Float[Array, "b t"]:
+    config: LossConfig, masked: Mask, samples: Tokens, levels: TokenValues, sizes: TokenValues
+) -> TokenValues:
     """Compute the weight of each masked token; `sizes` counts its sample's canvas positions."""
     if config.weighting == "plain":
         return jnp.ones_like(levels)
@@ -89,11 +89,11 @@ def token_weights(
 
 def loss_terms(
     config: LossConfig,
-    losses: Float[Array, "b t"],
+    losses: TokenValues,
     masked: Mask,
     canvas: Mask,
     samples: Tokens,
-    levels: Float[Array, "b t"],
+    levels: TokenValues,
     pairs: Tokens | None = None,
 ) -> LossTerms:
     """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser.
@@ -116,11 +116,7 @@ def loss_terms(
 
 
 def drawn_loss_terms(
-    config: LossConfig,
-    losses: Float[Array, "b t"],
-    masked: Mask,
-    levels: Float[Array, "b t"],
-    shares: Float[Array, "b t"],
+    config: LossConfig, losses: TokenValues, masked: Mask, levels: TokenValues, shares: TokenValues
 ) -> LossTerms:
     """Sum the negative log-likelihoods where masks are part of the batch; returns sum and shares.
 
@@ -149,7 +145,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         else:
             attention = SampleMask(samples) if config.masks_per_query else samples >= 0
 
-        def log_probs(model: DreamForCausalLM, noisy: Tokens) -> Float[Array, "b t"]:
+        def log_probs(model: DreamForCausalLM, noisy: Tokens) -> TokenValues:
             if config.block_length is not None:
                 hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
                 return token_log_probs(model, hidden, tokens)
@@ -229,7 +225,7 @@ class ByStep:
     def __init__(self, batch: Callable[[int], Batch]) -> None:
         self.batch = batch
 
-    def draw(self, state: State) -> tuple[Batch, dict[str, float]]:
+    def draw(self, state: State) -> tuple[Batch, Metrics]:
         return self.batch(state.step), {}
 
     def save(self) -> Fields:
@@ -401,7 +397,7 @@ def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> 
         batches: rows that the parts divide.
     """
 
-    def evaluate(params: Params) -> dict[str, float]:
+    def evaluate(params: Params) -> Metrics:
         found = [
             terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]

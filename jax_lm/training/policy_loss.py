@@ -33,17 +33,20 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import Mask, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.update import RATE_SCALE, LossTerms, Mean, split_rows
 
+# Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
+TokenScores = Float[Array, "b c"]
+CompletionMask = Bool[Array, "b c"]
+
 # Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient.
 MAX_LOG_RATIO = 20.0
 
 
-# Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
 class Copies(NamedTuple):
     """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or others.
 
@@ -177,7 +180,7 @@ def weighted_scores(
     scored: Bool[Array, "b n c"],
     weights: Float[Array, "b n"],
     terms: Float[Array, "b"],
-) -> Float[Array, "b c"]:
+) -> TokenScores:
     """Compute the score s of each token from its log-probability in all copies."""
     return jnp.sum(jnp.where(scored, log_probs * weights[..., None], 0.0), axis=1) / terms[:, None]
 
@@ -186,8 +189,8 @@ def selective_log_softmax(
     logits: Float[Array, "nb c v"],
     index: Int[Array, "b c"],
     weights: Float[Array, "3"] | Float[Array, "3 b"],
-    mask: Bool[Array, "b c"] | Int[Array, "b c"],
-) -> Float[Array, "b c"]:
+    mask: CompletionMask | Int[Array, "b c"],
+) -> TokenScores:
     """Compute scores from the logits of the three copies of one pair, as the reference does.
 
     Args:
@@ -216,13 +219,13 @@ def selective_log_softmax(
 def completion_scores(
     model: DreamForCausalLM,
     tokens: Tokens,
-    attention_mask: Bool[Array, "b t"],
+    attention_mask: Mask,
     copies: Copies,
     chunk: int | None = None,
     *,
     remat: bool = False,
     temperature: float = 1.0,
-) -> Float[Array, "b c"]:
+) -> TokenScores:
     """Score the completion tokens under the model.
 
     Attention mask and positions are those of sampling, so left padding changes nothing. Hidden
@@ -258,7 +261,7 @@ def completion_scores(
 
 def score_in_chunks(
     score: Callable[[Any], Array], rows: Any, chunk: int | None, mesh: AnyMesh | None
-) -> Float[Array, "b c"]:
+) -> TokenScores:
     """Score rows in chunks.
 
     Args:
@@ -286,7 +289,7 @@ def score_in_chunks(
 
 
 def row_weights(
-    loss_type: str, completion_mask: Bool[Array, "b c"]
+    loss_type: str, completion_mask: CompletionMask
 ) -> tuple[Float[Array, "b"], Float[Array, ""]]:
     """Return the weight of each row's summed token terms, and the divisor of the weighted sum.
 
@@ -305,9 +308,7 @@ def row_weights(
     return each / jnp.maximum(lengths, 1.0), rows
 
 
-def divergence(
-    scores: Float[Array, "b c"], reference_scores: Float[Array, "b c"], clamp: float
-) -> Float[Array, "b c"]:
+def divergence(scores: TokenScores, reference_scores: TokenScores, clamp: float) -> TokenScores:
     """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s.
 
     It is never negative, and 0 only where both agree. With true log-probabilities its mean is the
@@ -322,11 +323,11 @@ def divergence(
 
 
 def policy_loss(
-    scores: Float[Array, "b c"],
-    old_scores: Float[Array, "b c"] | None,
-    reference_scores: Float[Array, "b c"] | None,
+    scores: TokenScores,
+    old_scores: TokenScores | None,
+    reference_scores: TokenScores | None,
     advantages: Float[Array, "b"],
-    completion_mask: Bool[Array, "b c"],
+    completion_mask: CompletionMask,
     form: PolicyLoss,
     *,
     tolerance: float = 0.0,

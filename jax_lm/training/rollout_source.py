@@ -18,19 +18,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import Mask, Tokens
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import replicate
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
-from jax_lm.training.policy_loss import completion_scores, forward_process, score_in_chunks
+from jax_lm.training.metrics import Metrics
+from jax_lm.training.policy_loss import (
+    CompletionMask,
+    TokenScores,
+    completion_scores,
+    forward_process,
+    score_in_chunks,
+)
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.rollout_mesh import place_sampler
 from jax_lm.training.rollouts import Completions, Rollout, Rollouts, sample_keys
@@ -56,8 +63,8 @@ class MaskedRows(NamedTuple):
     """
 
     tokens: Tokens
-    attention_mask: Bool[Array, "b t"]
-    completion_mask: Bool[Array, "b c"]
+    attention_mask: Mask
+    completion_mask: CompletionMask
     keys: UInt32[Array, "b k"]
     commit_step: Int[Array, "b c"] | None = None
 
@@ -70,22 +77,18 @@ class PolicyBatch(NamedTuple):
         old_scores: scores of the policy that sampled, under these masks; None if this is the
             rollout's only update.
         reference_scores: scores of the reference policy; None if beta is 0.
-        advantages: one per row.
+        advantages: one per row; None until the rewards are compared.
     """
 
     rows: MaskedRows
-    old_scores: Float[Array, "b c"] | None
-    reference_scores: Float[Array, "b c"] | None
-    advantages: Float[Array, "b"]
+    old_scores: TokenScores | None
+    reference_scores: TokenScores | None
+    advantages: Float[Array, "b"] | None
 
     @property
     def tokens(self) -> Tokens:
         """Prompts and completions; the trainer counts them."""
         return self.rows.tokens
-
-
-# The rows of an update with their old and reference scores.
-ScoredRows = tuple[MaskedRows, Array | None, Array | None]
 
 
 @partial(jax.jit, static_argnames=("graph", "mask_id", "generation", "masks", "chunk", "remat"))
@@ -99,7 +102,7 @@ def policy_scores(
     masks: Estimator,
     chunk: int,
     remat: bool = False,
-) -> Float[Array, "b c"]:
+) -> TokenScores:
     """Score rows under a policy."""
     model, tokens = graph.merge(params), rows.tokens
     how = {
@@ -169,6 +172,11 @@ def require_rewards(rollout: Rollout, number: int) -> None:
         logger.warning("rollout 0: %s returned None for every completion", ", ".join(silent))
 
 
+def known_reward(reward: float) -> float | None:
+    """Return a reward as JSON, which has no NaN: None for what was not judged."""
+    return None if math.isnan(reward) else float(reward)
+
+
 class RolloutSource:
     """Draws the batches of a run: a new rollout every `num_iterations` updates.
 
@@ -223,7 +231,7 @@ class RolloutSource:
         self.mixed_at: int | None = None
         self.finished_at: float | None = None
 
-    def draw(self, state: State) -> tuple[PolicyBatch, dict[str, float]]:
+    def draw(self, state: State) -> tuple[PolicyBatch, Metrics]:
         """Draw the batch of the next update, and metrics of the rollout if it begins one."""
         config, sync = self.config, self.config.ref_model_sync_steps
         # With num_iterations == 2, step 5 is the second update of rollout 2.
@@ -233,7 +241,7 @@ class RolloutSource:
         if is_due and self.mixed_at != state.step:
             self.arrays = mix(self.arrays, state.params, config.ref_model_mixup_alpha)
             self.mixed_at = state.step
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         # make a rollout
         if iteration == 0:
             # Wait for the last update, whose time would count as the rollout's.
@@ -246,7 +254,7 @@ class RolloutSource:
             self.finished_at = time.monotonic()
         return self.batches[iteration], metrics
 
-    def make(self, policy: Params, number: int) -> tuple[list[PolicyBatch], dict[str, float]]:
+    def make(self, policy: Params, number: int) -> tuple[list[PolicyBatch], Metrics]:
         """Make a rollout: sample completions, judge them, and score them for each update.
 
         Args:
@@ -272,20 +280,15 @@ class RolloutSource:
         # compare
         advantage, mask = map(self.put, self.rollouts.compare(rollout, number))
         batches = [
-            PolicyBatch(rows._replace(completion_mask=mask), old, reference, advantage)
-            for rows, old, reference in updates
+            update._replace(rows=update.rows._replace(completion_mask=mask), advantages=advantage)
+            for update in updates
         ]
         # report
         self.log(number, rollout)
         return batches, self.rollouts.rollout_metrics(sampled)
 
-    def score(self, policy: Params, number: int, completions: Completions) -> list[ScoredRows]:
-        """Start to score completions under the masks of each update.
-
-        Returns:
-            For each update its rows, their scores under the policy that sampled (None if it is
-            the only update) and under the reference (None without one).
-        """
+    def score(self, policy: Params, number: int, completions: Completions) -> list[PolicyBatch]:
+        """Start to score completions under the masks of each update; advantages are not known."""
         config = self.config
         rows = [
             self.make_rows(completions, number, update)
@@ -294,10 +297,11 @@ class RolloutSource:
         old = policy if config.needs_old_scores else None
         reference = self.policy(self.arrays) if self.arrays else None
         return [
-            (
+            PolicyBatch(
                 masked,
                 None if old is None else self.score_rows(old, masked),
                 None if reference is None else self.score_rows(reference, masked),
+                None,
             )
             for masked in rows
         ]
@@ -316,7 +320,7 @@ class RolloutSource:
             commit_step=self.put(completions.commit_step) if reads_steps else None,
         )
 
-    def evaluate(self, prompts: Prompts, params: Params) -> dict[str, float]:
+    def evaluate(self, prompts: Prompts, params: Params) -> Metrics:
         """Measure the mean reward of one completion per prompt, and the KL from the start.
 
         The KL is the mean log ratio of the tokens that the policy drew. On several hosts, which
@@ -353,16 +357,11 @@ class RolloutSource:
         assert rollout.totals is not None
         lines = []
         for row in range(min(LOGGED_COMPLETIONS, len(rollout.prompts))):
-            scores = {"": rollout.totals, **rollout.parts}
-            # JSON has no NaN, the reward of what was not judged.
-            rewards: dict[str, float | None] = {
-                name: None if math.isnan(column[row]) else float(column[row])
-                for name, column in scores.items()
-            }
+            rewards = {name: known_reward(scores[row]) for name, scores in rollout.parts.items()}
             entry = {
                 "prompt": rollout.prompts[row].content,
                 "completion": rollout.completions.texts[row],
-                "reward": rewards.pop(""),
+                "reward": known_reward(rollout.totals[row]),
                 "rewards": rewards,
             }
             lines.append(printable_json(entry) + "\n")
@@ -376,7 +375,6 @@ class RolloutSource:
 
     def load(self, saved: Fields) -> None:
         """Restore the rollout that `save` returned."""
-        # checkpoints of earlier versions were made between rollouts
-        self.mixed_at = saved.get("mixed_at")
+        self.mixed_at = saved["mixed_at"]
         batches = jax.tree.map(self.put, saved["batches"])
         self.batches = [PolicyBatch(MaskedRows(*rows), *others) for rows, *others in batches]

@@ -24,8 +24,12 @@ from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import divisors, row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.metrics import Metrics
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
 from jax_lm.training.update import Params
+
+# A reward of each completion; NaN of one that was not judged.
+RewardArray = Float[np.ndarray, "b"]
 
 # Iteration number in the keys of sampling; the updates of a rollout have numbers from 1.
 SAMPLING = 0
@@ -84,11 +88,11 @@ class Rollout(NamedTuple):
 
     prompts: Shaped[np.ndarray, "b"]
     completions: Completions
-    totals: Float[np.ndarray, "b"] | None
-    parts: OrderedDict[str, Float[np.ndarray, "b"]]
+    totals: RewardArray | None
+    parts: OrderedDict[str, RewardArray]
 
     @property
-    def rewards(self) -> Float[np.ndarray, "b"]:
+    def rewards(self) -> RewardArray:
         """The totals in float32, as training uses them."""
         assert self.totals is not None
         return self.totals.astype(np.float32)
@@ -151,7 +155,9 @@ class Rollouts:
         # judge, and replace groups without variance
         rollout = self.judge_rollout(rollout)
         for draw in range(1, 1 + self.config.dynamic_sampling):
-            missing = self.missing(rollout)
+            # groups with variance that the rollout lacks
+            varied = has_variance(rollout.rewards, self.config.num_generations)
+            missing = self.config.prompts_per_step - int(varied.sum())
             if missing <= 0:
                 break
             # 3 missing: (3 - 1).bit_length() = 2, and 1 << 2 = 4
@@ -213,11 +219,6 @@ class Rollouts:
         self.seconds["reward_seconds"] += time.monotonic() - start
         return rollout
 
-    def missing(self, rollout: Rollout) -> int:
-        """Count the groups with variance that a rollout lacks."""
-        varied = has_variance(rollout.rewards, self.config.num_generations)
-        return self.config.prompts_per_step - int(varied.sum())
-
     def choose_groups(self, rollout: Rollout) -> Rollout:
         """Choose the groups to train on: the first with variance, then the first without.
 
@@ -229,9 +230,7 @@ class Rollouts:
         # groups [3, 0] of size 2 -> rows [6, 7, 0, 1]
         return rollout.take((groups[:, None] * size + np.arange(size)).ravel())
 
-    def compare(
-        self, rollout: Rollout, number: int
-    ) -> tuple[Float[np.ndarray, "b"], Bool[np.ndarray, "b c"]]:
+    def compare(self, rollout: Rollout, number: int) -> tuple[RewardArray, Bool[np.ndarray, "b c"]]:
         """Return the completions' advantages, and the tokens that count.
 
         None count of a completion that was not judged, or whose group has no variance.
@@ -250,7 +249,7 @@ class Rollouts:
         counts = teaches & np.isfinite(rewards)
         return compared, rollout.completions.completion_mask & counts[:, None]
 
-    def rollout_metrics(self, rollout: Rollout) -> dict[str, float]:
+    def rollout_metrics(self, rollout: Rollout) -> Metrics:
         """Summarise a rollout with all that was drawn for it: rewards, lengths, entropy, times.
 
         The entropy is that of sampling, per token, estimated from what was drawn.
@@ -263,7 +262,7 @@ class Rollouts:
             "entropy": -float(np.log(confidence).mean()),
         }
 
-    def evaluate(self, policy: Params, prompts: Prompts) -> tuple[dict[str, float], Completions]:
+    def evaluate(self, policy: Params, prompts: Prompts) -> tuple[Metrics, Completions]:
         """Measure the mean reward of one completion per prompt; also return the completions."""
         completions = self.complete(policy, prompts, HELD_OUT)
         sampled = Rollout(np.array(prompts, object), completions, None, OrderedDict())
@@ -399,12 +398,12 @@ def judge_completions(rewards: WeightedSum, rollout: Rollout, group_size: int) -
 
 
 def advantages(
-    rewards: Float[np.ndarray, "b"],
+    rewards: RewardArray,
     num_generations: int,
     *,
     baseline: str = "leave_one_out",
     scale_rewards: bool = False,
-) -> Float[np.ndarray, "b"]:
+) -> RewardArray:
     """Compute advantages: compare each reward with the others of its group of consecutive rows.
 
     NaN is the reward of a completion that was not judged. It enters no baseline, and its advantage
@@ -435,7 +434,7 @@ def advantages(
     return result.ravel().astype(np.float32)
 
 
-def has_variance(rewards: Float[np.ndarray, "b"], group_size: int) -> Bool[np.ndarray, "g"]:
+def has_variance(rewards: RewardArray, group_size: int) -> Bool[np.ndarray, "g"]:
     """Return which groups have judged completions with different rewards.
 
     Only these groups teach: in the others, all advantages are 0.
@@ -444,7 +443,7 @@ def has_variance(rewards: Float[np.ndarray, "b"], group_size: int) -> Bool[np.nd
     return np.array([len(np.unique(group[np.isfinite(group)])) > 1 for group in groups])
 
 
-def reward_metrics(rollout: Rollout, group_size: int) -> dict[str, float]:
+def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
     """Summarise rewards and completions: means over what was judged, NaN if nothing was."""
     rewards, parts = rollout.rewards, rollout.parts
     groups = [group[np.isfinite(group)] for group in rewards.reshape(-1, group_size)]
@@ -461,13 +460,13 @@ def reward_metrics(rollout: Rollout, group_size: int) -> dict[str, float]:
     }
 
 
-def standard_error(rewards: Float[np.ndarray, "b"]) -> float:
+def standard_error(rewards: RewardArray) -> float:
     """Return the standard error of the mean of the rewards that are not NaN."""
     judged = rewards[np.isfinite(rewards)]
     return float(judged.std(ddof=1) / math.sqrt(judged.size)) if judged.size > 1 else math.nan
 
 
-def mean_of_judged(scores: Float[np.ndarray, "b"]) -> float:
+def mean_of_judged(scores: RewardArray) -> float:
     """Average the scores that are not NaN; NaN if all are."""
     judged = scores[np.isfinite(scores)]
     return float(judged.mean()) if judged.size else math.nan

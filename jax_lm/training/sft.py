@@ -10,7 +10,7 @@ Knows samples, no files.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
 
-from jax_lm.data.batches import Batch, Order, Row, SampleStream, Vary
-from jax_lm.data.token_shards import TextRows, TokenShards
+from jax_lm.data.batches import Batch, Indices, Order, Row, SampleStream, Vary
+from jax_lm.data.token_shards import TextRows, TokenShards, TrainingSamples
 from jax_lm.host.memory import free_memory
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.planning.memory import PlannedStep, require_room
@@ -44,7 +43,7 @@ LONGEST, LENGTH_BUCKET = 2048, 32
 
 def fine_tune(
     model: DreamForCausalLM,
-    samples: Sequence[Row] | TokenShards,
+    samples: TrainingSamples,
     config: SftConfig,
     out: Path,
     *,
@@ -109,9 +108,7 @@ def longest_allowed(config: SftConfig, context: int) -> int:
     return config.max_length or min(LONGEST, context)
 
 
-def resolve_length(
-    config: SftConfig, samples: Sequence[Row] | TokenShards, context: int
-) -> SftConfig:
+def resolve_length(config: SftConfig, samples: TrainingSamples, context: int) -> SftConfig:
     """Choose rows as long as the longest sample and the pads after it, unless a length is set.
 
     Raises:
@@ -182,7 +179,7 @@ def require_memory(
 
 def adapt(
     model: DreamForCausalLM,
-    samples: Sequence[Row] | TokenShards,
+    samples: TrainingSamples,
     config: AdaptConfig,
     out: Path,
     *,
@@ -219,7 +216,7 @@ def adapt(
 
 
 def make_streams(
-    samples: Sequence[Row] | TokenShards,
+    samples: TrainingSamples,
     config: SftConfig | AdaptConfig,
     pad_id: int,
     spare_pads: int | None,
@@ -267,9 +264,7 @@ def make_streams(
     return partial(stream, learnt), batches
 
 
-def lengths_of(
-    samples: Sequence[Row] | TokenShards, limit: int, spare_pads: int | None
-) -> Int[np.ndarray, "n"]:
+def lengths_of(samples: TrainingSamples, limit: int, spare_pads: int | None) -> Indices:
     """Count the tokens of each sample, including the pads after it, up to `limit`.
 
     Raises:
@@ -296,7 +291,7 @@ def by_step(
     return ByStep(lambda step: stream.batch(step, openness=openness(step), **part))
 
 
-def split(count: int, share: float, seed: int) -> tuple[Int[np.ndarray, "n"], ...]:
+def split(count: int, share: float, seed: int) -> tuple[Indices, ...]:
     """Split sample numbers into training and, if `share` is not 0, held-out ones, by the seed.
 
     Raises:

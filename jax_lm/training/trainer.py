@@ -35,7 +35,7 @@ from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
 from jax_lm.training.config import TrainerConfig
-from jax_lm.training.metrics import Meter, Write, open_writers, require_trackers
+from jax_lm.training.metrics import Meter, Metrics, Write, open_writers, require_trackers
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.run_defaults import resolve_trainer, weight_count
 from jax_lm.training.update import Batch, Loss, Params, make_update, placements
@@ -48,9 +48,9 @@ SETTINGS_FILE = "settings.json"
 DRAW_PATIENCE = 5.0
 
 # Takes trained weights, and returns metrics.
-Evaluate = Callable[[Params], Mapping[str, float]]
+Evaluate = Callable[[Params], Metrics]
 # Takes a step and its metrics, and raises if the run must end.
-Check = Callable[[int, Mapping[str, float]], None]
+Check = Callable[[int, Metrics], None]
 
 
 class State(NamedTuple):
@@ -76,7 +76,7 @@ class BatchSource(Protocol):
 
     arrays: Any
 
-    def draw(self, state: State) -> tuple[Batch, dict[str, float]]: ...
+    def draw(self, state: State) -> tuple[Batch, Metrics]: ...
 
     def save(self) -> Fields: ...
 
@@ -430,7 +430,7 @@ class Running(NamedTuple):
     step: int
     batch: Batch
     metrics: dict[str, Array]
-    drawn: dict[str, float]
+    drawn: Metrics
 
 
 @contextmanager
@@ -477,7 +477,7 @@ class BestEvaluation:
     step: int | None = None
     since: int = 0
 
-    def see(self, step: int, results: Mapping[str, float]) -> bool:
+    def see(self, step: int, results: Metrics) -> bool:
         """Record an evaluation; returns whether it is the best so far.
 
         Raises:
