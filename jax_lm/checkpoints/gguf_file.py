@@ -128,7 +128,8 @@ def heads_of(reader: gguf.GGUFReader, name: str) -> int:
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of the file that a folder presents, by our names."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    path, dtype = (folder / GGUF_LINK).resolve(), np.dtype(index["dtype"])
+    path = (folder / GGUF_LINK).resolve()
+    dtype = np.dtype(index["dtype"])
     tensors = {}
     for name, (shape, kind, offset, heads) in index["tensors"].items():
         quantization = gguf.GGMLQuantizationType[kind]
@@ -230,7 +231,8 @@ def present(path: Path, folder: Path) -> None:
     """Write configuration, tokenizer, the places of tensors, and a link to a file into a folder."""
     # Parsing takes seconds, as the library makes an object of every token.
     reader = open_file(path)
-    config, index = model_config(path, reader), read_index(path, reader)
+    config = model_config(path, reader)
+    index = read_index(path, reader)
     write_json(folder / "config.json", config.to_dict() | {"torch_dtype": index["dtype"]})
     write_json(folder / INDEX, index)
     read_tokenizer(reader, folder)

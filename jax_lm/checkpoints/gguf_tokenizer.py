@@ -26,13 +26,15 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
         CheckpointError: it is not a byte-level BPE with a known way to split words.
     """
     fields = {name: field.contents() for name, field in reader.fields.items() if "token" in name}
-    model, kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    model = fields.get("tokenizer.ggml.model")
+    kind = fields.get("tokenizer.ggml.pre")
     if model != "gpt2" or kind not in WORDS:
         raise CheckpointError(
             f"tokenizer.ggml.model={model!r} with tokenizer.ggml.pre={kind!r}: only gpt2 with "
             f"{', '.join(WORDS)} is read"
         )
-    texts, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    texts = fields["tokenizer.ggml.tokens"]
+    types = fields["tokenizer.ggml.token_type"]
     # Rows of the table without a token have texts such as [PAD151665].
     vocabulary = {
         text: number

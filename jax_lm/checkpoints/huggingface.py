@@ -84,7 +84,8 @@ def resolve(
     """
     try:
         path = Path(path_or_hub_id).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
+        is_folder = path.is_dir()
+        is_file = path.is_file()
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
             f"{kind} {str(path_or_hub_id)!r} is not a usable path: {error}"
@@ -214,7 +215,8 @@ def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
     single = {tensor.name: tensor for tensor in headers(whole)}
     shards = {tensor.name: tensor for path in set(files.values()) for tensor in headers(path)}
     for name in sorted(single.keys() | shards.keys()):
-        own, other = single.get(name), shards.get(name)
+        own = single.get(name)
+        other = shards.get(name)
         if own is None or other is None or not np.array_equal(raw_bytes(own), raw_bytes(other)):
             raise CheckpointError(
                 f"{whole} and {whole.parent / INDEX} are two models: {name!r} differs; remove one"
@@ -234,7 +236,8 @@ def headers(path: Path) -> Iterator[StoredTensor]:
             raise CheckpointError(
                 f"{name!r} in {path} has dtype {entry['dtype']}, which is not supported"
             )
-        shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
+        shape = tuple(entry["shape"])
+        dtype = DTYPES[entry["dtype"]]
         start = end + entry["data_offsets"][0]
         view = partial(map_values, path, dtype, start, shape)
         yield StoredTensor(path, name, shape, dtype, view)

@@ -101,11 +101,14 @@ class LoadSpec:
             )
         is_scale = name.endswith(".scale")
         if self.holds_int8(name):
-            expected, fits = "int8", tensor.dtype == np.int8
+            expected = "int8"
+            fits = tensor.dtype == np.int8
         elif is_scale:
-            expected, fits = "float32", tensor.dtype == np.float32
+            expected = "float32"
+            fits = tensor.dtype == np.float32
         else:
-            expected, fits = "a float dtype", jnp.issubdtype(tensor.dtype, jnp.floating)
+            expected = "a float dtype"
+            fits = jnp.issubdtype(tensor.dtype, jnp.floating)
         if not fits:
             raise CheckpointError(
                 f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}"

@@ -20,7 +20,8 @@ from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, save_tensor
 from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, output_folder, write_whole
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 FILES = (CONFIG, WEIGHTS)
 
 # A key in the metadata of the safetensors file. adapter_config.json has no such field, because peft
@@ -203,7 +204,8 @@ def read_adapter(folder: Path) -> StoredAdapter:
     config = read_config(fields, folder / CONFIG)
     tensors, root = rename_tensors(folder / WEIGHTS)
     _, metadata, _ = huggingface.read_header(folder / WEIGHTS)
-    name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
+    name = fields.get("base_model_name_or_path")
+    revision = fields.get("revision")
     if not isinstance(name, str | None) or not isinstance(revision, str | None):
         raise CheckpointError(
             f"{folder / CONFIG}: base_model_name_or_path and revision must be text"

@@ -100,7 +100,8 @@ def convert(
         raise ValueError(f"destination {str(destination)!r} exists already")
     if "gguf" in (conversion.format, destination.suffix.removeprefix(".")):
         return convert_to_gguf(source, destination, conversion, on_progress)
-    config, int8 = DreamForCausalLM.read_config(source), DreamForCausalLM.is_int8(source)
+    config = DreamForCausalLM.read_config(source)
+    int8 = DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
     settings = {"quantize": conversion.int8, "allow_nonfinite": conversion.allow_nonfinite}
     spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
@@ -160,7 +161,8 @@ def convert_to_gguf(
             yield name, data, kind
 
     with hidden_folder(destination) as folder:
-        file, copy = folder / destination.name, folder / "copy"
+        file = folder / destination.name
+        copy = folder / "copy"
         library.save(file, config, encode_all(), tokenizer)
         copy.mkdir()
         library.present(file, copy)

@@ -58,7 +58,8 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
     # An adapter has no config.json; a merged model may have both files.
     is_adapter = (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file()
     sent = sorted(adapter_files(folder) if is_adapter else model_files(folder))
-    write_card, card = adapter_card if is_adapter else model_card, None
+    write_card = adapter_card if is_adapter else model_card
+    card = None
     if folder / CARD not in sent:
         card = write_card(folder, repo, f"license: {license_name}\n" if license_name else "")
     left_out = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in sent]

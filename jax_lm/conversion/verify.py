@@ -39,7 +39,8 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
     """
     # Configuration and headers, without which the other checks make no sense.
     try:
-        config, int8 = DreamForCausalLM.read_config(folder), DreamForCausalLM.is_int8(folder)
+        config = DreamForCausalLM.read_config(folder)
+        int8 = DreamForCausalLM.is_int8(folder)
         yield Check(
             "config.json",
             f"{config.model_type}, {config.num_hidden_layers} layers{', int8' if int8 else ''}",

@@ -122,7 +122,8 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     Raises:
         ValueError: the file cannot be read, or contains no problem.
     """
-    problems, refused = [], 0
+    problems = []
+    refused = 0
     for where, problem in convert_lines(open_source(str(data), 1).read(0), AceCodeProblem.read):
         if isinstance(problem, ValueError):
             refused += 1

@@ -110,8 +110,10 @@ def collate(
         openness: value for all rows, see `Batch`.
     """
     shape = (len(rows), length)
-    tokens, samples = np.full(shape, pad_id, np.int32), np.full(shape, -1, np.int32)
-    canvas, drawn = np.zeros(shape, bool), DrawnMasks(*np.zeros((2, *shape), np.float32))
+    tokens = np.full(shape, pad_id, np.int32)
+    samples = np.full(shape, -1, np.int32)
+    canvas = np.zeros(shape, bool)
+    drawn = DrawnMasks(*np.zeros((2, *shape), np.float32))
     # length=6, samples [1, 2] (closed) and [3, 4] (open):
     #   tokens  1 2 3 4 pad pad
     #   samples 0 0 1 1  1   1
@@ -128,7 +130,8 @@ def collate(
             if sample.open and sample is row[-1]:
                 canvas[i, end:] = True
                 samples[i, end:] = number
-            start, number = end, number + 1
+            start = end
+            number = number + 1
     opening = None if openness is None else np.full(len(rows), openness, np.float32)
     is_drawn = any(sample.drawn for row in rows for sample in row)
     return Batch(tokens, canvas, samples, opening, drawn if is_drawn else None)
@@ -179,7 +182,9 @@ class Order:
     ) -> None:
         if not len(lengths):
             raise ValueError("lengths=[]: there must be at least one sample")
-        self.lengths, self.seed, self.capacity = np.asarray(lengths), seed, capacity
+        self.lengths = np.asarray(lengths)
+        self.seed = seed
+        self.capacity = capacity
         if capacity is not None and self.lengths.max() > capacity:
             raise ValueError(
                 f"sample of {self.lengths.max()} tokens: longer than a row of {capacity}"
@@ -207,7 +212,9 @@ class Order:
         """
         # capacity 8, lengths 5, 6, 3, 2 -> rows [5, 3] and [6, 2]
         assert self.capacity is not None
-        done, rows, room = [], [], []
+        done = []
+        rows = []
+        room = []
         for sample in order:
             length = int(self.lengths[sample])
             row = next((i for i, free in enumerate(room) if free >= length), None)

@@ -103,7 +103,8 @@ def read_samples(
     Raises:
         ValueError: it cannot be read, or no line of it can be used.
     """
-    source, samples = open_source(str(data), 1, split=split, subset=subset), Samples([], [])
+    source = open_source(str(data), 1, split=split, subset=subset)
+    samples = Samples([], [])
     for where, rows in convert_lines(source.read(0), to_rows):
         if isinstance(rows, ValueError):
             samples.refused.append((where, str(rows)))

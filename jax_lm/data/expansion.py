@@ -60,8 +60,10 @@ class Expansion:
         The step has no influence.
         """
         # cut
-        ids, learnt = np.array(sample.ids), np.array(sample.canvas)
-        prompt, answer = ids[~learnt].tolist(), ids[learnt].tolist()
+        ids = np.array(sample.ids)
+        learnt = np.array(sample.canvas)
+        prompt = ids[~learnt].tolist()
+        answer = ids[learnt].tolist()
         prefix, middle, suffix = map(
             self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
         )
@@ -123,7 +125,8 @@ def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
         if is_worth_learning("".join(lines[first : last + 1])):
             break
     else:
-        first, last = 0, len(lines) - 1
+        first = 0
+        last = len(lines) - 1
     begin = start + sum(map(len, lines[:first]))
     stop = begin + len("".join(lines[first : last + 1]).rstrip("\n"))
     if rng.random() < PART_SHARE:
@@ -152,7 +155,9 @@ def merge_masks(
     """
     # [a, b, c, d] with b, c, d masked and the first pair drawn:
     # labels [a, expand, c, d], shown [True, True, False, True]
-    labels, shown, drawn = middle.copy(), np.ones(len(middle), bool), rng.random(len(middle))
+    labels = middle.copy()
+    shown = np.ones(len(middle), bool)
+    drawn = rng.random(len(middle))
     for place in range(len(middle) - 1):
         if masked[place] and masked[place + 1] and drawn[place] < share:
             labels[place], shown[place + 1] = expand_id, False

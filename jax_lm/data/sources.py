@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 # Default size of a part: 256 MiB of a file, or 131,072 rows of a data set.
-PART_BYTES, PART_ROWS = 2**28, 2**17
+PART_BYTES = 2**28
+PART_ROWS = 2**17
 
 # The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
@@ -66,7 +67,8 @@ class JsonFiles:
         start = part * self.part_bytes
         for path, size, _ in self.files:
             if start < size and start + self.part_bytes > 0:
-                file, stop = Path(path), min(start + self.part_bytes, size)
+                file = Path(path)
+                stop = min(start + self.part_bytes, size)
                 name = f"{file.name}, " if len(self.files) > 1 else ""
                 is_array = holds_array(file)
                 lines = elements_of(file) if is_array else lines_from(file, max(start, 0), stop)
@@ -173,7 +175,8 @@ def load_dataset(source: HubDataset) -> Any:
             "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
         )
         raise ValueError(f"data={source.data!r}: {wants}") from error
-    path, options = Path(source.data), {"split": source.split, "streaming": source.streaming}
+    path = Path(source.data)
+    options = {"split": source.split, "streaming": source.streaming}
     try:
         if any((path / name).is_file() for name in SAVED):
             saved = datasets.load_from_disk(source.data)
@@ -240,7 +243,8 @@ def open_source(
     if splits := files_by_split(files):
         if split not in splits:
             raise ValueError(f"split={split!r}: data={data!r} has only {', '.join(splits)}")
-        files, split = splits[split], WHOLE
+        files = splits[split]
+        split = WHOLE
     require_whole(data, split, subset)
     return JsonFiles.of(files, 1 if holds_array(path) else num_shards)
 

@@ -26,8 +26,11 @@ from jax_lm.data.batches import Indices, Row
 Kind = Literal["text", "conversations"]
 # Start and stop of parts of the concatenated texts, in tokens.
 Pieces = list[tuple[int, int]]
-DATASET, FORMAT = "dataset.json", 1
-TOKENS, INDEX, DONE = ".tokens", ".index", ".json"
+DATASET = "dataset.json"
+FORMAT = 1
+TOKENS = ".tokens"
+INDEX = ".index"
+DONE = ".json"
 # Rounds of the Feistel network. Four make it indistinguishable from a random permutation.
 ROUNDS = 4
 
@@ -79,7 +82,8 @@ class TokenShards:
                     f"data={str(folder)!r}: tokenised with {name}={fields.get(name)!r}, "
                     f"not {wanted!r}"
                 )
-        shards, dtype = fields["shards"], np.dtype(fields["dtype"])
+        shards = fields["shards"]
+        dtype = np.dtype(fields["dtype"])
         for shard in shards:
             # Two int64 for each sample: its end and its number of visible tokens.
             sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
@@ -127,8 +131,10 @@ class TokenShards:
         """Read a sample: a visible prompt, then an open canvas."""
         # A shard with ends [4, 7]: sample 1 is tokens 4 to 6.
         shard, place = locate(self.sample_starts, number)
-        ends, count = self.ends(shard), len(self.ends(shard))
-        start, stop = int(ends[place - 1]) if place else 0, int(ends[place])
+        ends = self.ends(shard)
+        count = len(self.ends(shard))
+        start = int(ends[place - 1]) if place else 0
+        stop = int(ends[place])
         visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), count + place, 1)[0])
         ids = self.map_file(shard, TOKENS, self.dtype, start, stop - start).tolist()
         return Row(tuple(ids), (False,) * visible + (True,) * (len(ids) - visible))
@@ -251,7 +257,8 @@ def permute(number: int, size: int, key: bytes) -> int:
     while True:
         for turn in range(ROUNDS):
             # 0b1101 with half=2 -> left 0b11, right 0b01; swapped, with left xor hash(right)
-            left, right = number >> half, number & mask
+            left = number >> half
+            right = number & mask
             drawn = hashlib.blake2b(b"%d %d" % (turn, right), digest_size=8, key=key).digest()
             number = right << half | (left ^ int.from_bytes(drawn, "little") & mask)
         if number < size:

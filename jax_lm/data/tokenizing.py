@@ -177,8 +177,11 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
     tokenizer = tokenizer_of(job)
     max_length = sys.maxsize if job.kind == "text" else job.max_length
     to_rows = rows_reader(job.kind, tokenizer, max_length, job.columns, job.form)
-    dtype, digest = dtype_of(tokenizer), hashlib.sha256()
-    ends, visible, refused = array("q", [0]), array("q"), []
+    dtype = dtype_of(tokenizer)
+    digest = hashlib.sha256()
+    ends = array("q", [0])
+    visible = array("q")
+    refused = []
     path = out / f"{shard_name(part)}{TOKENS}"
     with open_synced(path) as file:
         for where, rows in convert_lines(job.source.read(part), to_rows):

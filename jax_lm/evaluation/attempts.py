@@ -27,7 +27,8 @@ from untrusted.runner import choose_tier
 # Outcome of a problem that does not fit into the model's context.
 TOO_LONG = "too long"
 # Outcomes of a program that the sandbox could not run, or whose tests it could not judge.
-SANDBOX_ERROR, CANNOT_JUDGE = "sandbox_error", "cannot_judge"
+SANDBOX_ERROR = "sandbox_error"
+CANNOT_JUDGE = "cannot_judge"
 UNJUDGED = (SANDBOX_ERROR, CANNOT_JUDGE)
 # Suffix of the tier if the program ran in the process of its tests, and could forge the verdict.
 NO_BORDER = ", in the program's process"
@@ -256,7 +257,8 @@ def problem_executor(
 class Journal(RunLog):
     """Log of the attempts of a run, by problem and sample."""
 
-    name, kind = "attempts.jsonl", "attempt"
+    name = "attempts.jsonl"
+    kind = "attempt"
 
     def __init__(self, folder: Path | None, settings: Record) -> None:
         self.records: dict[Key, Record] = {}

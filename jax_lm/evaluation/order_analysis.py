@@ -76,7 +76,8 @@ def analyze_order(
         largest probability at each position while the whole canvas is masked, averaged over
         problems; an autoregressive model has one at the first position only.
     """
-    traces, rows = [], []
+    traces = []
+    rows = []
     for setting in options:
         # All greedy samples are equal.
         count = samples if setting.temperature > 0 else 1
@@ -301,7 +302,8 @@ def trace_order(trace: Row) -> Positions:
     first, then from left to right.
     """
     # commit_step [0, 2, 1, 1], confidence [.9, .8, .5, .7] -> order [0, 3, 2, 1]
-    steps, confidence = np.array(trace["commit_step"]), np.array(trace["confidence"])
+    steps = np.array(trace["commit_step"])
+    confidence = np.array(trace["confidence"])
     # lexsort: the last key is the primary one
     return np.lexsort((np.arange(len(steps)), -confidence, steps))
 
@@ -317,7 +319,8 @@ def local_ar_ness(order: Positions, k: int) -> float:
     # order [0, 2, 1, 3], k=2: windows [0 2 | 1], [2 1 | 3]. The left neighbours of 1 are -1 and 0,
     # those of 3 are 1 and 2: only the second window counts, 0.5.
     windows = np.lib.stride_tricks.sliding_window_view(order, k + 1)
-    before, now = np.sort(windows[:, :k], axis=1), windows[:, k:]
+    before = np.sort(windows[:, :k], axis=1)
+    now = windows[:, k:]
     return float(np.mean(np.all(before == now - np.arange(k, 0, -1), axis=1)))
 
 

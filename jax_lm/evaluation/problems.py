@@ -215,7 +215,8 @@ def texts(record: Fields, name: str, *, default: list[str] | None = None) -> lis
 
 def infilling(record: Fields) -> Problem:
     """Convert a record of HumanEval-infilling."""
-    name, entry_point = text(record, "task_id"), text(record, "entry_point")
+    name = text(record, "task_id")
+    entry_point = text(record, "entry_point")
     return Problem(
         name=name,
         group=name.split("/")[0],
@@ -231,7 +232,8 @@ def infilling(record: Fields) -> Problem:
 def humaneval(record: Fields, *, plus: bool = False) -> Problem:
     """Convert a record of HumanEval, or of HumanEval+ in its OriginFmt: the gap is at the end."""
     problem = infilling(record | {"suffix": ""})
-    test, call = text(record, "test"), problem.tests[-1]
+    test = text(record, "test")
+    call = problem.tests[-1]
     if plus != (GENERATED_INPUTS in test):
         raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
     return replace(
@@ -252,11 +254,9 @@ def mbpp(record: Fields, *, plus: bool = False) -> Problem:
     `test_setup_code` runs after the program, not before: in tasks 367 and 927 it uses classes of
     the solution.
     """
-    name, code, asserts = (
-        f"MBPP/{record.get('task_id')}",
-        text(record, "code"),
-        texts(record, "test_list"),
-    )
+    name = f"MBPP/{record.get('task_id')}"
+    code = text(record, "code")
+    asserts = texts(record, "test_list")
     if not asserts:
         raise LookupError("has no test in 'test_list'")
     prompt = f'"""\n{text(record, "text", "prompt").strip()}\n{asserts[0]}\n"""\n'
@@ -291,7 +291,8 @@ def livecodebench(record: Fields) -> Problem:
     The wording of the question is ours. The limits are those of the benchmark: six seconds for a
     case, and a program may use the imports of the published harness.
     """
-    content, starter = text(record, "question_content"), text(record, "starter_code").rstrip()
+    content = text(record, "question_content")
+    starter = text(record, "starter_code").rstrip()
     try:
         tests = tuple(row_tests(record))
     except ValueError as error:

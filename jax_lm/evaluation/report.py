@@ -56,7 +56,8 @@ def evaluation_report(
     settings: Record, records: Collection[Record], ks: Sequence[int], *, total: int
 ) -> Document:
     """Return the report of a run with these settings on a suite of `total` problems."""
-    suite, measured = settings["suite"], rates(records, ks)
+    suite = settings["suite"]
+    measured = rates(records, ks)
     # Failures first: they are what a reader looks for.
     order = sorted(
         records,
@@ -75,7 +76,8 @@ def evaluation_report(
 
 def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     """Return a table of this run's pass@1 and the published ones; empty if either is missing."""
-    pass_at_1, scores = [rate for rate in measured if rate.k == 1], paper_scores(suite)
+    pass_at_1 = [rate for rate in measured if rate.k == 1]
+    scores = paper_scores(suite)
     if not pass_at_1 or not scores:
         return []
     # Number of problems behind the published scores.
@@ -85,7 +87,8 @@ def paper_sections(suite: str, measured: Sequence[Rate]) -> list[Section]:
     rates_of = {"this run": (own.value, own.low, own.high)}
     for model, score in scores.items():
         rates_of[model] = (score / 100, *wilson(score / 100, size))
-    rows, bars = [], []
+    rows = []
+    bars = []
     for model, (value, low, high) in rates_of.items():
         rows.append({"model": model, "value": 100 * value, "low": 100 * low, "high": 100 * high})
         bars.append((model, "published" if model in scores else model, 100 * value))

@@ -123,7 +123,8 @@ class Constraint:
 
         A stop token is accepted only after a complete text.
         """
-        rest, stops = self.rest(ids), self.tokenizer.stop_ids
+        rest = self.rest(ids)
+        stops = self.tokenizer.stop_ids
         assert rest is not None, "tokens with a known end"
         # candidates come in the order of preference
         for token in candidates:

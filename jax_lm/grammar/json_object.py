@@ -50,13 +50,16 @@ class JsonObjectGrammar:
     def completion(self, text: str, after: str = "") -> str | None:
         """Return the shortest end; None if no object begins with `text`. Ignores `after`."""
         # `closers` is what closes everything open, innermost first: after '{"a": [' it is "]}".
-        expects, closers, place = "object", "", 0
+        expects = "object"
+        closers = ""
+        place = 0
         while place < len(text):
             # the text ends inside this token, or the token is wrong
             if (read := token_length(text, place, expects, closers[:1])) == 0:
                 end = missing_end(text[place:], expects)
                 return None if end is None else end + SHORTEST[after_scalar(expects)] + closers
-            char, place = text[place], place + read
+            char = text[place]
+            place = place + read
             # open a level
             if char in "{[":
                 expects, closers = (

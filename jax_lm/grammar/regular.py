@@ -86,7 +86,8 @@ class RegularGrammar:
     def completion(self, text: str, after: str = "") -> str | None:
         """Return the end with the fewest bytes; None if no match begins so. Ignores `after`."""
         # follow the text
-        state, end = self.start, bytearray()
+        state = self.start
+        end = bytearray()
         for byte in text.encode():
             if (state := self.next_state(state, byte)) not in self.nearest:
                 return None

@@ -34,7 +34,8 @@ TEST_COLUMNS = (
 # Column of LiveCodeBench that contains the function's name.
 METADATA = "metadata"
 # Types of a case in data sets: RUNS run the program with input on stdin, CALLS call a function.
-RUNS, CALLS = ("stdin", "stdin_stdout"), ("functional", "function_call")
+RUNS = ("stdin", "stdin_stdout")
+CALLS = ("functional", "function_call")
 
 # Maximum bytes (512 MiB) of a row's unpacked private cases: guards against decompression bombs.
 MAX_UNPACKED = 2**29
@@ -91,7 +92,8 @@ def pair_cases(cell: Any) -> list[Fields]:
     # {"inputs": ["1", "2"], "outputs": ["2", "3"]} ->
     # [{"input": "1", "output": "2", "type": "stdin"}, {"input": "2", "output": "3", ...}]
     fields = cell if isinstance(cell, Mapping) else {}
-    inputs, outputs = fields.get("inputs"), fields.get("outputs")
+    inputs = fields.get("inputs")
+    outputs = fields.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(
             f"must hold an object with the lists inputs and outputs, equally long, not {cell!r:.80}"
@@ -119,7 +121,8 @@ def make_case(item: Fields, row: Fields) -> Any:
     # Imported here: the sandbox needs Linux, and rewards that only read text do not.
     from untrusted.cases import Case
 
-    case_input, expected = item.get("input"), item.get("output")
+    case_input = item.get("input")
+    expected = item.get("output")
     kind = item.get("testtype", item.get("type", RUNS[0]))
     if kind in RUNS:
         return Case(join_lines("input", case_input), join_lines("output", expected))

@@ -108,9 +108,11 @@ class Cosine(AnswerReward):
 
     def value(self, length: int, correct: bool, bounds: tuple[int, int]) -> float:
         # A correct answer of 500 of 1000 characters: halfway from 1.0 to 0.5, 0.75.
-        start, end = self.min_value_wrong, self.max_value_wrong
+        start = self.min_value_wrong
+        end = self.max_value_wrong
         if correct:
-            start, end = self.max_value_correct, self.min_value_correct
+            start = self.max_value_correct
+            end = self.min_value_correct
         # cos falls from 1 at progress 0 to -1 at progress 1: from `start` to `end`
         progress = min(1.0, length / self.max_len)
         return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))

@@ -107,7 +107,8 @@ class WeightedSum:
         # Weights 2.0 and 0.5: scores 1.0 and 1.0 -> 2.5; 1.0 and None (not applicable) -> 2.0.
         terms = []
         for name, weight in self.weights.items():
-            score, reward = parts[name][row], self.rewards[name]
+            score = parts[name][row]
+            reward = self.rewards[name]
             if weight and score is not None:
                 terms.append(weight * score)
             elif weight and isinstance(reward, Reward) and reward.applies(columns, row):

@@ -39,8 +39,10 @@ from jax_lm.tokenizer.files import (
 )
 
 DIFFUSION_PAD = "<|dlm_pad|>"
-EXPAND, BEGIN_OF_TEXT = "<|expand|>", "<|beginoftext|>"
-START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
+EXPAND = "<|expand|>"
+BEGIN_OF_TEXT = "<|beginoftext|>"
+START_OF_TURN = "<|im_start|>"
+END_OF_TURN = "<|im_end|>"
 # The end of a turn of Llama 3 and LLaDA.
 END_OF_HEADER_TURN = "<|eot_id|>"
 # Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.

@@ -43,7 +43,8 @@ def byte_level_bpe(model: models.BPE, kind: str = "qwen2") -> Tokenizer:
 
     Qwen2 normalizes the text to NFC first. Added tokens are not part of the pipeline.
     """
-    backend, words = Tokenizer(model), WORDS[kind]
+    backend = Tokenizer(model)
+    words = WORDS[kind]
     steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words is None)]
     if words is not None:
         steps.insert(0, pre_tokenizers.Split(Regex(words), behavior="isolated"))

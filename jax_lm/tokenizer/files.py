@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from jax_lm.config import FAMILIES, Fields
 
-MASK, END_OF_TEXT = "<|mask|>", "<|endoftext|>"
+MASK = "<|mask|>"
+END_OF_TEXT = "<|endoftext|>"
 
 ADDED_TOKENS = "added_tokens.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -22,7 +22,8 @@ from jax_lm.host import terminal
 
 terminal.silence_orbax()
 
-STATE, REST = "state", "rest"
+STATE = "state"
+REST = "rest"
 PARTIAL = "*.orbax-checkpoint-tmp*"
 # In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.
 ARRAY = "__array__"
@@ -123,7 +124,8 @@ class RunCheckpoints(AbstractContextManager):
         self.checkpointer.wait()
         step = self.latest if step is None else step
         # check names, shapes and dtypes before anything is loaded
-        leaves, stored = named_leaves(like), self.read(step)["leaves"]
+        leaves = named_leaves(like)
+        stored = self.read(step)["leaves"]
         checkpoint = f"checkpoint {self.checkpointer.directory / str(step)}"
         for name in sorted(stored.keys() ^ leaves.keys()):
             difference = "lacks" if name in leaves else "holds the unknown"

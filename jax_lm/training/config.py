@@ -196,7 +196,8 @@ class TrainerConfig:
         """Steps to trace."""
         if self.profile is None:
             return range(0)
-        match, end = PROFILE.fullmatch(self.profile), self.max_steps or math.inf
+        match = PROFILE.fullmatch(self.profile)
+        end = self.max_steps or math.inf
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= end:
             raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
         # steps=10:13 -> steps 10 to 13, both included

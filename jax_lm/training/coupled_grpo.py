@@ -53,7 +53,8 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 # Share of tokens that may exceed the tolerance, and the number of rollouts in a row with more such
 # tokens that ends a run. The share makes the 99 % quantile count: the largest of a million scores
 # says nothing.
-UNEQUAL_SHARE, UNEQUAL_ROLLOUTS = 0.01, 3
+UNEQUAL_SHARE = 0.01
+UNEQUAL_ROLLOUTS = 3
 
 # Updates from which the scores of rewarded rows are compared with earlier ones.
 WATCHED_UPDATES = 4
@@ -120,7 +121,8 @@ class DiffuGRPOTrainer:
 
         # Settings that follow from the size of the model and from the devices.
         self.config = resolve_grpo(config, weight_count(weights), model.mesh)
-        training, reads_steps = self.config.training, self.config.masks.reads_steps
+        training = self.config.training
+        reads_steps = self.config.masks.reads_steps
         if self.held_out and training.load_best_model_at_end is None:
             metric = training.metric_for_best_model or "reward"
             training = replace(training, metric_for_best_model=metric, load_best_model_at_end=True)
@@ -160,7 +162,8 @@ class DiffuGRPOTrainer:
 
     def count_flops(self, shape: DreamConfig, length: int) -> float:
         """Count the operations per token of an update; those of rollouts do not count."""
-        new_tokens, all_weights = self.config.generation.max_new_tokens, not self.others
+        new_tokens = self.config.generation.max_new_tokens
+        all_weights = not self.others
         flops = training_flops(shape, length, new_tokens, all_weights=all_weights)
         return self.config.masks.copies * flops
 
@@ -177,7 +180,9 @@ class DiffuGRPOTrainer:
             FloatingPointError: loss or gradient is not finite.
             ValueError: `out` holds a run that may not be, or cannot be, continued.
         """
-        self.unequal_rollouts, self.scores, self.best = 0, [], {}
+        self.unequal_rollouts = 0
+        self.scores = []
+        self.best = {}
         # Held-out rewards come first, so that the caller's metrics win where names are equal.
         evaluations = [evaluate] if evaluate else []
         if self.held_out:
@@ -264,7 +269,8 @@ def require_room_for_completions(
         raise ValueError(
             f"{model.config.family.name} attends by blocks, which coupled-GRPO does not score"
         )
-    new_tokens, context = config.generation.max_new_tokens, model.config.max_position_embeddings
+    new_tokens = config.generation.max_new_tokens
+    context = model.config.max_position_embeddings
     length = prompts.width + new_tokens
     if length > context:
         settings = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"

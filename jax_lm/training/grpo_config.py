@@ -236,7 +236,8 @@ class GRPOConfig:
             "must be at least 2, to have a group", lambda value: value >= 2, self, "num_generations"
         )
         # A missing weight would shift all weights after it, and of two equal names one would count.
-        rewards, weights = self.reward_funcs, self.reward_weights
+        rewards = self.reward_funcs
+        weights = self.reward_weights
         if not len({*rewards}) == len(rewards) == len(weights):
             raise ValueError(
                 f"reward_weights={weights}: must have one weight per reward {rewards}, and these must differ"

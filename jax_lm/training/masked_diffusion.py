@@ -136,7 +136,8 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
         # levels and attention; `pairs` numbers what has a level of its own
         key_level, key_mask, key_attention = jax.random.split(key, 3)
-        pairs, remat = samples, bool(config.remat)
+        pairs = samples
+        remat = bool(config.remat)
         if config.block_length is not None:
             pairs = masking.number_blocks(samples, config.block_length)
         levels = masking.noise_levels(key_level, pairs, config.level_draws, config.minimum_level)
@@ -155,7 +156,8 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             return token_log_probs(model, hidden, tokens)
 
         # masks by confidence: a forward pass without gradient ranks the tokens
-        empty, ranks = jnp.where(canvas, mask_id, tokens), None
+        empty = jnp.where(canvas, mask_id, tokens)
+        ranks = None
         if config.confident_share:
             if drawn is not None:
                 share = f"confident_share={config.confident_share}"
@@ -182,7 +184,8 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         if config.complementary_masks:
             # masked [1, 0, 0, 1] of a canvas of 4: the other copy masks [0, 1, 1, 0]
             others = -log_probs(model, jnp.where(canvas & ~masked, mask_id, tokens))
-            losses, masked = jnp.where(masked, losses, others), canvas
+            losses = jnp.where(masked, losses, others)
+            masked = canvas
         return loss_terms(config, losses, masked, canvas, samples, levels, pairs)
 
     return loss
@@ -268,7 +271,8 @@ def train(
     loss = resolve_blocks(loss, model)
     graph, state = nnx.split(model)
     parameters = weight_count(state)
-    config, loss = resolve_trainer(config, parameters), resolve_remat(loss, parameters)
+    config = resolve_trainer(config, parameters)
+    loss = resolve_remat(loss, parameters)
     where = log_setup(model.mesh, compute_dtype=config.dtype, remat=loss.remat)
     # weights: those that are trained, and the others in the compute dtype
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
@@ -333,7 +337,8 @@ def require_rows_of_one_sample(batch: Batch) -> None:
 
     They would see each other. Padding is sample -1 and does not count: 0 0 -1 passes, 0 0 1 fails.
     """
-    left, right = batch.samples[:, :-1], batch.samples[:, 1:]
+    left = batch.samples[:, :-1]
+    right = batch.samples[:, 1:]
     if batch.openness is None and np.any((left != right) & (left >= 0) & (right >= 0)):
         rule = "must be True where a row holds several samples, or they see each other"
         raise ValueError(f"masks_per_query=False: {rule}")
@@ -341,7 +346,8 @@ def require_rows_of_one_sample(batch: Batch) -> None:
 
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     """Join the rows of all processes to one batch over the mesh, filled up to even parts."""
-    rows, processes = parts * row_devices(mesh), jax.process_count()
+    rows = parts * row_devices(mesh)
+    processes = jax.process_count()
     # 1 part, 8 devices that split rows, 2 processes: each process fills its rows up to a multiple
     # of lcm(8, 2) / 2 = 4.
     batch = fill_rows(batch, math.lcm(rows, processes) // processes)

@@ -18,14 +18,16 @@ def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule
     The first update has a rate, too: update w of w has the peak.
     """
     # 100 steps, 10 of warm-up, peak 1e-3, ratio 0.1: 1e-4 at step 0, 1e-3 at 9, 1e-4 at 100
-    warmup, end = max(config.warmup(steps), 1), config.min_lr_ratio * peak
+    warmup = max(config.warmup(steps), 1)
+    end = config.min_lr_ratio * peak
     return optax.warmup_cosine_decay_schedule(peak / warmup, peak, warmup - 1, steps, end)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Make the optimizer: clipping, then AdamW or Adafactor, or Muon for the layers' matrices."""
     rate = schedule(config, steps, config.learning_rate)
-    betas, decay = (config.adam_beta1, config.adam_beta2), config.weight_decay
+    betas = (config.adam_beta1, config.adam_beta2)
+    decay = config.weight_decay
     if config.optim == "adafactor":
         # As in T5X, and in Hugging Face with an explicit learning rate: updates have an RMS of at
         # most 1 and are not scaled by the weights.

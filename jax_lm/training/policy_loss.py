@@ -300,7 +300,8 @@ def row_weights(
     #   dr_grpo      (A + B) / 16
     #   grpo, gspo   (A / 2 + B / 4) / 2
     lengths = jnp.sum(completion_mask, axis=1).astype(jnp.float32)
-    rows, each = jnp.sum(lengths > 0).astype(jnp.float32), jnp.ones_like(lengths)
+    rows = jnp.sum(lengths > 0).astype(jnp.float32)
+    each = jnp.ones_like(lengths)
     if loss_type in ("bnpo", "dapo"):
         return each, jnp.sum(lengths)
     if loss_type == "dr_grpo":
@@ -380,7 +381,8 @@ def policy_loss(
     weight = form.negative_scale * probability**form.negative_power
     weight = jnp.where(probability < form.negative_floor, 0.0, weight)
     terms = terms * jnp.where(advantage < 0, weight, 1.0)
-    too_low, too_high = ratio < 1 - form.epsilon, ratio > form.upper
+    too_low = ratio < 1 - form.epsilon
+    too_high = ratio > form.upper
     is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
 
     # metrics

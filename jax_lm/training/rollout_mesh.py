@@ -37,7 +37,8 @@ def place_sampler(
         ValueError: the mesh takes other devices than training, or does not split the model evenly.
     """
     # check the request
-    config, mesh = sampler.config, sampler.mesh
+    config = sampler.config
+    mesh = sampler.mesh
     training = MeshShape() if mesh is None else MeshShape.of(mesh)
     shape = MeshShape.parse(requested) if requested else None
     if shape and shape.size != training.size:

@@ -104,7 +104,8 @@ def policy_scores(
     remat: bool = False,
 ) -> TokenScores:
     """Score rows under a policy."""
-    model, tokens = graph.merge(params), rows.tokens
+    model = graph.merge(params)
+    tokens = rows.tokens
     how = {
         "remat": remat,
         "temperature": generation.temperature if masks.sampling_temperature else 1.0,
@@ -113,7 +114,8 @@ def policy_scores(
         steps = rows.commit_step
         if masks.estimator == "left_to_right":
             # Its blocks bound the canvases in memory: 96 tokens are three times 32 canvases.
-            length, blocks = steps.shape[1], Decoding(block_length=BLOCK_LENGTH)
+            length = steps.shape[1]
+            blocks = Decoding(block_length=BLOCK_LENGTH)
             generation = GenerationOptions(max_new_tokens=length, decoding=blocks)
             steps = jnp.broadcast_to(jnp.arange(length), steps.shape)
         blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
@@ -124,7 +126,8 @@ def policy_scores(
         parts = tokens, rows.attention_mask, steps
         return replicate(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
     # masked copies, then their scores
-    keys, length = jax.random.wrap_key_data(rows.keys), generation.max_new_tokens
+    keys = jax.random.wrap_key_data(rows.keys)
+    length = generation.max_new_tokens
     copies = forward_process(keys, tokens, length, mask_id, masks)
     scores = completion_scores(model, tokens, rows.attention_mask, copies, chunk, **how)
     return replicate(scores, model.mesh)
@@ -207,8 +210,11 @@ class RolloutSource:
         params: Params,
         frozen: Params,
     ) -> None:
-        self.config, self.out, self.frozen = config, out, frozen
-        self.dtype, self.mesh = jnp.dtype(config.training.dtype), sampler.mesh
+        self.config = config
+        self.out = out
+        self.frozen = frozen
+        self.dtype = jnp.dtype(config.training.dtype)
+        self.mesh = sampler.mesh
         self.arrays = {}
         if config.loss.beta:
             # A copy: the trainer overwrites its own arrays.
@@ -233,7 +239,8 @@ class RolloutSource:
 
     def draw(self, state: State) -> tuple[PolicyBatch, Metrics]:
         """Draw the batch of the next update, and metrics of the rollout if it begins one."""
-        config, sync = self.config, self.config.ref_model_sync_steps
+        config = self.config
+        sync = self.config.ref_model_sync_steps
         # With num_iterations == 2, step 5 is the second update of rollout 2.
         number, iteration = divmod(state.step, config.num_iterations)
         # move the reference
@@ -308,7 +315,8 @@ class RolloutSource:
 
     def make_rows(self, completions: Completions, number: int, update: int) -> MaskedRows:
         """Place the rows of an update on the devices, with the keys of its masks."""
-        config, reads_steps = self.config, self.config.masks.reads_steps
+        config = self.config
+        reads_steps = self.config.masks.reads_steps
         ids = jnp.arange(len(completions.tokens))
         keys = sample_keys(config.training.seed, number, update, ids)
         return MaskedRows(

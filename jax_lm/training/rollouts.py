@@ -131,9 +131,12 @@ class Rollouts:
         rewards: WeightedSum,
         config: GRPOConfig,
     ) -> None:
-        self.sampler, self.shardings = sampler.with_params({}), shardings
-        self.tokenizer, self.prompts = tokenizer, prompts
-        self.rewards, self.config = rewards, config
+        self.sampler = sampler.with_params({})
+        self.shardings = shardings
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.rewards = rewards
+        self.config = config
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def sample_rollout(self, policy: Params, number: int) -> Rollout:
@@ -178,8 +181,10 @@ class Rollouts:
             draw: number of the draw within the rollout.
             count: prompts to draw; None draws as many as a rollout has.
         """
-        start, config = time.monotonic(), self.config
-        first, count = number * config.prompts_per_step, count or config.prompts_per_step
+        start = time.monotonic()
+        config = self.config
+        first = number * config.prompts_per_step
+        count = count or config.prompts_per_step
         selected = self.prompts.select(config.training.seed, first, count, draw)
         # prompts [p, q] in groups of 2 -> [p, p, q, q]
         prompts = np.repeat(np.array(selected, object), config.num_generations)
@@ -198,7 +203,8 @@ class Rollouts:
             number: number of the rollout.
             first: number of the first completion among those of the rollout.
         """
-        count, seed = len(prompts), self.config.training.seed
+        count = len(prompts)
+        seed = self.config.training.seed
         limit = self.config.generation_batch_size or count
         if self.shardings is not None:
             policy = jax.device_put(policy, self.shardings)
@@ -235,7 +241,8 @@ class Rollouts:
 
         None count of a completion that was not judged, or whose group has no variance.
         """
-        config, rewards = self.config, rollout.rewards
+        config = self.config
+        rewards = rollout.rewards
         # The control: rewards that have nothing to do with their completions.
         if config.shuffle_rewards:
             rewards = np.random.default_rng((config.training.seed, number)).permutation(rewards)
@@ -378,7 +385,8 @@ def judge_completions(rewards: WeightedSum, rollout: Rollout, group_size: int) -
 
     No program runs twice, and all processes return the same rewards.
     """
-    prompts, completions = rollout.prompts, rollout.completions
+    prompts = rollout.prompts
+    completions = rollout.completions
     # With groups of 2 and 2 processes, rows 0 1 4 5 belong to process 0 and rows 2 3 6 7 to 1.
     owner = np.arange(len(prompts)) // group_size % jax.process_count()
     mine = np.flatnonzero(owner == jax.process_index()).tolist()
@@ -445,7 +453,8 @@ def has_variance(rewards: RewardArray, group_size: int) -> Bool[np.ndarray, "g"]
 
 def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
     """Summarise rewards and completions: means over what was judged, NaN if nothing was."""
-    rewards, parts = rollout.rewards, rollout.parts
+    rewards = rollout.rewards
+    parts = rollout.parts
     groups = [group[np.isfinite(group)] for group in rewards.reshape(-1, group_size)]
     deviations = [np.std(group, ddof=1, dtype=np.float64) for group in groups if len(group) > 1]
     return {

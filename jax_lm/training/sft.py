@@ -38,7 +38,8 @@ MANY_PASSES = 30
 # Updates below which a model answers as before: examples of a few lines took 80 (docs/guides).
 FEW_UPDATES = 40
 # Longest sample that is taken if no length is set, and multiple of the length that is chosen.
-LONGEST, LENGTH_BUCKET = 2048, 32
+LONGEST = 2048
+LENGTH_BUCKET = 32
 
 
 def fine_tune(
@@ -234,7 +235,8 @@ def make_streams(
         spare_pads: pads between samples that share a row; None gives each a row of its own.
         shown: `vary` of the held-out samples.
     """
-    seed, share = config.training.seed, config.held_out_share
+    seed = config.training.seed
+    share = config.held_out_share
     assert config.max_length is not None
     # tokenised texts are concatenated and cut into rows; each other sample lies in one row, packed
     # or alone
@@ -242,11 +244,13 @@ def make_streams(
         rows: Any = TextRows.of(samples, config.max_length, seed)
         learnt, held_out = rows.split(share)
     else:
-        rows, lengths = samples, lengths_of(samples, config.max_length, spare_pads)
+        rows = samples
+        lengths = lengths_of(samples, config.max_length, spare_pads)
         capacity = None if spare_pads is None else config.max_length
         parts = split(len(samples), share, seed)
         orders = (Order(lengths[part], seed, capacity, part) for part in parts)
-        learnt, held_out = next(orders), next(orders, None)
+        learnt = next(orders)
+        held_out = next(orders, None)
     # What the streams of both parts share; each adds its order.
     stream = partial(
         SampleStream,

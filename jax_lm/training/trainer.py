@@ -114,8 +114,11 @@ class Trainer:
         token_flops: Callable[[int], float] | None = None,
     ) -> None:
         config = resolve_trainer(config, weight_count(params, frozen))
-        self.config, self.out, self.frozen = config, out, frozen or {}
-        self.place, self.token_flops = place, token_flops
+        self.config = config
+        self.out = out
+        self.frozen = frozen or {}
+        self.place = place
+        self.token_flops = token_flops
         # Peaks of devices are known for bfloat16.
         is_bfloat16 = config.compute_dtype == "bfloat16"
         self.peak = peak_flops(jax.devices()[0].device_kind) if is_bfloat16 else None
@@ -179,7 +182,8 @@ class Trainer:
             metric = f"metric_for_best_model={config.metric_for_best_model!r}"
             raise ValueError(f"{metric}: nothing is held out to evaluate")
         require_trackers(config.track)
-        folder, in_background = self.out / "checkpoints", config.async_checkpointing
+        folder = self.out / "checkpoints"
+        in_background = config.async_checkpointing
         with (
             # the processes of a run share the folder
             exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
@@ -230,7 +234,8 @@ class Trainer:
             started = self.start(source)
             if self.running:
                 finish(self.running)
-            self.running, step = started, started.step
+            self.running = started
+            step = started.step
             # what follows this step
             stops = step == last or terminated(step)
             saves = stops or step % config.save_every == 0
@@ -386,7 +391,8 @@ class Trainer:
         """Load weights, moments and the source's arrays from a checkpoint."""
         # Keep only shapes and shardings, to free the current arrays before the saved ones load.
         like = abstract_of((self.state._replace(step=()), source.arrays))
-        self.state, source.arrays = State({}, (), 0), ()
+        self.state = State({}, (), 0)
+        source.arrays = ()
         state, source.arrays = checkpoints.load_state(like, step)
         self.state = state._replace(step=step)
 
@@ -394,7 +400,8 @@ class Trainer:
         """Open the writers of metrics; only the first process writes."""
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
-        config, resumed_at = self.config, self.state.step
+        config = self.config
+        resumed_at = self.state.step
         (self.out / SETTINGS_FILE).write_text(
             json.dumps(self.identity, indent=1) + "\n", encoding="utf-8"
         )
@@ -490,9 +497,12 @@ class BestEvaluation:
             names = ", ".join(results)
             raise ValueError(f"metric_for_best_model={self.metric!r}: must be one of {names}")
         # A loss is better if lower: sign * value is always better if higher.
-        sign, value = (-1 if name.endswith("loss") else 1), results[name]
+        sign = -1 if name.endswith("loss") else 1
+        value = results[name]
         if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
-            self.value, self.step, self.since = value, step, 0
+            self.value = value
+            self.step = step
+            self.since = 0
             return True
         self.since += 1
         return False
@@ -508,4 +518,6 @@ class BestEvaluation:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restore what `save` returned, if it was for the same metric."""
         if saved["metric"] == self.metric:
-            self.value, self.step, self.since = saved["value"], saved["step"], saved["since"]
+            self.value = saved["value"]
+            self.step = saved["step"]
+            self.since = saved["since"]
