@@ -189,7 +189,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
         CheckpointError: a file is damaged, or index and shards disagree.
     """
     files = tensor_files(folder)
-    tensors: dict[str, StoredTensor] = {}
+    tensors = {}
     whole = folder / WEIGHTS
     if whole.is_file() and whole not in files.values():
         require_same_tensors(whole, files)

@@ -193,7 +193,7 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
     Raises:
         CheckpointError: the file is damaged, or holds anything but nested dicts of arrays.
     """
-    tensors: dict[str, StoredTensor] = {}
+    tensors = {}
     for keys, value in leaves(unpickle(path), path):
         name = checkpoint_name(keys)
         if name in tensors:

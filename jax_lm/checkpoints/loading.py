@@ -190,7 +190,7 @@ def load_tensors(
         CheckpointError: a tensor is missing, unknown, damaged, of the wrong shape or dtype, holds
             NaN or infinity, or differs from the one that it should equal.
     """
-    tensors: dict[str, Array] = {}
+    tensors = {}
     for name, tensor in check_tensors(checkpoint, spec, on_progress=on_progress):
         tensors |= convert_tensor(name, tensor, spec)
     return tensors

@@ -225,7 +225,7 @@ def rename_tensors(path: Path) -> tuple[dict[str, StoredTensor], str]:
         CheckpointError: a tensor does not belong to a linear layer of the decoder, occurs twice, or
             has another root than the others.
     """
-    tensors: dict[str, StoredTensor] = {}
+    tensors = {}
     roots = set()
     for tensor in huggingface.headers(path):
         match = TENSOR.fullmatch(tensor.name)

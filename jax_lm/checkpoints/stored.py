@@ -87,7 +87,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
 def group_by_size(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Split names, in order, into groups of at most `limit` bytes, or of one larger name."""
     # limit = 10: {"a": 4, "b": 5, "c": 3, "d": 12} -> [["a", "b"], ["c"], ["d"]]
-    groups: list[list[str]] = []
+    groups = []
     total = limit
     for name, size in sizes.items():
         if not groups or total + size > limit:

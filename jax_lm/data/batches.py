@@ -50,6 +50,12 @@ class Row:
     open: bool = True
     drawn: Drawn | None = None
 
+    @classmethod
+    def masked_after(cls, visible: int, ids: Sequence[int], *, open: bool = True) -> "Row":
+        """Return a sample all of which may be masked but its first `visible` tokens."""
+        # visible == 2 of [a, b, c, d]: canvas [0, 0, 1, 1]
+        return cls(tuple(ids), (False,) * visible + (True,) * (len(ids) - visible), open)
+
 
 def close_sample(row: Row, pads: int, pad_id: int) -> Row:
     """Close a sample, so that another one can follow it in the same row.
@@ -245,7 +251,7 @@ class Order:
         epoch = 0
         while self.start(epoch + 1) <= first:
             epoch += 1
-        taken: list[list[int]] = []
+        taken = []
         while len(taken) < count:
             offset = first + len(taken) - self.start(epoch)
             section = self.epoch(epoch)[offset : offset + count - len(taken)]

@@ -16,7 +16,7 @@ nothing of training.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from jax_lm.data.columns import (
     require_columns,
     row_fields,
 )
-from jax_lm.data.sources import WHOLE, open_source
+from jax_lm.data.sources import WHOLE, Lines, open_source
 from jax_lm.data.token_shards import Kind
 from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenizerError
 
@@ -118,7 +118,7 @@ def read_samples(
 
 
 def convert_lines(
-    lines: Iterable[tuple[str, Any]], convert: Callable[[Fields], Read]
+    lines: Lines, convert: Callable[[Fields], Read]
 ) -> Iterator[tuple[str, Read | ValueError]]:
     """Yield the location of each line with its converted fields, or the reason of its refusal."""
     for where, line in lines:
@@ -173,7 +173,7 @@ def conversation_rows(
         size = len(visible) + len(target)
         if size > max_length:
             raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
-        return Row((*visible, *target), (False,) * len(visible) + (True,) * len(target))
+        return Row.masked_after(len(visible), [*visible, *target])
 
     return lambda fields: [to_row(*each) for each in prompts_and_responses(fields, tokenizer, form)]
 
@@ -191,10 +191,10 @@ def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> ToRows:
             raise BadRowError("has no text")
         ids = [*reject_mask(tokenizer.encode(text), tokenizer), tokenizer.end_id]
         # max_length=3: [1, 2, 3, 4, end] -> [1, 2, 3], [4, end]
-        chunks = (
-            tuple(ids[start : start + max_length]) for start in range(0, len(ids), max_length)
-        )
-        return [Row(chunk, (False, *[True] * (len(chunk) - 1)), open=False) for chunk in chunks]
+        return [
+            Row.masked_after(1, ids[start : start + max_length], open=False)
+            for start in range(0, len(ids), max_length)
+        ]
 
     return to_rows
 

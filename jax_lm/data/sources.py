@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# The location of each line, and the line: bytes, or a parsed JSON value.
+Lines = Iterator[tuple[str, Any]]
+
 # Default size of a part: 256 MiB of a file, or 131,072 rows of a data set.
 PART_BYTES = 2**28
 PART_ROWS = 2**17
@@ -56,7 +59,7 @@ class JsonFiles:
         """Number of parts."""
         return -(-sum(size for _, size, _ in self.files) // self.part_bytes)
 
-    def read(self, part: int) -> Iterator[tuple[str, Any]]:
+    def read(self, part: int) -> Lines:
         """Yield the location of each line of a part, and its bytes or the value of an element.
 
         Lines of the first part of a file are numbered; others are located by their first byte.
@@ -76,7 +79,7 @@ class JsonFiles:
             start -= size
 
 
-def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]:
+def lines_from(path: Path, start: int, stop: int) -> Lines:
     """Yield the lines of a file that begin at a byte in [start, stop) and are not blank."""
     with path.open("rb") as file:
         if start:
@@ -91,7 +94,7 @@ def lines_from(path: Path, start: int, stop: int) -> Iterator[tuple[str, bytes]]
                 yield f"byte {at}" if start else f"line {number}", line
 
 
-def elements_of(path: Path) -> Iterator[tuple[str, Any]]:
+def elements_of(path: Path) -> Lines:
     """Return the location and value of each element of a file with one JSON array.
 
     Raises:
@@ -146,14 +149,13 @@ class HubDataset:
             return self.num_shards or max(1, -(-len(loaded) // PART_ROWS))
         return min(self.num_shards or loaded.num_shards, loaded.num_shards)
 
-    def read(self, part: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def read(self, part: int) -> Lines:
         """Yield the location and the fields of each row of a part."""
         lines = load_dataset(self).shard(num_shards=self.parts, index=part, contiguous=True)
         name = f"part {part}, " if self.parts > 1 else ""
         return ((f"{name}row {number}", fields) for number, fields in enumerate(lines, 1))
 
 
-# `read` yields the lines of a part: the location, and the line as bytes or as a parsed JSON value.
 Source = JsonFiles | HubDataset
 
 
@@ -265,7 +267,7 @@ def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
         ValueError: only some names contain a split, so that the others are ambiguous.
     """
     # a-train.jsonl, b_train.jsonl, test.jsonl -> {"train": [a, b], "test": [test]}
-    groups: dict[str, list[Path]] = {}
+    groups = {}
     for file in files if len(files) > 1 else ():
         words = set(re.split(r"[-._ \d]+", file.stem))
         split = next((split for split, names in NAMES_OF_SPLITS.items() if words & set(names)), "")

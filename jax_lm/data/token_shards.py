@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
+from jax_lm.config import Fields
 from jax_lm.data.batches import Indices, Row
 
 Kind = Literal["text", "conversations"]
@@ -137,7 +138,7 @@ class TokenShards:
         stop = int(ends[place])
         visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), count + place, 1)[0])
         ids = self.map_file(shard, TOKENS, self.dtype, start, stop - start).tolist()
-        return Row(tuple(ids), (False,) * visible + (True,) * (len(ids) - visible))
+        return Row.masked_after(visible, ids)
 
     def ends(self, shard: int) -> Indices:
         """Return the end of each of a shard's samples, counted from the shard's first token."""
@@ -241,8 +242,7 @@ class TextRows:
 
     def __getitem__(self, piece: tuple[int, int]) -> Row:
         """Read a piece of text, all of which may be masked except for its first token."""
-        ids = self.shards.text(*piece)
-        return Row(tuple(ids), (False, *[True] * (len(ids) - 1)), open=False)
+        return Row.masked_after(1, self.shards.text(*piece), open=False)
 
 
 def permute(number: int, size: int, key: bytes) -> int:
@@ -265,7 +265,7 @@ def permute(number: int, size: int, key: bytes) -> int:
             return number
 
 
-def combine_digests(shards: list[dict[str, Any]]) -> str:
+def combine_digests(shards: list[Fields]) -> str:
     """Return the digest of all shards' digests."""
     return hashlib.sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
         :16

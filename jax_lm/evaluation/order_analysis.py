@@ -21,11 +21,11 @@ from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
@@ -149,9 +149,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     }
 
 
-def write_analysis(
-    analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Mapping[str, Any]
-) -> None:
+def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields) -> None:
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
     output_folder(folder)
     write_whole(folder / "analysis.json", json.dumps({**facts, **analysis}, indent=1) + "\n")

@@ -177,7 +177,7 @@ def file_problems(suite: Suite, path: Path) -> list[Problem]:
     Raises:
         ValueError: the file is missing or is not of this benchmark.
     """
-    problems: list[Problem] = []
+    problems = []
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as lines:

@@ -70,7 +70,7 @@ def ranges(steps: Mapping[int, int]) -> list[tuple[int, int, int]]:
 
     The steps {97: 1, 98: 1, 100: 2} are the ranges (97, 98, 1) and (100, 100, 2).
     """
-    merged: list[tuple[int, int, int]] = []
+    merged = []
     for byte, state in sorted(steps.items()):
         if byte == END:
             continue

@@ -179,7 +179,7 @@ def scan(text: str) -> tuple[str, list[str], bool]:
         The quotes of an open string, the missing closing brackets, and whether the text ends in a
         comment.
     """
-    brackets: list[str] = []
+    brackets = []
     # comments and strings are matched whole, so that brackets inside them do not count
     for match in MARKS.finditer(text):
         mark = match[0]

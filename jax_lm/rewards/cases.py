@@ -55,7 +55,7 @@ def row_tests(row: Fields) -> list[Any]:
     Raises:
         ValueError: a column cannot be read; the message names it and the reason.
     """
-    tests: list[Any] = []
+    tests = []
     for name in TEST_COLUMNS:
         try:
             tests += column_tests(name, row)

@@ -37,7 +37,7 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    verdicts: list[bool | None] = []
+    verdicts = []
     for text, solution in zip(texts, solutions, strict=True):
         gold = package.parse(solution, extraction_mode="first_match")
         parsed = package.parse(text, extraction_config=[answer], extraction_mode="first_match")

@@ -13,6 +13,7 @@ from jax_lm.tokenizer import Message
 
 # A prompt or a completion: its text, or chat messages.
 Chat = str | Sequence[Message]
+Chats = Sequence[Chat]
 
 Columns = Mapping[str, Sequence[Any]]
 Scores = list[float | None]
@@ -72,10 +73,7 @@ class Reward(ABC):
         return all(columns[name][row] is not None for name in self.needs)
 
     def __call__(
-        self,
-        prompts: Sequence[Chat] | None = None,
-        completions: Sequence[Chat] | None = None,
-        **columns: Any,
+        self, prompts: Chats | None = None, completions: Chats | None = None, **columns: Any
     ) -> Any:
         """Return the scores, or without prompts and completions a reward with these settings."""
         # Keyword arguments named like a field are settings; all others are columns.
@@ -92,9 +90,7 @@ class Reward(ABC):
             raise ValueError(f"reward {self.name!r} needs prompts and completions, not one of them")
         return reward.judge(prompts, completions, columns)
 
-    def judge(
-        self, prompts: Sequence[Chat], completions: Sequence[Chat], columns: Columns
-    ) -> Scores:
+    def judge(self, prompts: Chats, completions: Chats, columns: Columns) -> Scores:
         """Score the completions. Unlike in `__call__`, `columns` never contains settings."""
         # columns
         self.require_columns(columns)

@@ -6,11 +6,20 @@ values of all rewards, as users write some of them.
 
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jax_lm.rewards.reward import Chat, Columns, Reward, RewardFunction, Scores, check_lengths
+from jax_lm.config import Fields
+from jax_lm.rewards.reward import (
+    Chat,
+    Chats,
+    Columns,
+    Reward,
+    RewardFunction,
+    Scores,
+    check_lengths,
+)
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,10 @@ class WeightedSum:
                     f"the weight of reward {name!r} must be a finite number, not {weight}"
                 )
 
-    def __call__(
-        self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any
-    ) -> Scores:
+    def __call__(self, prompts: Chats, completions: Chats, **columns: Any) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
-    def require_columns(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def require_columns(self, rows: Iterable[Fields]) -> None:
         """Raise ValueError if a reward needs a column that no row has, before a run begins."""
         # a trainer adds the ids of a completion
         names = {"completion_ids"}
@@ -89,7 +96,7 @@ class WeightedSum:
                 values = {column: [value] for column, value in columns.items()}
                 call_reward(name, reward, [prompt], [""], values)
 
-    def score(self, prompts: Sequence[Chat], completions: Sequence[Chat], **columns: Any) -> Scored:
+    def score(self, prompts: Chats, completions: Chats, **columns: Any) -> Scored:
         """Score completions by each reward, and add up the totals.
 
         Raises:
@@ -118,11 +125,7 @@ class WeightedSum:
 
 
 def call_reward(
-    name: str,
-    reward: RewardFunction,
-    prompts: Sequence[Chat],
-    completions: Sequence[Chat],
-    columns: Columns,
+    name: str, reward: RewardFunction, prompts: Chats, completions: Chats, columns: Columns
 ) -> Scores:
     """Score completions by one reward.
 
@@ -155,7 +158,7 @@ def validate_scores(name: str, scores: Any, expected: int) -> Scores:
             f"reward {name!r} returned {actual} for {expected} completions, "
             "not a list of that length"
         )
-    result: Scores = []
+    result = []
     for row, value in enumerate(values):
         try:
             # Users return numpy and JAX scalars too.

@@ -292,7 +292,7 @@ class DiffuCoderTokenizer:
         ]
         # As the pattern has a group, pieces at odd places are the numbers of placeholders.
         pieces = re.split(rf"{nonce}\.(\d+)\.", self.apply_chat_template(marked))
-        ids: list[int] = []
+        ids = []
         for index, piece in enumerate(pieces):
             ids += self.encode_plain(escaped[int(piece)]) if index % 2 else self.encode(piece)
         return ids

@@ -56,17 +56,18 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     # Without config.json, the files are those of a tokenizer alone.
     implied = [row.mask_token for row in FAMILIES if kind in row.types] if kind else [MASK]
 
-    def known(name: str, *texts: str | None) -> list[str]:
+    def find_texts(name: str, *texts: str | None) -> list[str]:
         ids = [fields.get(f"{name}_token_id") for fields in settings]
         numbers = [n for given in ids for n in (given if isinstance(given, list) else [given])]
         by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
         found = (named.get(f"{name}_token"), *by_id, *texts)
         return [text for text in found if text and backend.token_to_id(text) is not None]
 
-    ends = known("eos")
+    ends = find_texts("eos")
     has_end = backend.token_to_id(END_OF_TEXT) is not None
     mask, pad, begin = (
-        next(iter(texts), None) for texts in (known("mask", *implied), known("pad"), known("bos"))
+        next(iter(texts), None)
+        for texts in (find_texts("mask", *implied), find_texts("pad"), find_texts("bos"))
     )
     end = END_OF_TEXT if has_end or not ends else ends[0]
     return SpecialTokens(mask=mask, end=end, pad=pad, begin=begin, stops=tuple(ends))

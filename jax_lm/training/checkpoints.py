@@ -7,7 +7,7 @@ Knows trees, no model and no loss.
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class RunCheckpoints(AbstractContextManager):
         newest = self.checkpointer.latest
         return None if newest is None else newest.step
 
-    def save(self, step: int, state: Any, rest: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, rest: Fields) -> None:
         """Write a checkpoint; returns once it is complete, or can be written in the background.
 
         Args:

@@ -18,15 +18,14 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from jaxtyping import Array
 
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import training_flops
@@ -83,13 +82,13 @@ class DiffuGRPOTrainer:
         self,
         model: DreamForCausalLM,
         tokenizer: DiffuCoderTokenizer,
-        rows: Iterable[Mapping[str, Any]],
+        rows: Iterable[Fields],
         config: GRPOConfig,
         *,
         out: Path,
         rewards: WeightedSum | None = None,
         trained: Callable[[str], bool] = lambda name: True,
-        identity: Mapping[str, Any] | None = None,
+        identity: Fields | None = None,
     ) -> None:
         self.out = out
         self.unequal_rollouts = 0
@@ -138,12 +137,12 @@ class DiffuGRPOTrainer:
             replace(training, max_steps=self.config.steps(len(prompts.prompts))),
             out=out,
             frozen=frozen,
-            identity=self.describe(model, prompts) | dict(identity or {}),
+            identity=self.describe(model, prompts) | (identity or {}),
             # The passes of `trace` differ in their rows.
             token_flops=None if reads_steps else partial(self.count_flops, model.config),
         )
 
-    def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> dict[str, Any]:
+    def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> Fields:
         """Return the settings that a resumed run must agree on; logs how the run computes."""
         config = self.config
         where = log_setup(

@@ -21,7 +21,7 @@ Knows batches, no files.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -246,7 +246,7 @@ def train(
     *,
     trained: Callable[[str], bool] = lambda name: True,
     held_out: Sequence[Batch] = (),
-    identity: Mapping[str, Any] | None = None,
+    identity: Fields | None = None,
 ) -> bool:
     """Minimise a masked-diffusion loss; returns whether the run reached its end.
 
@@ -292,7 +292,7 @@ def train(
         config,
         out=out,
         frozen=frozen,
-        identity=where | {"loss": dataclasses.asdict(loss)} | dict(identity or {}),
+        identity=where | {"loss": dataclasses.asdict(loss)} | (identity or {}),
         place=place,
         token_flops=lambda length: (
             loss.row_factor

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from jax_lm.config import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Meter:
         """Measure the seconds since the last entry."""
         return self.seconds + time.monotonic() - self.clock
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Fields:
         """Return the arguments of a `Meter` that continues from here."""
         counts = {"sums": self.sums, "tokens": self.tokens}
         return counts | {"seconds": self.elapsed(), "earlier": self.earlier}

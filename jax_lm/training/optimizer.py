@@ -78,7 +78,7 @@ def decays(params: optax.Params) -> optax.Params:
     The factors of an adapter are not weights: shrinking both pulls the model back to its start.
     """
 
-    def marked(path: tuple, leaf: Array) -> bool:
+    def is_decayed(path: tuple, leaf: Array) -> bool:
         return leaf.ndim > 1 and not is_lora(str(path[-1].key))
 
-    return jax.tree_util.tree_map_with_path(marked, params)
+    return jax.tree_util.tree_map_with_path(is_decayed, params)

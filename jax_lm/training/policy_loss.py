@@ -242,7 +242,7 @@ def completion_scores(
     """
     completion_length = copies.scored.shape[2]
 
-    def score(part: tuple[Array, Array, Copies]) -> Float[Array, "k c"]:
+    def score(part: tuple[Array, Array, Copies]) -> TokenScores:
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
         # k samples with n copies each are k * n rows of the model.

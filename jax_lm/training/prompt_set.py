@@ -1,13 +1,13 @@
 """The prompts of a coupled-GRPO run: encoded, filtered by length, in a random order."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
 
+from jax_lm.config import Fields
 from jax_lm.rewards.reward import Chat
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -33,7 +33,7 @@ class Prompt:
 
     content: Chat
     ids: tuple[int, ...]
-    columns: Mapping[str, Any]
+    columns: Fields
 
 
 Prompts = Sequence[Prompt] | Shaped[np.ndarray, "b"]
@@ -55,7 +55,7 @@ class PromptSet:
 
     @classmethod
     def of(
-        cls, rows: Iterable[Mapping[str, Any]], tokenizer: DiffuCoderTokenizer, max_length: int
+        cls, rows: Iterable[Fields], tokenizer: DiffuCoderTokenizer, max_length: int
     ) -> "PromptSet":
         """Encode rows.
 

@@ -120,7 +120,7 @@ def policy_scores(
             steps = jnp.broadcast_to(jnp.arange(length), steps.shape)
         blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
 
-        def score(part: tuple[Array, Array, Array]) -> Float[Array, "k c"]:
+        def score(part: tuple[Array, Array, Array]) -> TokenScores:
             return trace_log_probs(model, *part, blocks, mask_id, **how)
 
         parts = tokens, rows.attention_mask, steps
@@ -175,7 +175,7 @@ def require_rewards(rollout: Rollout, number: int) -> None:
         logger.warning("rollout 0: %s returned None for every completion", ", ".join(silent))
 
 
-def known_reward(reward: float) -> float | None:
+def nan_to_none(reward: float) -> float | None:
     """Return a reward as JSON, which has no NaN: None for what was not judged."""
     return None if math.isnan(reward) else float(reward)
 
@@ -248,7 +248,7 @@ class RolloutSource:
         if is_due and self.mixed_at != state.step:
             self.arrays = mix(self.arrays, state.params, config.ref_model_mixup_alpha)
             self.mixed_at = state.step
-        metrics: Metrics = {}
+        metrics = {}
         # make a rollout
         if iteration == 0:
             # Wait for the last update, whose time would count as the rollout's.
@@ -365,11 +365,11 @@ class RolloutSource:
         assert rollout.totals is not None
         lines = []
         for row in range(min(LOGGED_COMPLETIONS, len(rollout.prompts))):
-            rewards = {name: known_reward(scores[row]) for name, scores in rollout.parts.items()}
+            rewards = {name: nan_to_none(scores[row]) for name, scores in rollout.parts.items()}
             entry = {
                 "prompt": rollout.prompts[row].content,
                 "completion": rollout.completions.texts[row],
-                "reward": known_reward(rollout.totals[row]),
+                "reward": nan_to_none(rollout.totals[row]),
                 "rewards": rewards,
             }
             lines.append(printable_json(entry) + "\n")

@@ -97,10 +97,6 @@ class Rollout(NamedTuple):
         assert self.totals is not None
         return self.totals.astype(np.float32)
 
-    def take(self, rows: Int[np.ndarray, "n"]) -> "Rollout":
-        """Select rows."""
-        return jax.tree.map(lambda leaf: leaf[rows], self)
-
     def append_rows(self, other: "Rollout") -> "Rollout":
         """Append the rows of another rollout."""
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), self, other)
@@ -234,7 +230,8 @@ class Rollouts:
         varied = has_variance(rollout.rewards, size)
         groups = np.argsort(~varied, kind="stable")[: self.config.prompts_per_step]
         # groups [3, 0] of size 2 -> rows [6, 7, 0, 1]
-        return rollout.take((groups[:, None] * size + np.arange(size)).ravel())
+        rows = (groups[:, None] * size + np.arange(size)).ravel()
+        return jax.tree.map(lambda leaf: leaf[rows], rollout)
 
     def compare(self, rollout: Rollout, number: int) -> tuple[RewardArray, Bool[np.ndarray, "b c"]]:
         """Return the completions' advantages, and the tokens that count.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jax_lm.config import DreamConfig
+from jax_lm.config import DreamConfig, Fields
 from jax_lm.sharding import AnyMesh, MeshShape, row_devices
 from jax_lm.training.config import LossConfig, TrainerConfig
 from jax_lm.training.grpo_config import GRPOConfig
@@ -66,7 +66,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
     return replace(resolve_remat(config, parameters), score_chunk=chunk, training=training)
 
 
-def log_setup(mesh: AnyMesh | None, **settings: Any) -> dict[str, Any]:
+def log_setup(mesh: AnyMesh | None, **settings: Any) -> Fields:
     """Log on which mesh and how a run computes; returns the mesh for the run's record."""
     where = str(MeshShape.of(mesh)) if mesh else "one device"
     text = ", ".join(f"{name} {value}" for name, value in settings.items())

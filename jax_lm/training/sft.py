@@ -10,7 +10,7 @@ Knows samples, no files.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, Indices, Order, Row, SampleStream, Vary
 from jax_lm.data.token_shards import TextRows, TokenShards, TrainingSamples
 from jax_lm.host.memory import free_memory
@@ -51,7 +52,7 @@ def fine_tune(
     pad_id: int,
     expansion: Vary | None = None,
     trained: Callable[[str], bool] = lambda name: True,
-    identity: Mapping[str, Any] | None = None,
+    identity: Fields | None = None,
 ) -> bool:
     """Train `model` on samples; returns whether the run reached its end.
 
@@ -92,7 +93,7 @@ def fine_tune(
         out,
         trained=trained,
         held_out=held_out,
-        identity=settings_without(config, "loss", "training") | dict(identity or {}),
+        identity=settings_without(config, "loss", "training") | (identity or {}),
     )
 
 
@@ -185,7 +186,7 @@ def adapt(
     out: Path,
     *,
     pad_id: int,
-    identity: Mapping[str, Any] | None = None,
+    identity: Fields | None = None,
 ) -> bool:
     """Train `model` on texts; returns whether the run reached its end.
 
@@ -212,7 +213,7 @@ def adapt(
         config.training,
         out,
         held_out=held_out,
-        identity=settings_without(config, "loss", "training") | dict(identity or {}),
+        identity=settings_without(config, "loss", "training") | (identity or {}),
     )
 
 
@@ -322,7 +323,7 @@ def reveal_prompts(steps: int) -> Vary:
         if rng.random() < step / max(steps, 1):
             return sample
         # Nothing before the first token can predict it.
-        return dataclasses.replace(sample, canvas=(False, *[True] * (len(sample.ids) - 1)))
+        return Row.masked_after(1, sample.ids, open=sample.open)
 
     return vary
 
@@ -344,6 +345,5 @@ def cut_or_reveal(sample: Row, step: int, rng: np.random.Generator, *, config: A
     size = len(sample.ids)
     if rng.random() < config.cut_share:
         size = int(rng.integers(1, size + 1))
-    # visible == 2 of [a, b, c, d]: canvas [0, 0, 1, 1]
     visible = max(1, int(rng.integers(0, size)) if rng.random() < config.prefix_share else 0)
-    return Row(sample.ids[:size], (False,) * visible + (True,) * (size - visible), open=False)
+    return Row.masked_after(visible, sample.ids[:size], open=False)

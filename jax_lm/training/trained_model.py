@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from jax_lm.checkpoints.checksums import sha256
 from jax_lm.checkpoints.description import require_elsewhere
 from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
+from jax_lm.config import Fields
 from jax_lm.data.expansion import Expansion
 from jax_lm.diffusion.variable_length import growth_of, named_expand_id
 from jax_lm.host.files import require_writable
@@ -52,7 +52,7 @@ class TrainedModel:
         return self.out / ("adapter" if self.adapters else "model")
 
     @property
-    def lora_identity(self) -> dict[str, Any] | None:
+    def lora_identity(self) -> Fields | None:
         """Settings of the adapters that a resumed run must share."""
         if self.adapters is None:
             return None

@@ -15,7 +15,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -109,7 +109,7 @@ class Trainer:
         *,
         out: Path,
         frozen: Params | None = None,
-        identity: Mapping[str, Any] | None = None,
+        identity: Fields | None = None,
         place: Callable[[Batch], Batch] = lambda batch: batch,
         token_flops: Callable[[int], float] | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class Trainer:
         self.peak = peak_flops(jax.devices()[0].device_kind) if is_bfloat16 else None
         self.best = BestEvaluation(config.metric_for_best_model, config.early_stopping_patience)
         # As read back from JSON, to compare it with that of a checkpoint.
-        self.identity = json.loads(json.dumps(config.identity | dict(identity or {})))
+        self.identity = json.loads(json.dumps(config.identity | (identity or {})))
         # optimizer
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
@@ -449,18 +449,18 @@ def termination() -> Iterator[Callable[[int], bool]]:
     """
     received = threading.Event()
 
-    def asked(step: int) -> bool:
+    def should_end(step: int) -> bool:
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return received.is_set()
 
     # Only the main thread may set handlers, and the coordination of several processes has its own.
     if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
-        yield asked
+        yield should_end
         return
     before = signal.signal(signal.SIGTERM, lambda *_: received.set())
     try:
-        yield asked
+        yield should_end
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -515,7 +515,7 @@ class BestEvaluation:
     def save(self) -> Fields:
         return asdict(self)
 
-    def load(self, saved: Mapping[str, Any]) -> None:
+    def load(self, saved: Fields) -> None:
         """Restore what `save` returned, if it was for the same metric."""
         if saved["metric"] == self.metric:
             self.value = saved["value"]
