@@ -137,5 +137,7 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
     chosen = select_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
     write_whole(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    written = f"{len(rows)} prompts of {len(chosen)} {difficulty} problems"
-    return f"{out}: {written}, from {len(problems)} in {data} ({refused} lines refused)"
+    return (
+        f"{out}: {len(rows)} prompts of {len(chosen)} {difficulty} problems, "
+        f"from {len(problems)} in {data} ({refused} lines refused)"
+    )

@@ -173,10 +173,10 @@ def load_dataset(source: HubDataset) -> Any:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        wants = (
+        raise ValueError(
+            f"data={source.data!r}: "
             "JSONL files are read without, all else needs pip install 'jax-diffucoder[datasets]'"
-        )
-        raise ValueError(f"data={source.data!r}: {wants}") from error
+        ) from error
     path = Path(source.data)
     options = {"split": source.split, "streaming": source.streaming}
     try:
@@ -285,5 +285,7 @@ def require_whole(data: str, split: str, subset: str | None) -> None:
     """Raise ValueError if a split or subset is requested of data that have none."""
     for name, value, default in (("split", split, WHOLE), ("subset", subset, None)):
         if value != default:
-            kinds = "a hub id, a folder in the hub's layout and Parquet have them"
-            raise ValueError(f"{name}={value!r}: data={data!r} has no {name}s; {kinds}")
+            raise ValueError(
+                f"{name}={value!r}: data={data!r} has no {name}s; "
+                "a hub id, a folder in the hub's layout and Parquet have them"
+            )

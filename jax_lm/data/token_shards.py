@@ -71,11 +71,9 @@ class TokenShards:
         try:
             fields = dict(json.loads((folder / DATASET).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            advice = (
-                "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
-            )
             raise ValueError(
-                f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); {advice}"
+                f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); "
+                "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
             ) from error
         for name, wanted in (("format", FORMAT), ("kind", kind), ("tokenizer", tokenizer)):
             if fields.get(name) != wanted:

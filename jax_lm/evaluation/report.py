@@ -130,8 +130,10 @@ def evaluation_metadata(
         seconds, forwards = (
             sum(record[name] for record in decoded) for name in ("seconds", "forwards")
         )
-        average = f"{forwards / len(decoded):.1f} forward passes per answer on average"
-        metadata["time"] = f"{seconds:.1f} s of decoding, {average}"
+        metadata["time"] = (
+            f"{seconds:.1f} s of decoding, "
+            f"{forwards / len(decoded):.1f} forward passes per answer on average"
+        )
     # what a reader must know before trusting the rates
     if errors := sum(record["outcome"] == SANDBOX_ERROR for record in records):
         metadata["not counted"] = (

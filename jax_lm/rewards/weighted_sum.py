@@ -140,8 +140,9 @@ def call_reward(
         scores = reward(prompts, completions, **columns)
     except Exception as error:  # a reward is code of the user: it may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
-        raise ValueError(f"reward {name!r} raised {error!r:.200} in {place}") from error
+        raise ValueError(
+            f"reward {name!r} raised {error!r:.200} in {frame.filename}, line {frame.lineno}"
+        ) from error
     return validate_scores(name, scores, len(completions))
 
 

@@ -128,8 +128,10 @@ class DiffuCoderTokenizer:
             elif (folder / "tokenizer.json").is_file():
                 backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             else:
-                message = "no vocab.json with merges.txt, and no tokenizer.json"
-                raise TokenizerError(f"tokenizer {str(folder)!r}: {message}")
+                raise TokenizerError(
+                    f"tokenizer {str(folder)!r}: "
+                    "no vocab.json with merges.txt, and no tokenizer.json"
+                )
             special = read_special_tokens(folder, backend)
             if adds_mask:
                 special = replace(special, mask=special.mask or MASK)

@@ -167,8 +167,9 @@ class TrainerConfig:
             # Raises if the warm-up takes all steps.
             self.optimizer.warmup(self.max_steps)
             if self.last_step > self.max_steps:
-                rule = f"must lie in [1, max_steps={self.max_steps}]"
-                raise ValueError(f"stop_after={self.stop_after}: {rule}")
+                raise ValueError(
+                    f"stop_after={self.stop_after}: must lie in [1, max_steps={self.max_steps}]"
+                )
         # Raises if the text is malformed.
         _ = self.profiled
 
@@ -347,8 +348,10 @@ class SftConfig:
         required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
         for name, value in required.items():
             if name not in free and values[name] != value:
-                rule = f"must be {value!r} with expand_delete, whose loss is its own"
-                raise ValueError(f"{name}={values[name]!r}: {rule}")
+                raise ValueError(
+                    f"{name}={values[name]!r}: "
+                    f"must be {value!r} with expand_delete, whose loss is its own"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

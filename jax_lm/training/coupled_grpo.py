@@ -272,8 +272,10 @@ def require_room_for_completions(
     context = model.config.max_position_embeddings
     length = prompts.width + new_tokens
     if length > context:
-        settings = f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}"
-        raise ValueError(f"{settings}: rows take {length} tokens, the context holds {context}")
+        raise ValueError(
+            f"max_prompt_length={config.max_prompt_length}, max_new_tokens={new_tokens}: "
+            f"rows take {length} tokens, the context holds {context}"
+        )
 
 
 def fingerprint(prompts: PromptSet) -> str:

@@ -75,8 +75,10 @@ class Estimator:
         require_one_of("estimator", self.estimator, ESTIMATORS)
         require_sizes(self, "num_mask_pairs", "num_segments")
         if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
-            ratios = f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}"
-            raise ValueError(f"{ratios}: must lie in (0, 1) in this order")
+            raise ValueError(
+                f"mask ratios {self.min_mask_ratio} to {self.max_mask_ratio}: "
+                f"must lie in (0, 1) in this order"
+            )
 
     @property
     def reads_steps(self) -> bool:

@@ -160,8 +160,10 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         ranks = None
         if config.confident_share:
             if drawn is not None:
-                share = f"confident_share={config.confident_share}"
-                raise ValueError(f"{share}: must be 0 where masks are drawn already")
+                raise ValueError(
+                    f"confident_share={config.confident_share}: "
+                    f"must be 0 where masks are drawn already"
+                )
             key_ranked, key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))
             begun = masking.begun(key_begun, canvas, pairs, levels)
             constant = nnx.merge(graph, jax.lax.stop_gradient(params))
@@ -340,8 +342,10 @@ def require_rows_of_one_sample(batch: Batch) -> None:
     left = batch.samples[:, :-1]
     right = batch.samples[:, 1:]
     if batch.openness is None and np.any((left != right) & (left >= 0) & (right >= 0)):
-        rule = "must be True where a row holds several samples, or they see each other"
-        raise ValueError(f"masks_per_query=False: {rule}")
+        raise ValueError(
+            "masks_per_query=False: must be True where a row holds several samples, or they see "
+            "each other"
+        )
 
 
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:

@@ -97,8 +97,9 @@ def forward_process(
         ValueError: an estimator whose canvases follow from an order (`jax_lm.diffusion.trace`).
     """
     if estimator.reads_steps:
-        rule = "has no random masks, see jax_lm.diffusion.trace"
-        raise ValueError(f"estimator={estimator.estimator!r}: {rule}")
+        raise ValueError(
+            f"estimator={estimator.estimator!r}: has no random masks, see jax_lm.diffusion.trace"
+        )
     others = {"stratified": draw_strata, "evidence": draw_bound_masks}
     draw = others.get(estimator.estimator, draw_masks)
     masked, weights = jax.vmap(partial(draw, length=completion_length, estimator=estimator))(keys)
@@ -204,8 +205,9 @@ def selective_log_softmax(
         ValueError: not three rows of logits per sample.
     """
     if len(logits) != 3 * len(index):
-        rule = f"must have 3 for each of the {len(index)} rows of index"
-        raise ValueError(f"logits has {len(logits)} rows: {rule}")
+        raise ValueError(
+            f"logits has {len(logits)} rows: must have 3 for each of the {len(index)} rows of index"
+        )
     first = mask.astype(bool)
     masked = jnp.stack([jnp.ones_like(first), first, ~first], axis=1)
     per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T

@@ -98,8 +98,9 @@ class PromptSet:
         """
         total = len(self.prompts)
         if count >= total:
-            rule = f"must leave some of the {total} prompts that fit"
-            raise ValueError(f"held_out_prompts={count}: {rule}")
+            raise ValueError(
+                f"held_out_prompts={count}: must leave some of the {total} prompts that fit"
+            )
         # 5 prompts, order [3, 0, 4, 1, 2] and count 2: held out [3, 0], the rest is [1, 2, 4]
         order = np.random.default_rng((seed, HELD_OUT)).permutation(total)
         held_out = tuple(self.prompts[number] for number in order[:count])

@@ -42,8 +42,10 @@ def place_sampler(
     training = MeshShape() if mesh is None else MeshShape.of(mesh)
     shape = MeshShape.parse(requested) if requested else None
     if shape and shape.size != training.size:
-        sizes = f"takes {shape.size} devices, training takes {training.size}"
-        raise ValueError(f"rollout_mesh={requested!r}: {sizes}")
+        raise ValueError(
+            f"rollout_mesh={requested!r}: "
+            f"takes {shape.size} devices, training takes {training.size}"
+        )
     if mesh is None:
         return sampler, None
     # choose a mesh, and move the sampler there

@@ -60,8 +60,10 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
     # One completion per device that splits rows, the least that keeps all of them busy.
     chunk = config.score_chunk or rows
     if chunk % rows:
-        rule = f"must be a multiple of {rows}, the devices of the mesh that split rows"
-        raise ValueError(f"score_chunk={chunk}: {rule}")
+        raise ValueError(
+            f"score_chunk={chunk}: "
+            f"must be a multiple of {rows}, the devices of the mesh that split rows"
+        )
     training = resolve_trainer(config.training, parameters)
     return replace(resolve_remat(config, parameters), score_chunk=chunk, training=training)
 

@@ -179,8 +179,10 @@ class Trainer:
         """
         config = self.config
         if evaluate is None and config.metric_for_best_model is not None:
-            metric = f"metric_for_best_model={config.metric_for_best_model!r}"
-            raise ValueError(f"{metric}: nothing is held out to evaluate")
+            raise ValueError(
+                f"metric_for_best_model={config.metric_for_best_model!r}: "
+                f"nothing is held out to evaluate"
+            )
         require_trackers(config.track)
         folder = self.out / "checkpoints"
         in_background = config.async_checkpointing
