@@ -233,13 +233,12 @@ def humaneval(record: Fields, *, plus: bool = False) -> Problem:
     """Convert a record of HumanEval, or of HumanEval+ in its OriginFmt: the gap is at the end."""
     problem = infilling(record | {"suffix": ""})
     test = text(record, "test")
-    call = problem.tests[-1]
     if plus != (GENERATED_INPUTS in test):
         raise LookupError(f"has {'only the original' if plus else 'generated'} tests")
     return replace(
         problem,
         group="HumanEval+" if plus else "HumanEval",
-        tests=(repair_test(problem.name, test), call),
+        tests=(repair_test(problem.name, test), problem.tests[-1]),
         empty="    pass\n",
         stops=FUNCTION_STOPS,
         question=f"Please complete the following problem:\n```\n{problem.prefix.strip()}\n```\n",

@@ -156,11 +156,10 @@ class Code(Reward):
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         # select the well-formed answers
         scores: Scores = [0.0] * len(texts)
-        strict = self.strict_reference
         rows = [
             row
             for row, text in enumerate(texts)
-            if format_score(text, PYTHON, strict_reference=strict) == 1.0
+            if format_score(text, PYTHON, strict_reference=self.strict_reference) == 1.0
         ]
         if not rows:
             return scores

@@ -121,7 +121,6 @@ class DiffuGRPOTrainer:
         # Settings that follow from the size of the model and from the devices.
         self.config = resolve_grpo(config, weight_count(weights), model.mesh)
         training = self.config.training
-        reads_steps = self.config.masks.reads_steps
         if self.held_out and training.load_best_model_at_end is None:
             metric = training.metric_for_best_model or "reward"
             training = replace(training, metric_for_best_model=metric, load_best_model_at_end=True)
@@ -139,7 +138,9 @@ class DiffuGRPOTrainer:
             frozen=frozen,
             identity=self.describe(model, prompts) | (identity or {}),
             # The passes of `trace` differ in their rows.
-            token_flops=None if reads_steps else partial(self.count_flops, model.config),
+            token_flops=(
+                None if config.masks.reads_steps else partial(self.count_flops, model.config)
+            ),
         )
 
     def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> Fields:
@@ -162,8 +163,7 @@ class DiffuGRPOTrainer:
     def count_flops(self, shape: DreamConfig, length: int) -> float:
         """Count the operations per token of an update; those of rollouts do not count."""
         new_tokens = self.config.generation.max_new_tokens
-        all_weights = not self.others
-        flops = training_flops(shape, length, new_tokens, all_weights=all_weights)
+        flops = training_flops(shape, length, new_tokens, all_weights=not self.others)
         return self.config.masks.copies * flops
 
     def train(self, evaluate: Evaluate | None = None) -> bool:

@@ -200,7 +200,7 @@ class Rollouts:
             first: number of the first completion among those of the rollout.
         """
         count = len(prompts)
-        seed = self.config.training.seed
+        ids = first + jnp.arange(count)
         limit = self.config.generation_batch_size or count
         if self.shardings is not None:
             policy = jax.device_put(policy, self.shardings)
@@ -209,7 +209,7 @@ class Rollouts:
             self.tokenizer,
             prompts,
             self.config.generation,
-            keys=sample_keys(seed, number, SAMPLING, first + jnp.arange(count)),
+            keys=sample_keys(self.config.training.seed, number, SAMPLING, ids),
             width=self.prompts.width,
             batch_size=next(size for size in divisors(count) if size <= limit),
         )
@@ -451,7 +451,6 @@ def has_variance(rewards: RewardArray, group_size: int) -> Bool[np.ndarray, "g"]
 def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
     """Summarise rewards and completions: means over what was judged, NaN if nothing was."""
     rewards = rollout.rewards
-    parts = rollout.parts
     groups = [group[np.isfinite(group)] for group in rewards.reshape(-1, group_size)]
     deviations = [np.std(group, ddof=1, dtype=np.float64) for group in groups if len(group) > 1]
     return {
@@ -462,7 +461,7 @@ def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
         "excluded_completions": float(np.isnan(rewards).sum()),
         "completion_tokens": float(rollout.completions.lengths.mean()),
         "unfinished_completions": 1 - float(rollout.completions.stopped.mean()),
-        **{f"reward_{name}": mean_of_judged(scores) for name, scores in parts.items()},
+        **{f"reward_{name}": mean_of_judged(part) for name, part in rollout.parts.items()},
     }
 
 

@@ -185,11 +185,12 @@ class Trainer:
             )
         require_trackers(config.track)
         folder = self.out / "checkpoints"
-        in_background = config.async_checkpointing
         with (
             # the processes of a run share the folder
             exclusive(self.out) if jax.process_index() == 0 else nullcontext(),
-            RunCheckpoints(folder, config.keep, in_background=in_background) as checkpoints,
+            RunCheckpoints(
+                folder, config.keep, in_background=config.async_checkpointing
+            ) as checkpoints,
             termination() as terminated,
             # off a terminal, the log has a line per entry
             terminal.progress("training", "the first step compiles") as progress,
@@ -403,12 +404,15 @@ class Trainer:
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
         config = self.config
-        resumed_at = self.state.step
         (self.out / SETTINGS_FILE).write_text(
             json.dumps(self.identity, indent=1) + "\n", encoding="utf-8"
         )
         return open_writers(
-            self.out, config.track, steps=config.steps, resumed_at=resumed_at, config=self.identity
+            self.out,
+            config.track,
+            steps=config.steps,
+            resumed_at=self.state.step,
+            config=self.identity,
         )
 
     @contextmanager
