@@ -133,10 +133,14 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     # measures of the text by temperature
     effects: dict[str, list] = {}
     for row in rows:
-        passes = [row["pass"].get(f"pass@{k}", [None])[0] for k in (1, row["samples"])]
-        values = (row["local_text"][0], row["global_text"][0], row["confidence_text"], *passes)
-        names = ("local@1", "global@1", "confidence", "pass@1", "pass@n")
-        for name, value in zip(names, values, strict=True):
+        values = {
+            "local@1": row["local_text"][0],
+            "global@1": row["global_text"][0],
+            "confidence": row["confidence_text"],
+            "pass@1": row["pass"].get("pass@1", [None])[0],
+            "pass@n": row["pass"].get(f"pass@{row['samples']}", [None])[0],
+        }
+        for name, value in values.items():
             effects.setdefault(name, []).append((row["temperature"], value))
     title = f"Decoding order at temperature {temperature:g}"
     share = "share of steps"

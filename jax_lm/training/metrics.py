@@ -92,8 +92,12 @@ class Meter:
 
     def save(self) -> Fields:
         """Return the arguments of a `Meter` that continues from here."""
-        counts = {"sums": self.sums, "tokens": self.tokens}
-        return counts | {"seconds": self.elapsed(), "earlier": self.earlier}
+        return {
+            "sums": self.sums,
+            "tokens": self.tokens,
+            "seconds": self.elapsed(),
+            "earlier": self.earlier,
+        }
 
 
 def require_trackers(names: Sequence[str]) -> None:
