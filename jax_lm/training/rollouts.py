@@ -154,9 +154,7 @@ class Rollouts:
         # judge, and replace groups without variance
         rollout = self.judge_rollout(rollout)
         for draw in range(1, 1 + self.config.dynamic_sampling):
-            # groups with variance that the rollout lacks
-            varied = has_variance(rollout.rewards, self.config.num_generations)
-            missing = self.config.prompts_per_step - int(varied.sum())
+            missing = self.missing(rollout)
             if missing <= 0:
                 break
             # 3 missing: (3 - 1).bit_length() = 2, and 1 << 2 = 4
@@ -220,6 +218,11 @@ class Rollouts:
         rollout = judge_completions(self.rewards, rollout, self.config.num_generations)
         self.seconds["reward_seconds"] += time.monotonic() - start
         return rollout
+
+    def missing(self, rollout: Rollout) -> int:
+        """Count the groups with variance that a rollout lacks."""
+        varied = has_variance(rollout.rewards, self.config.num_generations)
+        return self.config.prompts_per_step - int(varied.sum())
 
     def choose_groups(self, rollout: Rollout) -> Rollout:
         """Choose the groups to train on: the first with variance, then the first without.
