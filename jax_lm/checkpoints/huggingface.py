@@ -56,7 +56,7 @@ DTYPES = {
     for name, dtype in pairs("""
     BOOL bool  F16 float16  F32 float32  F64 float64
     I8 int8  I16 int16  I32 int32  I64 int64  U8 uint8  U16 uint16  U32 uint32  U64 uint64
-""")
+""").items()
 } | {"BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
