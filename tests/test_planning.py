@@ -275,6 +275,47 @@ def test_an_update_that_exceeds_the_free_memory_is_refused_with_numbers(tiny_con
         require_room(tiny_config, planned, MeshShape(), need.total - 1)
 
 
+# Shape, update, and GB of the process at its peak, as measured (docs/training.md).
+QWEN = DreamConfig(
+    vocab_size=151936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    max_position_embeddings=32768,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+)
+SMOL = replace(
+    QWEN,
+    model_type="llama",
+    vocab_size=49216,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+)
+MEASURED = [
+    (QWEN, {"kind": "sft", "batch": 8, "canvas": 64, "new_tokens": 64, "lora_rank": 8}, 3.71),
+    (QWEN, {"kind": "adapt", "batch": 2}, 14.21),
+    (
+        SMOL,
+        {"kind": "adapt", "batch": 8, "canvas": 128, "new_tokens": 128, "precision": "float32"},
+        5.37,
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "step", "measured"), MEASURED)
+def test_an_update_on_a_cpu_takes_what_was_measured(config, step, measured):
+    planned = PlannedStep(on_cpu=True, **step)
+    found = estimate_memory(config, planned, MeshShape()).total / 1e9
+    assert found == pytest.approx(measured, rel=0.15)
+
+
 def test_this_machine_can_be_planned_for(capsys):
     words = [
         "plan",

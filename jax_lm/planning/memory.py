@@ -108,6 +108,8 @@ class PlannedStep:
         lora_rank: rank of the trained adapters; the kernels below them may be int8.
         extra_canvases: additional canvases per row that each step computes, as drafts or branches;
             the memory estimate does not include them.
+        on_cpu: an update on a CPU, whose memory also holds the process, and where XLA keeps the
+            activations of all layers, with remat and without it.
     """
 
     precision: str = "bfloat16"
@@ -118,6 +120,7 @@ class PlannedStep:
     kind: str = "generate"
     lora_rank: int | None = None
     extra_canvases: int = 0
+    on_cpu: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("step", self.kind, (*STEPS, SERVE))
@@ -259,7 +262,13 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     size = planned.itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
     # with remat, the input of each layer is kept for the backward pass
-    kept = rows * planned.canvas * config.hidden_size * config.num_hidden_layers * size
+    width, process = config.hidden_size, 0
+    if planned.on_cpu:
+        # of each layer also gate, up and their product, and the attention weights
+        width += 3 * config.intermediate_size + config.num_attention_heads * planned.canvas
+        # Python with JAX, and the compilation of each layer; 0.3 GB and 25 to 40 MB were measured
+        process = 2**28 + 2**25 * config.num_hidden_layers
+    kept = rows * planned.canvas * width * config.num_hidden_layers * size
     widest = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
     )
@@ -267,7 +276,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     # float32 gradients, and weights and gradients in the compute dtype (size of 4 bytes)
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
-    working = gradients + gathered + (kept + 2 * widest) // mesh.tensor
+    working = process + gradients + gathered + (kept + 2 * widest) // mesh.tensor
     # masters, two AdamW moments and the reference of coupled-GRPO; training has no KV cache
     copies = 4 if planned.kind == "grpo" else 3
     return Memory(frozen + copies * masters, 0, working)

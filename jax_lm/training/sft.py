@@ -134,11 +134,11 @@ def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int) -
         samples, steps, batch_size, passes,
     )  # fmt: skip
     if steps < FEW_UPDATES:
+        epochs = -(-FEW_UPDATES // epoch_steps)
         logger.warning(
             "%d updates of %d rows are too few to learn from: with a smaller batch_size or more "
             "num_train_epochs there are more; %d passes make about %d",
-            steps, batch_size, -(-FEW_UPDATES // epoch_steps),
-            -(-FEW_UPDATES // epoch_steps) * epoch_steps,
+            steps, batch_size, epochs, epochs * epoch_steps,
         )  # fmt: skip
     if passes > MANY_PASSES:
         logger.warning(
@@ -157,10 +157,9 @@ def require_memory(
 ) -> None:
     """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
     weights = parameters(model)
+    mesh = MeshShape() if model.mesh is None else MeshShape.of(model.mesh)
     training = resolve_trainer(config.training, sum(leaf.size for leaf in weights.values()))
     is_int8 = any(leaf.dtype == jnp.int8 for leaf in weights.values())
-    # [rank, in]
-    ranks = [leaf.shape[0] for name, leaf in weights.items() if name.endswith(".lora_a")]
     assert config.max_length is not None
     planned = PlannedStep(
         precision="int8" if is_int8 else training.dtype,
@@ -168,15 +167,15 @@ def require_memory(
         canvas=config.loss.row_factor * config.max_length,
         new_tokens=config.max_length,
         kind=kind,
-        lora_rank=ranks[0] if ranks else None,
+        # lora_a: [rank, in]
+        lora_rank=next((x.shape[0] for name, x in weights.items() if "lora_a" in name), None),
+        on_cpu=jax.local_devices()[0].platform == "cpu",
     )
     free = free_memory()
     if free is not None:
         # Frozen weights are a part of the estimate, and in memory already.
-        devices = 1 if model.mesh is None else model.mesh.size
-        free += sum(leaf.nbytes for name, leaf in weights.items() if not trained(name)) // devices
-    shape = MeshShape() if model.mesh is None else MeshShape.of(model.mesh)
-    require_room(model.config, planned, shape, free)
+        free += sum(leaf.nbytes for name, leaf in weights.items() if not trained(name)) // mesh.size
+    require_room(model.config, planned, mesh, free)
 
 
 def adapt(

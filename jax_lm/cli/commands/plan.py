@@ -28,7 +28,8 @@ def run_plan(arguments: Plan) -> int:
         return plan_server(arguments, Topology.parse(arguments.topology))
     plan = make_plan(arguments)
     options = arguments.generation
-    if compiles(arguments, CompilerPackage.of(plan.topology)):
+    # On a CPU the compiler misses the process, and the state's copy while a checkpoint is written.
+    if not plan.planned.on_cpu and compiles(arguments, CompilerPackage.of(plan.topology)):
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
     elif options.extra_canvases:
@@ -64,6 +65,7 @@ def make_plan(arguments: Plan) -> MachinePlan:
         kind=arguments.step,
         lora_rank=arguments.lora_rank,
         extra_canvases=options.extra_canvases,
+        on_cpu=topology.is_cpu and arguments.step != "generate",
     )
     return MachinePlan(
         config, planned, topology, choose_plan_mesh(config, planned, topology, arguments.mesh)
