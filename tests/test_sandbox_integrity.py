@@ -37,6 +37,8 @@ import sys
 def ask(operation, *forms, **keywords):
     if operation == "get and call":
         return ask("call", ask("get", forms[0], forms[1]), *forms[2:], **keywords)
+    if operation == "call":
+        operation, forms = "special", [forms[0], "__call__", *forms[1:]]
     peer = sys.modules["untrusted.inside.foreign"].PEERS[0]
     forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
     peer.send(lambda: {"do": operation, "arguments": forms, "keywords": keywords})
@@ -45,7 +47,7 @@ def ask(operation, *forms, **keywords):
     answer = reply.get("value")
     return answer | {"t": "yours"} if isinstance(answer, dict) and answer["t"] == "mine" else answer
 def named(*name):
-    return {"t": "named", "v": list(name)}
+    return {"t": "named", "v": ":".join(name)}
 LEAK = "{0.__globals__[SECRET]}"
 """
 """What a program does that has taken over its process: it says what it likes on its channel."""
@@ -90,7 +92,7 @@ HACKS = {
     "classes below a class": (
         ASK + "def f(g, o):\n"
         "    peer = sys.modules['untrusted.inside.foreign'].PEERS[0]\n"
-        "    kinds = ask('special', '__subclasses__', peer.encode(type(o)))\n"
+        "    kinds = ask('special', peer.encode(type(o)), '__subclasses__')\n"
         "    return ask('get', peer.encode(peer.decode(kinds)[0]), 'SECRET')",
         [
             "class Base: pass\nclass Hidden(Base):\n    SECRET = 'dfq-7731'\nassert f(3, Base()) == Hidden.SECRET"
@@ -115,13 +117,13 @@ HACKS = {
         [HELD + "assert f(double, str.format) == SECRET"],
     ),
     "the text of a partial": (
-        ASK + "def f(p): return ask('special', '__repr__', p)",
+        ASK + "def f(p): return ask('special', p, '__repr__')",
         [
             "import functools\nassert f(functools.partial(int, 'dfq-7731')).endswith(\"'dfq-7731')\")"
         ],
     ),
     "the text of a method": (
-        ASK + "def f(m): return ask('special', '__repr__', m)",
+        ASK + "def f(m): return ask('special', m, '__repr__')",
         [
             "class Hidden:\n    def go(self): pass\n    def __repr__(self): return 'dfq-7731'\n"
             "assert 'dfq-7731' in f(Hidden().go)"
@@ -514,7 +516,7 @@ def test_what_the_program_asks_for_by_hand_is_served_where_it_may():
     """Else the hacks above would score nothing for want of a working `ask`."""
     code = (
         ASK
-        + "def f(g, item): return ask('call', g, 4), ask('get', item, 'size'), ask('special', '__len__', item)"
+        + "def f(g, item): return ask('call', g, 4), ask('get', item, 'size'), ask('special', item, '__len__')"
     )
     test = (
         HELD
@@ -805,7 +807,7 @@ def test_what_is_no_script_is_run_once_and_scripts_again_after_all_tests(monkeyp
     exchange = runner.Session.exchange
 
     def record(session, jobs, *given):
-        changed.append("changed" in jobs[-1])
+        changed.append(jobs[-1].get("changed", False))
         return exchange(session, jobs, *given)
 
     monkeypatch.setattr(runner.Session, "exchange", record)

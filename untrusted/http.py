@@ -258,14 +258,12 @@ class HttpWorkers(Executor):
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                 return read_results(answer.read(), programs)
         except urllib.error.HTTPError as error:
-            said = printable(error.read(1000).decode("utf-8", "replace"))
-            reason = f"{url} answered {error.code} {said}"
-            error.close()
-            # Errors that another worker would give as well; 503 and the rest are tried again.
+            with error:
+                said = printable(error.read(1000).decode("utf-8", "replace"))
+            reason = f"{url} answered {error.code} {said} ({error.reason})"
+            # Other workers would answer the same; 503 and the rest are tried again.
             if error.code in (400, 401, 404, 413):
-                raise ValueError(
-                    f"{reason} ({error.reason}): check the address and {TOKEN_VARIABLE}"
-                ) from error
+                raise ValueError(f"{reason}: check the address and {TOKEN_VARIABLE}") from error
             raise OSError(reason) from error
         except OSError as error:
             raise OSError(f"{url}: {error}") from error

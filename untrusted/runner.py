@@ -39,9 +39,9 @@ from untrusted.tiers import (
 
 # Characters of a reason.
 DETAIL_LENGTH = 400
+PASSES_CHANGED = "passes as well with its assertions negated and its literals changed"
 
-# Tries what a contained program must not reach. The battery of `diffucoder sandbox check` tries far
-# more.
+# Tries to reach what a contained program must not. `diffucoder sandbox check` tries far more.
 SELF_TEST = """
 import os, socket
 def reached():
@@ -63,7 +63,7 @@ def reached():
 
 @functools.cache
 def why_not(tier: Tier) -> str:
-    """Return why a tier does not work on this host; empty if it works. Tried once per process."""
+    """Return why a tier does not work on this host; empty if it works. Tested once per process."""
     try:
         with Session(tier, packages=()) as session:
             result = run_program(
@@ -185,7 +185,7 @@ class Local(Executor):
 
 
 class Sandbox:
-    """A session that is started on first use, and replaced when it fails or has other packages."""
+    """A session, started when it is first used and restarted after a failure or for other packages."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier: Tier = tier
@@ -225,19 +225,20 @@ def run_program(session: Session, program: Program, same_process: bool = False) 
     for test in program.tests or (None,):
         seconds = min(program.limits.seconds, deadline - time.monotonic())
         results.append(run_test(session, program.code, test, seconds))
-    # A second opinion takes what time is left, and none from a test.
+    # The second run of a test takes no time from other tests.
     for number, test in enumerate(program.tests if program.limits.canary else ()):
-        if results[number].outcome == "passed" and results[number].border:
-            seconds = min(program.limits.seconds, deadline - time.monotonic())
-            results[number] = doubt(session, program.code, test, seconds) or results[number]
+        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        believed = results[number].outcome == "passed" and results[number].border and seconds > 0
+        if believed and is_script(test) and passes_changed(session, program.code, test, seconds):
+            results[number] = failed(PASSES_CHANGED, "cannot_judge")
     return Result(tuple(results), session.text("stdout"), session.text("stderr"), session.tier)
 
 
 def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
     """Run one test in processes of its own; `seconds` is wall clock.
 
-    There are three kinds: a script with input and output, a single call whose answer is compared
-    here, and statements, which a second process runs. None runs the program alone.
+    A test is a script with input and output, a single call whose answer is compared here, or
+    statements, which a second process runs. Without a test, only the program runs.
     """
     if seconds <= 0:
         total = session.limits.total_seconds
@@ -245,16 +246,16 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     job: Fields = {"code": code}
     if test is None:
         (program,) = session.exchange([job], seconds)
-        # A program could claim this without having run to its end. But nothing is checked, so
-        # nothing has passed.
-        return TestResult("untested") if word_of(program, "ended") is True else reason_of(program)
+        # A program could claim to have ended, but as nothing is checked, nothing has passed.
+        ended = program.answer.get("ended") is True
+        return TestResult("untested") if ended else reason_of(program)
     if isinstance(test, Case) and not test.function:
         return run_case(session, code, test, seconds)
     call = call_of(test, code) if isinstance(test, Case) else read_call(test)
     if call is None:
         return run_statements(session, job, str(test), seconds)
-    # A call of literals needs one process only. None: the answer is no literal, so run the same test
-    # as statements.
+    # A call of literals needs one process only. If its answer is not a literal, a second process has
+    # to compare it.
     job["prelude"] = call.prelude
     (program,) = session.exchange([job | call.request], seconds)
     judged = judge_call(call, program)
@@ -263,7 +264,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
 
 
 def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
-    """Run a program as a script, and compare its output here, out of the program's reach."""
+    """Run a program as a script, and compare its output in this process."""
     job = {"code": code, "script": True}
     (program,) = session.exchange([job], seconds, case.input.encode())
     output = session.written["stdout"]
@@ -271,79 +272,77 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
         return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")
     if program.late or program.status:
         return reason_of(program, " before the end" if program.late else "")
-    # Bytes that are no UTF-8 become surrogates, which no expected text can contain.
+    # Invalid UTF-8 becomes surrogates, which no expected text contains.
     where = difference(case.output, output.decode("utf-8", "surrogateescape"), case.comparison)
     return TestResult("failed", where) if where else TestResult("passed")
 
 
 def run_statements(session: Session, job: Fields, statements: str, seconds: float) -> TestResult:
-    """Run the statements of a test in a second process next to the program of a job."""
-    # A number that the program cannot know: only a test that came to its end reports it.
-    sentinel = secrets.token_hex(16)
-    test = {"test": statements, "sentinel": sentinel, "code": job["code"]}
-    program, tester = session.exchange([job, test], seconds)
-    cannot = word_of(tester, "cannot")
+    """Run the statements of a test in a second process, against the program of a job."""
+    test, program, tester = exchange_test(session, job, statements, seconds)
+    cannot = tester.answer.get("cannot")
     if cannot is not None and session.same_process:
         return run_together(session, job | test, seconds)
     if cannot is not None:
         return failed(cannot, "cannot_judge")
-    if word_of(tester, "ended") == sentinel:
+    if has_passed(tester, test):
         return TestResult("passed")
-    # The program's own error says more than the tester's, which has only lost its connection.
+    # If the program has ended, its error says more than the tester's, which lost its connection.
     return reason_of(program if says_why(program, tester) else tester)
 
 
-def doubt(session: Session, code: str, test: Test | None, seconds: float) -> TestResult | None:
-    """Return the result of a passed test that passes with changed assertions, too; else None.
-
-    That must not happen. Only scripts that a tester has run are tried, and within `seconds`.
-    """
-    if not isinstance(test, str) or not is_script(test) or seconds <= 0:
-        return None
-    kept, session.heads = session.heads, {name: bytearray() for name in session.heads}
+def exchange_test(
+    session: Session, job: Fields, statements: str, seconds: float, *, changed: bool = False
+) -> tuple[Fields, Child, Child]:
+    """Run a program and a test in a process each; returns the test's job and both processes."""
+    # The program cannot know this number, which the test's process reports at its end.
     sentinel = secrets.token_hex(16)
-    changed = {"test": test, "sentinel": sentinel, "code": code, "changed": True}
-    _, tester = session.exchange([{"code": code}, changed], seconds)
-    # What is printed in this run is none of the result's output.
+    test = {"test": statements, "sentinel": sentinel, "code": job["code"], "changed": changed}
+    program, tester = session.exchange([job, test], seconds)
+    return test, program, tester
+
+
+def has_passed(child: Child, test: Fields) -> bool:
+    """Whether a process has reported that its test came to its end."""
+    return child.answer.get("ended") == test["sentinel"]
+
+
+def passes_changed(session: Session, code: str, test: str, seconds: float) -> bool:
+    """Whether a test that has passed passes with changed assertions, too, which must not happen."""
+    kept, session.heads = session.heads, {name: bytearray() for name in session.heads}
+    changed, _, tester = exchange_test(session, {"code": code}, test, seconds, changed=True)
+    # The output of this run is not part of the result.
     session.heads = kept
-    if word_of(tester, "ended") != sentinel:
-        return None
-    said = "passes as well with its assertions negated and its literals changed"
-    return failed(said, "cannot_judge")
+    return has_passed(tester, changed)
 
 
 def run_together(session: Session, job: Fields, seconds: float) -> TestResult:
-    """Run a test in its program's own process: the result is the program's word."""
+    """Run a test in its program's own process, which could fake the result."""
     (child,) = session.exchange([job], seconds)
-    cannot = word_of(child, "cannot")
-    if cannot is not None:
-        return failed(cannot, "cannot_judge")
-    passed = word_of(child, "ended") == job["sentinel"]
-    return replace(TestResult("passed") if passed else reason_of(child), border=False)
-
-
-def word_of(child: Child, name: str) -> Any:
-    """Return a part of a process's answer; None if there is none."""
-    return child.answer.get(name) if child.answer is not None else None
+    if "cannot" in child.answer:
+        return failed(child.answer["cannot"], "cannot_judge")
+    return replace(
+        TestResult("passed") if has_passed(child, job) else reason_of(child), border=False
+    )
 
 
 def says_why(program: Child, tester: Child) -> bool:
     """Whether a test failed because its program ended."""
-    lost = tester.answer is None or tester.answer.get("raised") == "ChannelEndError"
-    # The tester may notice the end before we do. But then it was not our own SIGKILL that ended the
-    # program.
+    lost = tester.answer.get("raised", "ChannelEndError") == "ChannelEndError"
+    # The tester may notice the end before this process does. In that case the program was not ended
+    # by our own SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
-    return program.answer is not None or (ended and lost)
+    return bool(program.answer) or (ended and lost)
 
 
 def judge_call(call: Call, child: Child) -> TestResult | None:
-    """Compare a call's answer with the expected value here, out of the program's reach.
+    """Compare a call's answer with the expected value in this process.
 
-    Returns None if the answer is no literal: then a tester has to find out what it equals.
+    Returns None if one of them is not a literal, so that a tester has to compare them.
     """
-    if word_of(child, "object") is not None:
+    if "object" in child.answer:
         return None
-    if child.answer is None or "value" not in child.answer:
+    if "value" not in child.answer:
         return reason_of(child)
     try:
         # The program may have sent anything.
@@ -368,20 +367,19 @@ def failed(detail: Any, outcome: Outcome = "failed") -> TestResult:
 
 
 def reason_of(child: Child, when: str = " before the end") -> TestResult:
-    """Return why a process did not deliver the wanted answer."""
-    # In this order: ended by the zygote, time, an exception, an exit status, a signal.
+    """Return the result of a process that has not given the expected answer."""
     if child.reason:
         return failed(child.reason)
     if child.late:
         return TestResult("timeout", f"no end after {child.late:g} s")
-    if child.answer is not None:
+    if child.answer:
         return reason_of_error(**child.answer)
     code = os.waitstatus_to_exitcode(child.status)
     if code >= 0:
         return failed(f"left with exit status {code}{when}")
     if -code == signal.SIGXCPU:
         return TestResult("timeout", "used up its processor time")
-    # Not our own SIGKILL, as the process ended before it was collected.
+    # Not by our own SIGKILL, as the process had ended before that.
     if -code == signal.SIGKILL and child.ended:
         return TestResult("out_of_memory", "killed by the kernel")
     return failed(f"crashed with {signal.Signals(-code).name}")

@@ -1,6 +1,15 @@
-"""One sandbox: a zygote process, and what the parent exchanges with its children.
+"""A session: a zygote process, and the messages between the parent and the zygote's children.
 
-Knows processes, pipes and clocks; `runner` knows what the messages mean.
+Handles processes, pipes and timeouts; `runner` interprets the messages. The exchange for one test
+of statements, with the parent on the left:
+
+    to the zygote    {"memory_bytes": ..., "seconds": ..., "load": [...]} and descriptors, per child
+    from each child  {"confined": true}
+    to the program   {"code": "def f(x): ..."}
+    to the tester    {"test": "y = f(1) ...", "sentinel": "9b1c...", "code": "def f(x): ..."}
+    from the tester  {"ended": "9b1c..."}, or {"raised": "AssertionError", "line": ...}
+    to the zygote    COLLECT, which kills both
+    from the zygote  {"statuses": [9, 9], "reason": ""}
 """
 
 import contextlib
@@ -18,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from untrusted.cases import MAX_OUTPUT
 from untrusted.inside.channel import Fields
@@ -30,16 +38,16 @@ from untrusted.tiers import PACKAGES, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
-# A busy host may take long to start an interpreter, which is not the program's fault.
+# Generous, as a busy host may take long to start an interpreter.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
-# Bytes read at once; seconds between two looks at `stops`.
+# Bytes per read; seconds between two checks of `stops`.
 CHUNK = 2**16
 STREAMS = ("stdout", "stderr")
 TICK = 0.1
 
 
 class SandboxFailureError(OSError):
-    """Raised if the sandbox did not work, or was stopped: it says nothing about the program."""
+    """Raised if the sandbox has failed or was stopped, which says nothing about the program."""
 
 
 @dataclass
@@ -48,21 +56,21 @@ class Child:
 
     Attributes:
         socket: the parent's end of its socket.
-        job: what it is to do.
+        job: its task, as JSON.
         buffer: received bytes that are not a complete message yet.
         started: it has reported that it is confined.
-        answer: its answer as plain data; None before.
+        answer: its answer as plain data; empty before.
         ended: its end of the socket is closed.
         status: wait status.
         reason: why the zygote ended it early; empty otherwise.
-        late: seconds that passed without an end; 0 if it came in time.
+        late: seconds that it was given, if it has not ended in time; else 0.
     """
 
     socket: socket.socket
     job: Fields
     buffer: bytearray = field(default_factory=bytearray)
     started: bool = False
-    answer: Any = None
+    answer: Fields = field(default_factory=dict)
     ended: bool = False
     status: int = 0
     reason: str = ""
@@ -78,14 +86,14 @@ class Child:
 
 
 class Session:
-    """A zygote in a tier, for one program after another.
+    """A zygote in a tier, which runs one program after another.
 
-    If it ends, so does every process in it.
+    If it ends, so do all its processes.
     """
 
     def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES) -> None:
         self.tier, self.packages = tier, packages
-        # Set one of them to stop what is running.
+        # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []
         self.limits, self.same_process = Limits(), False
         # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one.
@@ -94,8 +102,8 @@ class Session:
             if tier == "bubblewrap"
             else tempfile.mkdtemp(prefix="jax-diffucoder-")
         )
-        # What the running processes have written to each stream, up to `room` bytes; the beginning
-        # of what all have written that ran for a program; the pipes of the streams.
+        # By stream: what the running processes have written, up to `room` bytes; the beginning of
+        # what all processes of a program have written; and the pipe.
         self.room, self.written, self.heads = 0, {}, {}
         self.pipes: dict[str, io.FileIO] = {}
         self.control, far = socket.socketpair()
@@ -123,7 +131,7 @@ class Session:
         self.start()
 
     def start(self) -> None:
-        """Wait until the zygote is ready; otherwise raise with what bubblewrap or Python said."""
+        """Wait until the zygote is ready; raises with the message of bubblewrap or Python if not."""
         # If the host runs out of memory, the kernel ends the sandbox first.
         with (
             contextlib.suppress(OSError),
@@ -141,7 +149,7 @@ class Session:
             raise SandboxFailureError(lines[-1]) from None
 
     def begin(self, limits: Limits, same_process: bool) -> None:
-        """Prepare for the next program: set its limits, clear the output."""
+        """Set the limits of the next program and clear the output."""
         self.limits, self.same_process = limits, same_process
         self.heads = {name: bytearray() for name in STREAMS}
 
@@ -165,10 +173,10 @@ class Session:
     def exchange(
         self, jobs: list[Fields], seconds: float, standard_input: bytes = b""
     ) -> list[Child]:
-        """Fork a process per job; wait until the last one has answered or any has failed.
+        """Run a process per job; returns after the first answer or end, or after `seconds`.
 
-        Two processes get a socket between them. A script is awaited until its process has ended, or
-        has written more than `MAX_OUTPUT` bytes, which are all kept.
+        Two processes get a socket between them. A script runs until its process has ended or has
+        written more than `MAX_OUTPUT` bytes; all its output is kept.
         """
         is_done = self.has_ended if "script" in jobs[0] else has_answered
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
@@ -211,16 +219,15 @@ class Session:
         return children
 
     def has_ended(self, children: list[Child]) -> bool:
-        """Whether a script will write nothing more that counts."""
+        """Whether the output of a script is complete or too long."""
         # It may close its streams early; all are closed once its process has ended.
         is_closed = all(pipe.closed for pipe in self.pipes.values())
         return len(self.written["stdout"]) > MAX_OUTPUT or (is_closed and children[0].ended)
 
     def open_pipes(self, theirs: contextlib.ExitStack) -> list[int]:
-        """Make the pipes of one test; returns the ends to write to, which `theirs` will close.
+        """Open the pipes of one test; returns the ends to write to, which `theirs` will close.
 
-        They are not used again: a program can change the flags of its end, and the next program
-        would inherit them.
+        Each test gets new pipes, as a program can change the flags of its end.
         """
         self.close_pipes()
         writers = []
@@ -243,7 +250,7 @@ class Session:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            # Imported by the zygote before the fork, as a child has no time for it.
+            # Imported by the zygote before the fork, as that takes no time of the child.
             request["load"] = [
                 name for name in (*self.packages, *ON_MENTION) if is_mentioned(name, job)
             ]
@@ -283,7 +290,7 @@ class Session:
         return True
 
     def drain(self, name: str) -> None:
-        """Read the output that is available, and keep its beginning."""
+        """Read the available output and keep its beginning."""
         pipe, written = self.pipes[name], self.written[name]
         # Bounded, as a program may write without end: 16 chunks are 1 MiB.
         for _ in range(0 if pipe.closed else 16):
@@ -295,11 +302,11 @@ class Session:
             if not chunk:
                 self.selector.unregister(pipe)
                 return pipe.close()
-            # Nothing is added once there is no room: the slice then ends at 0.
+            # Without room left, the slice is empty.
             written += chunk[: self.room - len(written)]
 
     def hear(self, child: Child) -> None:
-        """Read from a process: first that it is confined, then its answer. The rest is dropped."""
+        """Read from a process: that it is confined, then its answer. All else is ignored."""
         try:
             chunk = child.socket.recv(CHUNK)
         except ConnectionResetError:
@@ -308,7 +315,7 @@ class Session:
             # A closed socket would stay readable for ever.
             child.ended = True
             self.selector.unregister(child.socket)
-        if child.answer is None:
+        if not child.answer:
             child.buffer += chunk
         if not child.started and (line := child.line()) is not None:
             word = json.loads(line)
@@ -317,7 +324,7 @@ class Session:
             child.started = True
         elif not child.started and child.ended:
             raise SandboxFailureError("a process ended before it was confined")
-        if child.started and child.answer is None:
+        if child.started and not child.answer:
             child.answer = parse_answer(child)
 
     def text(self, name: str) -> str:
@@ -346,19 +353,16 @@ class Session:
 
 
 def has_answered(children: list[Child]) -> bool:
-    """Whether nothing more will come that counts."""
-    # The end of an earlier process counts too: the last one would wait in vain.
-    return any(child.ended or child.answer is not None for child in children)
+    """Whether a process has answered or ended."""
+    # If the program has ended, its tester would wait in vain.
+    return any(child.ended or child.answer for child in children)
 
 
 def open_input(content: bytes) -> int:
-    """Return a descriptor for reading this content.
-
-    The file has no name: nothing but the descriptor leads to it.
-    """
+    """Return a descriptor of a file with this content and without a name."""
     if not content:
         return os.open(os.devnull, os.O_RDONLY)
-    # A file, as contests use, not a pipe: fast programs ask for its size or map it.
+    # Not a pipe: fast programs ask for the file's size or map it, as they can in contests.
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
@@ -368,22 +372,18 @@ def open_input(content: bytes) -> int:
 def is_mentioned(package: str, job: Fields) -> bool:
     """Whether a job may import a package."""
     text = f"{job.get('code', '')} {job.get('test', '')}"
-    # The fixture of this name uses it.
+    # The fixture `monkeypatch` uses it.
     return package in text or (package == "unittest.mock" and "monkeypatch" in text)
 
 
-def parse_answer(child: Child) -> Any:
-    """Parse a process's answer; None if it is not complete. Anything but an object is an error."""
+def parse_answer(child: Child) -> Fields:
+    """Parse a process's answer; empty if it is not complete. Anything but an object is an error."""
     line = child.line()
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}
-        return too_large if len(child.buffer) > MAX_MESSAGE else None
-    try:
+        return too_large if len(child.buffer) > MAX_MESSAGE else {}
+    with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(line)
-    except (ValueError, RecursionError):
-        answer = None
-    return (
-        answer
-        if isinstance(answer, dict)
-        else {"raised": "ValueError", "message": "the answer is no data"}
-    )
+        if isinstance(answer, dict):
+            return answer
+    return {"raised": "ValueError", "message": "the answer is no data"}

@@ -7,17 +7,16 @@ from typing import Any
 Fields = dict[str, Any]
 """Values by name: a message, a job, an answer or a namespace."""
 
-# Bytes of one message between program and tester, both of which are limited to a program's memory.
-# The parent accepts less (`wire.MAX_MESSAGE`).
+# Largest message between program and tester in bytes. The parent accepts less (`wire.MAX_MESSAGE`).
 MAX_MESSAGE = 64 * 2**20
 
 
-# Cycles cannot occur (containers are sent once), and looking for them takes time.
+# No cycles can occur, as a container is sent once, and detecting them takes time.
 ENCODER = json.JSONEncoder(check_circular=False)
 
 
 class ChannelEndError(BaseException):
-    """Raised if the process at the other end has ended; no test may take that for an answer."""
+    """Raised if the process at the other end has ended. Not an Exception: no test may catch it."""
 
 
 class Channel:

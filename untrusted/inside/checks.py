@@ -10,12 +10,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-# Names of functions that a prepared test calls: after a check, for data as the test wrote them, for
-# a context that holds checks, and where Python would look at a handle's class or look up a method.
-CHECKED, GIVEN, STRICT = "__checked__", "__given__", "__strict__"
-CHANGED = "__changed__"
-CALL_METHOD, TYPED, TYPE = "__call_method__", "__typed__", "__type_of__"
-# Beginnings of the names of functions that check, called or as a context.
+# The name of the `Tester` in a prepared test, which calls its methods.
+TESTER = "__tester__"
+# Prefixes of functions that check something, when called or used in a `with` statement.
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
@@ -30,14 +27,11 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes_of(tree: ast.AST) -> list[Any]:
-    """List the nodes of a tree, outermost first, without the contexts of names.
-
-    Much faster than `ast.walk`.
-    """
+    """List the nodes of a tree without contexts (Load), outermost first; faster than `ast.walk`."""
     found = [tree]
-    # The list grows while it is being walked: breadth first.
+    # Breadth first: the list grows while the loop reads it.
     for node in found:
-        # Most of a generated test is literals.
+        # Generated tests consist mostly of literals.
         if type(node) is ast.Constant:
             continue
         for name in node._fields:
@@ -68,7 +62,7 @@ def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
 
 
 def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
-    """List what a test imports: the module, and the name that is bound.
+    """List the imports of a test, each as the module and the bound name.
 
     "import os.path as p; from re import sub" -> ("os.path", "p"), ("re", "sub")
     """
@@ -95,7 +89,7 @@ def words_of(nodes: list[Any]) -> set[str]:
 
 
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
-    """Collect the modules that a test uses without an import: only attributes of theirs."""
+    """Collect the modules that a test uses without an import, only by their attributes."""
     used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
                     and isinstance(root := node.value, ast.Name))  # fmt: skip
@@ -104,7 +98,7 @@ def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
 
 
 def test_names(tree: ast.Module) -> set[str]:
-    """Collect what a framework would run: functions and classes by name, and TestCases."""
+    """Collect the names of the functions and classes that a test framework would run."""
     found = set()
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
@@ -131,14 +125,14 @@ def name_of(function: ast.expr) -> str:
 
 
 def root_of(expression: Any) -> str:
-    """Return the first name of a chain: `a.b[0].c()` -> "a"; empty if it is none."""
+    """Return the first name of a chain: `a.b[0].c()` -> "a"; empty for other expressions."""
     while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
         expression = expression.func if isinstance(expression, ast.Call) else expression.value
     return getattr(expression, "id", "")
 
 
 def complains(statement: Any) -> bool:
-    """Whether a block of a statement reports an error once it is reached: raise, fail(), exit()."""
+    """Whether one of a statement's blocks reports an error: raise, fail(), exit()."""
     return any(
         COMPLAINT.match(ast.unparse(inner)) for inner in (*statement.body, *statement.orelse)
     )
@@ -149,39 +143,45 @@ def names_in(*trees: ast.AST) -> set[str]:
 
 
 def parts_of(node: Any, *fields: str) -> list[Any]:
-    """List the parts of a node that these fields hold, one by one."""
+    """List the nodes in these fields of a node."""
     found = [getattr(node, field, None) or [] for field in fields]
     return [part for parts in found for part in (parts if isinstance(parts, list) else [parts])]
 
 
-def call_node(name: str, *arguments: Any) -> Any:
-    """Make a call; `prepare` gives new nodes the position of the one around them."""
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+def method_of_tester(name: str) -> ast.Attribute:
+    """Build `__tester__.name`. Its position is that of the node around it (`prepare`)."""
+    return ast.Attribute(ast.Name(TESTER, ast.Load()), name, ast.Load())
+
+
+def call_tester(name: str, *arguments: Any) -> Any:
+    """Build `__tester__.name(*arguments)`."""
+    return ast.Call(method_of_tester(name), list(arguments), [])
 
 
 def count_check() -> ast.stmt:
-    return ast.Expr(call_node(CHECKED))
+    return ast.Expr(call_tester("note_check"))
 
 
 class TestPreparation:
-    """Counts the checks of a test, and lets the program change only one side of a comparison.
+    """Rewrites a test so that its checks are counted and the program cannot change expected values.
 
     `result = f(data); assert result == sorted(data)` would be passed by a program that empties
-    `data` and returns nothing. So the side that does not depend on the program is computed from the
-    data as the test wrote them: `assert result == __given__(lambda: sorted(data))`.
+    `data` and returns []. So a side of a comparison that does not depend on the program is computed
+    from the data as the test has written them:
+    `assert result == __tester__.as_written(lambda: sorted(data))`.
 
     Attributes:
-        program: names of the program, which the test may call.
-        derived: names that depend on its results.
+        program: names of the program that the test may call, and all parameters of the test's own
+            functions, as in `check(candidate)`.
+        derived: names whose values depend on results of the program.
     """
 
     def __init__(self, nodes: list[Any], program: set[str]) -> None:
         self.nodes, self.theirs = nodes, program
-        # A parameter may be the program's function, as in `check(candidate)`.
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived: set[str] = set()
         bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
-        # Names that each statement binds, with the expressions that they come from.
+        # The names that each statement binds, with the expressions on the right.
         bindings = [
             (names_in(*targets), self.uses(*parts_of(node, "value", "iter", "context_expr")))
             for node, targets in bound
@@ -212,11 +212,11 @@ class TestPreparation:
         return name_of(call.func).startswith(CHECKING)
 
     def restore_sides(self, node: Any) -> None:
-        """Compute the sides of a comparison that do not depend on the program as written."""
-        # Not `is`: a copy would never be the very object.
+        """Compute the sides of a comparison that do not depend on the program from data as written."""
+        # Not for `is`, as a copy is another object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             sides = [node.left, *node.comparators]
-            # If another one does: `f(data); assert data == [1, 2]` asks for what has become of it.
+            # Only if another side does: `f(data); assert data == [1, 2]` checks the changed data.
             if any(map(self.depends, sides)):
                 node.left, *node.comparators = map(self.as_written, sides)
         elif isinstance(node, ast.Call):
@@ -227,17 +227,17 @@ class TestPreparation:
 
     def as_written(self, side: ast.expr) -> ast.expr:
         nodes = nodes_of(side)
-        # A function cannot await, yield or bind names for the one around it.
+        # Moved into a function, these would no longer act on the function around them.
         kept = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-        # A literal, which reads nothing, cannot have been changed.
+        # Literals need no protection.
         is_kept = isinstance(side, ast.Starred) or any(isinstance(node, kept) for node in nodes)
         if is_kept or self.depends(side) or not any(isinstance(node, ast.Name) for node in nodes):
             return side
         nothing = ast.arguments([], [], None, [], [], None, [])
-        return call_node(GIVEN, ast.Lambda(nothing, side))
+        return call_tester("as_written", ast.Lambda(nothing, side))
 
     def is_check(self, statement: Any) -> bool:
-        """Whether a statement has checked something once it has ended."""
+        """Whether a statement is a check that has passed once the statement has ended."""
         if isinstance(statement, ast.If):
             # if result != 3: raise ...
             return complains(statement)
@@ -248,20 +248,19 @@ class TestPreparation:
         return isinstance(statement, ast.Assert) or self.is_checking(call)
 
     def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Insert a count behind every check."""
+        """Insert a call that counts after every check."""
         counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
         return [statement for pair in counted for statement in pair]
 
     def apply(self, node: Any) -> None:
         """Prepare one node."""
         self.restore_sides(node)
-        # A context of the program may not leave out the checks in it: with each goes the line of
-        # the last one.
+        # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
         if isinstance(node, ast.With | ast.AsyncWith):
             parts = [s for s in node.body if any(map(self.is_check, nodes_of(s)))]
             for item in node.items if parts else ():
                 line = ast.Constant(parts[-1].end_lineno)
-                item.context_expr = call_node(STRICT, item.context_expr, line)
+                item.context_expr = call_tester("be_strict", item.context_expr, line)
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
             for handler in node.handlers:
@@ -272,27 +271,28 @@ class TestPreparation:
 
 
 def ask_for_classes(node: Any) -> None:
-    """Have the program asked where Python would look at a handle's class, or look up a method.
+    """Replace what Python would do with the handle itself: ask for its class, look up a method.
 
-    type(x) -> __type_of__(x); x.__class__ -> __typed__(x).kind;
-    x.f(1) -> __call_method__(x, "f", 1): one message, not two
+    type(x), x.__class__ -> __tester__.type_of(x)
+    x.f(1) -> __tester__.call_method(x, "f", 1): one message, not two
     """
-    is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    if is_read and node.attr == "__class__":
-        node.value, node.attr = call_node(TYPED, node.value), "kind"
+    if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
+        # The node itself becomes a call, as others hold it.
+        node.func, node.args, node.keywords = method_of_tester("type_of"), [node.value], []
+        node.__class__ = ast.Call
     if not isinstance(node, ast.Call):
         return
     function = node.func
     if isinstance(function, ast.Name) and function.id == "type" and len(node.args) == 1:
-        function.id = TYPE
-    is_method = isinstance(function, ast.Attribute)
+        node.func = method_of_tester("type_of")
+    is_method = isinstance(function, ast.Attribute) and root_of(function) != TESTER
     if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
         node.args = [function.value, ast.Constant(function.attr), *node.args]
-        node.func = ast.Name(CALL_METHOD, ast.Load())
+        node.func = method_of_tester("call_method")
 
 
 def prepare(nodes: list[Any], program: set[str]) -> None:
-    """Prepare a test to run, by its nodes; `program` are the names that mean the program's."""
+    """Rewrite a test, given its nodes and the names in it that are the program's."""
     preparation = TestPreparation(nodes, program)
     for node in nodes:
         preparation.apply(node)
@@ -301,15 +301,15 @@ def prepare(nodes: list[Any], program: set[str]) -> None:
     ast.fix_missing_locations(nodes[0])
 
 
-# The canary: a test that must fail where the unchanged one has passed
+# The canary: a test that has passed must fail with changed assertions
 
 
 def change_assertions(nodes: list[Any]) -> None:
-    """Change every assertion of a test, so that none holds any more that depends on the program.
+    """Change every assertion of a test that depends on the program, so that it fails.
 
-    assert f(2) == 4 -> assert __changed__(f(2) == False, 1)
-    assert f(2) in (3, 4) -> assert __changed__(not f(2) in (3, 4), 1)
-    assert True -> assert __changed__(True, 0), which nothing can change
+    assert f(2) == 4 -> assert __tester__.note_changed(f(2) == (not 4), 1)
+    assert f(2) in (3, 4) -> assert __tester__.note_changed(not f(2) in (3, 4), 1)
+    assert True -> assert __tester__.note_changed(True, 0), which cannot be changed
     """
     for node in nodes:
         if isinstance(node, ast.Assert):
@@ -317,11 +317,11 @@ def change_assertions(nodes: list[Any]) -> None:
             is_changed = can_fail(test)
             if is_changed:
                 test = with_other_literal(test) or ast.UnaryOp(ast.Not(), test)
-            node.test = call_node(CHANGED, test, ast.Constant(int(is_changed)))
+            node.test = call_tester("note_changed", test, ast.Constant(int(is_changed)))
 
 
 def can_fail(test: ast.expr) -> bool:
-    """Whether an assertion can fail: not a constant, nor a value compared with itself."""
+    """Whether an assertion can fail: it is not a constant, and compares no value with itself."""
     match test:
         # f(2) == f(2)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -331,7 +331,7 @@ def can_fail(test: ast.expr) -> bool:
 
 
 def with_other_literal(test: ast.expr) -> ast.expr | None:
-    """Return `f(x) == literal`, either way round, with another literal; None for other forms."""
+    """Return `f(x) == literal` or `literal == f(x)` with another literal; None for other tests."""
     match test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for one, other in ((left, right), (right, left)):

@@ -1,4 +1,4 @@
-"""Lists, dictionaries and sets that both ends of a conversation share, and which have changed here.
+"""Track the lists, dictionaries and sets that both ends of a channel share, and their changes.
 
 Imports the standard library only.
 """
@@ -20,9 +20,9 @@ from untrusted.inside import wire
 WATCHED, WATCHED_ITEMS = 512, 8192
 # Types whose values may be compared by ==, as nobody can override it.
 SIMPLE = (type(None), bool, int, float, str)
-# What the items of a container do not show: an attribute, which its constructor takes.
+# The attribute of a container that its items do not show; its constructor takes it.
 EXTRAS = {collections.deque: "maxlen", collections.defaultdict: "default_factory", array.array: "typecode"}  # fmt: skip
-# Objects whose attributes are all that they hold.
+# Types whose objects consist of their attributes.
 SPACES = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
 MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
@@ -95,38 +95,37 @@ class SharedContainers:
 
     Attributes:
         entries: all of them, by key; they live as long as the conversation.
-        watched: those that may change here, latest last; the others rest.
+        watched: those that may change here, most recently used last.
     """
 
     def __init__(self, side: str) -> None:
         self.side, self.count = side, 0
         self.entries: dict[str, Shared] = {}
         self.watched: dict[str, Shared] = {}
-        self.keys: dict[int, str] = {}
+        self.by_identity: dict[int, Shared] = {}
 
     def add(self, key: str, container: Any) -> Shared:
-        entry = self.entries[key] = Shared(key, container)
-        self.keys[id(container)] = key
+        entry = self.entries[key] = self.by_identity[id(container)] = Shared(key, container)
         return self.watch(entry)
 
     def find(self, container: Any) -> Shared:
-        """Return the entry of a container, registering it if it is new, and make it the latest."""
-        if id(container) not in self.keys:
-            self.count += 1
-            return self.add(f"{self.side}{self.count}", container)
-        return self.watch(self.entries[self.keys[id(container)]])
+        """Return the entry of a container, new if necessary, and mark it as recently used."""
+        if entry := self.by_identity.get(id(container)):
+            return self.watch(entry)
+        self.count += 1
+        return self.add(f"{self.side}{self.count}", container)
 
     def watch(self, entry: Shared) -> Shared:
-        """Make a container the latest: somebody here holds it again."""
+        """Mark a container as recently used: an object of this end refers to it again."""
         self.watched.pop(entry.key, None)
         self.watched[entry.key] = entry
         return entry
 
     def take_changes(self) -> Iterator[Shared]:
-        """Yield the latest containers that have changed here since both ends agreed.
+        """Yield the recently used containers that have changed here since both ends agreed.
 
-        A container that nothing here refers to any more is checked a last time, and then rests
-        until the other end mentions it.
+        A container that nothing else at this end refers to is checked one last time. It is watched
+        again when the other end mentions it.
         """
         left = WATCHED_ITEMS
         for entry in [*islice(reversed(self.watched.values()), WATCHED)]:
@@ -136,7 +135,7 @@ class SharedContainers:
                 break
             if not hold_same(items_of(container), entry.agreed):
                 yield entry
-            # Only we refer to it: nothing here can change it, unless it views another's memory.
+            # Without other references nothing can change it, unless it is a view of an array.
             if (
                 sys.getrefcount(container) <= OUR_REFERENCES
                 and getattr(container, "base", None) is None

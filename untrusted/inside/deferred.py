@@ -1,7 +1,7 @@
 """Modules that few programs need, imported on first use.
 
-A zygote forks one or two processes per test, and a fork takes longer the more memory it has: with
-asyncio, tempfile, uuid and everything they import, a fork and the end of the process take three
+A zygote forks one or two processes per test, and a fork takes longer the more memory the zygote
+has: with asyncio, tempfile, uuid and what they import, starting and ending a process takes three
 times as long. Imports the standard library only.
 """
 
@@ -19,8 +19,7 @@ class Deferred:
         return getattr(importlib.import_module(self._module), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Its own attribute; every other one belongs to the module, as in `tempfile.tempdir =
-        # folder`.
+        # Other attributes are the module's: `tempfile.tempdir = folder`.
         if name == "_module":
             super().__setattr__(name, value)
         else:

@@ -1,4 +1,4 @@
-"""How exceptions, and the types that a program may name, cross between test and program.
+"""Send exceptions between test and program, and define which types a program may name.
 
 Imports the standard library only.
 """
@@ -15,8 +15,8 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.packages import genuine_name
 
-# Library modules whose exceptions a program may raise as themselves. All others arrive as classes
-# of the program: none that frameworks raise is among these.
+# Library modules whose exception classes a program may name. All others, above all those of test
+# frameworks, arrive as classes of the program.
 LIBRARY = """
     _csv _lzma _pickle _queue _struct argparse asyncio.exceptions binascii
     concurrent.futures._base configparser copy dataclasses decimal getopt http.client ipaddress
@@ -25,7 +25,7 @@ LIBRARY = """
     zipfile zlib zoneinfo._common
 """
 PLAIN_TYPES = (*wire.FORMS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
-# Types that a program may name to a test: built-in ones and those of plain data.
+# Built-in types and those of plain data, which a program may name, too.
 BUILTIN = [kind for kind in (type(None), *vars(builtins).values()) if isinstance(kind, type)]
 TYPES = {genuine_name(kind): kind for kind in (*PLAIN_TYPES, *BUILTIN)}
 
@@ -43,14 +43,14 @@ def find_type(name: str) -> type | None:
 
 
 def describe_class(kind: type, encode: Callable[[Any], Any]) -> Fields:
-    """Describe an exception class that only one end has: `except` needs a class at the other."""
+    """Describe an exception class of this end: the other end builds one for its `except`."""
     bases = [encode(base) for base in kind.__bases__ if issubclass(base, BaseException)]
     return {"k": "error class", "n": kind.__name__, "d": kind.__doc__, "b": bases}
 
 
 def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields:
     """Describe an exception as data; `encode` encodes its parts."""
-    # As pickle takes it apart: the constructor's arguments (also the file of an OSError), attributes.
+    # As pickle does: the arguments of the constructor, with the file of an OSError, and attributes.
     _, arguments, *state = error.__reduce__()
     attributes = dict(*state)
     if isinstance(error, AttributeError | NameError):
@@ -72,21 +72,21 @@ def build_error(
     kind, arguments, state = map(decode, form["parts"][:3])
     if not (issubclass(kind, BaseException) and isinstance(arguments, tuple)):
         raise TypeError("no exception")
-    # Built-in classes are called, so that C members are set; the other end's must not run code.
+    # A built-in class is called, which sets its members in C. A class of the other end runs no code.
     is_theirs = type(kind) is not type
     try:
         error = kind.__new__(kind, *arguments) if is_theirs else kind(*arguments)
-    except Exception:  # its constructor takes other arguments than it keeps
+    except Exception:  # the constructor takes other arguments than those in `args`
         error = kind.__new__(kind)
     adopt(error)
     if is_theirs or not error.args:
         BaseException.args.__set__(error, arguments)  # pyright: ignore[reportAttributeAccessIssue]
     for name, value in state.items():
-        # Attributes of exceptions of the other end stay there and are fetched when they are read.
+        # Attributes of the other end's exceptions are fetched when they are read.
         if name == "__notes__" or not (is_theirs or name.startswith("__")):
-            # Some members are for reading only.
+            # Some members are read-only.
             with contextlib.suppress(AttributeError, TypeError):
                 object.__setattr__(error, name, value)
-    # In this order: a cause, also None, hides the context.
+    # Last, as setting a cause, even None, also sets __suppress_context__.
     error.__cause__, error.__context__, error.__suppress_context__ = map(decode, form["parts"][3:])
     return error

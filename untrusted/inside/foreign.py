@@ -1,7 +1,7 @@
-"""Stand-ins in the program for objects of the test: calls go to the test, and so do attributes.
+"""Stand-ins in the program for objects of the test, which pass on calls and attribute accesses.
 
-All of this runs in the program's process, which nobody trusts; `tester` decides what the test
-serves. Imports the standard library only.
+They run in the program's process, which is not trusted: `tester` decides what the test carries out.
+Imports the standard library only.
 """
 
 import functools
@@ -11,15 +11,15 @@ from typing import Any
 from untrusted.inside.channel import Fields
 from untrusted.inside.peer import Peer
 
-# The program's end of the channel; at most one.
+# Holds the program's end of the channel.
 PEERS: list[Peer] = []
 
 
 def make_special(name: str) -> Any:
-    """Make a special method that the test carries out."""
+    """Return a special method that the test carries out."""
 
     def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        return PEERS[0].do("special", name, self, *arguments, **keywords)
+        return PEERS[0].do("special", self, name, *arguments, **keywords)
 
     return method
 
@@ -41,8 +41,8 @@ def foreign_class(name: str, *specials: str) -> type:
     """Make the class of stand-ins for objects of a class of the test.
 
     Args:
-        specials: names of its special methods: only these are defined, so that, for example, an
-            object without `__len__` has none here.
+        specials: names of the special methods that the class has: an object without `__len__` has
+            none here.
     """
     members: Fields = {method: make_special(method) for method in specials}
     return type(name, (Foreign,), members | {"__module__": "__main__"})
@@ -59,10 +59,10 @@ def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
 
 
 def function(form: Fields) -> Any:
-    """Make a function that calls one of the test; a real function, as it may become a method."""
+    """Return a function that calls one of the test. It can become a method of a class."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        return PEERS[0].do("call", call, *arguments, **keywords)
+        return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
 
     call.__name__, call.__qualname__, call.__doc__ = form["n"], form["q"], form["d"]
     return call

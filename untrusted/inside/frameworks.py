@@ -1,7 +1,8 @@
-"""Run what a test file defines for a framework: functions by ourselves, TestCases by unittest.
+"""Run the tests that a file defines for pytest or unittest, after the file itself has run.
 
-The file itself has already run. `unittest.main()` and `pytest.main()` in it do nothing: their work
-is done here, once. Imports the standard library only.
+Functions and classes of pytest are run here, without pytest; TestCases by unittest. The calls
+`unittest.main()` and `pytest.main()` in the file do nothing, as its tests are run anyway. Imports
+the standard library only.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ def make_fit(source: str) -> None:
     if "unittest" in source:
         unittest.main = shim.main
         asserting = unittest.TestCase.assertSetEqual
-        # It calls methods of the first set with the second, which may be an object's undoing.
+        # The original calls methods of the first set, which may be an object of the program.
         unittest.TestCase.assertSetEqual = lambda self, first, second, msg=None: asserting(
             self, set(first), set(second), msg
         )
@@ -36,10 +37,10 @@ class Runner:
     """Runs the tests of a file.
 
     Attributes:
-        own: what the test defines, by name: the program may have functions of the same names.
-        made: values of fixtures that live as long as the file.
+        own: objects that the test defines, by name, without those of the program.
+        made: values of the fixtures that are kept until the end of the file.
         stack: cleans up after these fixtures.
-        passed: number of tests that passed.
+        passed: number of tests that have passed.
     """
 
     def __init__(self, scope: Fields, defined: set[str]) -> None:
@@ -50,10 +51,10 @@ class Runner:
         self.passed = 0
 
     def run(self, tests: set[str]) -> None:
-        """Run test functions and classes; raises AssertionError unless one passed, none failed."""
+        """Run test functions and classes; raises AssertionError if one fails or none passes."""
         module = types.ModuleType("test")
         with self.stack, surround(self.own, "module", module):
-            # In the order of their definition, as frameworks run them.
+            # In the order of their definition.
             for name, value in [(n, v) for n, v in self.own.items() if n in tests]:
                 if isinstance(value, type) and is_case(value):
                     self.passed += run_testcase(value)
@@ -94,13 +95,14 @@ class Runner:
         marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
-        # A fixture with parameters is one more table. The list grows while it is being walked.
+        # The list grows while the loop reads it, as fixtures need fixtures.
         needed = list(dict.fromkeys([*used, *parameters_of(function)]))
         for wanted in needed:
             if fixture := fixtures.get(wanted):
                 needed += [n for n in parameters_of(fixture.function) if n not in needed]
+                # A fixture with parameters is one more table, under its name with a dot.
                 if fixture.params is not None:
-                    marks.append(shim.Mark("parametrize", (wanted, fixture.params)))
+                    marks.append(shim.Mark("parametrize", (f".{wanted}", fixture.params)))
         for given, own in cases_of(marks):
             if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in own):
                 continue
@@ -111,10 +113,10 @@ class Runner:
 
 
 class FunctionRun:
-    """One call of a test function, with the fixtures that it takes.
+    """One call of a test function, with its fixtures.
 
     Attributes:
-        given: parameters of this call: those of the function, and of fixtures by their names.
+        given: parameters of this call by name; for fixtures with parameters, the name after a dot.
         made: values of the fixtures so far.
     """
 
@@ -126,7 +128,7 @@ class FunctionRun:
         self.made: dict[Any, Any] = {}
 
     def value_of(self, name: str) -> Any:
-        """Return the value of a fixture, which is made when it is first asked for."""
+        """Return the value of a fixture, which is computed once."""
         if name not in self.fixtures:
             raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
         fixture = self.fixtures[name]
@@ -137,7 +139,7 @@ class FunctionRun:
 
     def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
         names = parameters_of(fixture.function)
-        request = types.SimpleNamespace(param=self.given.get(fixture.name))
+        request = types.SimpleNamespace(param=self.given.get(f".{fixture.name}"))
         special = {"request": request, "self": self.owner}
         arguments = {n: special[n] if n in special else self.value_of(n) for n in names}
         value = fixture.function(**arguments)
@@ -149,10 +151,9 @@ class FunctionRun:
     def run(
         self, name: str, function: Any, scope: dict, used: list[str], *, may_fail: bool
     ) -> bool:
-        """Call the function; returns whether it passed. An expected failure is one, too."""
+        """Call the function; returns whether it has passed, or has failed as expected."""
         kind = "method" if self.owner is not None else "function"
-        varied = {n for n, fixture in self.fixtures.items() if fixture.params is not None}
-        values = {n: v for n, v in self.given.items() if n not in varied}
+        values = {n: v for n, v in self.given.items() if n.isidentifier()}
         try:
             with surround(scope, kind, function), self.stack:
                 for fixture in used:
@@ -161,7 +162,7 @@ class FunctionRun:
                 outcome = function(**values, **{n: self.value_of(n) for n in names})
                 if inspect.iscoroutine(outcome):
                     asyncio.run(outcome)
-        # These are no failures of the test: the channel is broken, or there is no verdict.
+        # Not failures of the test: the channel is broken, or the test cannot be judged.
         except (CannotJudgeError, ChannelEndError, BorderError):
             raise
         except (shim.SkippedError, unittest.SkipTest):
@@ -173,7 +174,7 @@ class FunctionRun:
 
 
 def failure_of(name: str, error: BaseException) -> AssertionError:
-    """Return the error of a failed test: its name and, in one line, why."""
+    """Return the error of a failed test, with the test's name and the reason in one line."""
     text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
@@ -184,11 +185,11 @@ def is_case(kind: type) -> bool:
 
 
 def run_testcase(kind: Any) -> int:
-    """Run a TestCase; returns the number of its tests that passed."""
+    """Run a TestCase; returns the number of its tests that have passed."""
     suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(kind), unittest.TestResult()
     wanted = suite.countTestCases()
     suite.run(result)
-    # The first problem ends it, reported by its last line: "AssertionError: 3 != 4".
+    # Report the first problem by its last line: "AssertionError: 3 != 4".
     for test, text in (*result.errors, *result.failures):
         said = [line for line in text.splitlines() if line.strip()]
         name = getattr(test, "_testMethodName", test)
@@ -209,18 +210,18 @@ def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """List the parameters that a function must be given by name."""
+    """List the parameters of a function for which it needs arguments."""
     found = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in found):
         return []
     names = [p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    # The first ones are for the mocks that `mock.patch` hands over as a decorator.
+    # Without the first ones, if `mock.patch` as a decorator passes mocks for them.
     patches = [p for p in getattr(function, "patchings", ()) if not p.attribute_name]
     return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
 
 
 def marks_of(marks: Any) -> list[Any]:
-    """Return what stands under the name `pytestmark` as a list: a mark, several, or None."""
+    """Return the value of `pytestmark` as a list; it is a mark, several, or None."""
     return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
 
 
@@ -229,9 +230,10 @@ def fixtures_in(values: Any) -> dict[str, shim.Fixture]:
 
 
 def cases_of(marks: Any) -> Iterator[tuple[Fields, list[Any]]]:
-    """Yield the arguments of each case that the marks ask for, with all marks of the case.
+    """Yield each case of the `parametrize` marks: its arguments by name, and all marks of the case.
 
-    Several tables multiply: ("a", [1, 2]) and ("b", [3]) -> {a: 1, b: 3}, {a: 2, b: 3}
+    Every row of a table is combined with every row of the others:
+    ("a", [1, 2]) and ("b", [3]) -> {"a": 1, "b": 3}, {"a": 2, "b": 3}
     """
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
     for rows in itertools.product(*(list(rows) for _, rows in tables)):

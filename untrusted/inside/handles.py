@@ -1,11 +1,11 @@
-"""Handles: a test's stand-ins for the program's objects; the program does what is done to them.
+"""Handles: the test's stand-ins for objects of the program, which carries out every operation.
 
-A handle never decides what it is compared with. It equals plain data only if its class derives from
-a plain type: then that plain value is compared, whatever the methods of its class say. An object's
-own `__eq__` counts only among objects of the program.
+The program's object never decides whether it equals plain data. Only if its class derives from a
+plain type (`class Name(str)`), its plain value is compared, whatever methods the class has. An
+object's own `__eq__` counts only among objects of the program.
 
-Python demands a real class in an `except` clause, so there is one per exception class of the
-program. Imports the standard library only.
+Python's `except` accepts only classes, so each exception class of the program has a class here
+(`ErrorClass`). Imports the standard library only.
 """
 
 import re
@@ -29,11 +29,11 @@ from untrusted.inside.operations import (
     TEXTS,
 )
 
-# Plain types from which the class of an object may derive: values of the first never change, and
-# have come with the object; those of the others are fetched when they are needed.
+# Plain types from which the class of an object may derive. Immutable values come with the handle;
+# those of mutable types are fetched when they are needed.
 FIXED = {kind.__name__ for kind in IMMUTABLE}
 CONTENTS = {kind.__name__ for kind in MUTABLE}
-# Special methods that a value of these has, not the object.
+# Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
@@ -43,24 +43,28 @@ KINDS: dict[str, type] = {
     "function": types.FunctionType, "method": types.MethodType, "generator": types.GeneratorType,
     "coroutine": types.CoroutineType, "module": types.ModuleType, **{kind.__name__: kind for kind in (*IMMUTABLE, *MUTABLE)},
 }  # fmt: skip
-# Beginnings of names that handles do not have: numpy and classes would probe for them.
+# Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are never the program's, even if a test names them.
 HERE = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
-# Seconds for which an awaited object of the program runs before the test's other tasks get a turn.
+# Seconds that an awaited object of the program runs before other tasks of the test may run.
 SLICE = 0.005
-# Marks "no content": None is a content.
+# Stands for a missing plain value, as None is one.
 NOTHING = object()
 
 
 class CannotJudgeError(BaseException):
-    """Raised if a test does what the border cannot carry: neither the program nor it has failed."""
+    """Raised if a test does what the border cannot carry. It says nothing about the program."""
 
 
 class TestSide:
-    """Holds the test's end of the channel, which all handles use; there is one per process."""
+    """The test's end of the channel, which all handles use. There is one per process.
 
-    # `reason`: why the test cannot be judged; empty if it can. `calls`: number of calls so far.
+    Attributes:
+        reason: why the test cannot be judged; empty if it can.
+        calls: number of calls and changes of attributes so far.
+    """
+
     peer: Any = None
     reason, calls = "", 0
 
@@ -72,10 +76,7 @@ def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
 
 
 def cannot_judge(reason: str) -> CannotJudgeError:
-    """Record that this test cannot be judged, and return the error to raise.
-
-    The record stays even if the test catches the error.
-    """
+    """Record that this test cannot be judged, even if it catches the returned error."""
     TestSide.reason = TestSide.reason or reason
     return CannotJudgeError(reason)
 
@@ -91,7 +92,7 @@ def is_plain_data(value: Any) -> bool:
 
 
 def is_plain_result(made: Any) -> bool:
-    """Whether what the program has made of an object is no object of its own."""
+    """Whether the result of an operation is plain data, or derives from an immutable plain type."""
     return not is_theirs(made) or (isinstance(made, Handle) and facts_of(made)["kind"] in FIXED)
 
 
@@ -101,19 +102,19 @@ def facts_of(handle: Any) -> Fields:
     The keys:
         kind: a key of KINDS, or "object".
         content: its plain value if the kind is one of FIXED.
-        named: the test calls it by a name in CapWords, so it is a class.
-        made: the test has made it by calling such a name.
-        strict: it is the context of a block whose last check is in this line.
-        tainted: it may know what it will be compared with: `f(x) - 1.5` has seen 1.5.
+        named: the test knows it by a name in CapWords, so it is a class.
+        made: the test itself has made the object by calling such a class.
+        strict: line of the last check in the `with` block that the object is the context of.
+        tainted: the object may know the expected value: `f(x) - 1.5` has seen 1.5.
     """
     return object.__getattribute__(handle, "__dict__")
 
 
 def content_of(handle: Any, name: str = "__eq__") -> Any:
-    """Return the plain value that has this special method of an object; NOTHING if it has none.
+    """Return the plain value of an object for a special method; NOTHING unless there is one.
 
-    That is, if its class derives from a plain type. The program sends the value without knowing
-    what it will be compared with.
+    There is one if the object's class derives from a plain type. The program sends the value
+    without knowing what it will be compared with.
     """
     facts = facts_of(handle)
     kind, own = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
@@ -125,17 +126,17 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
-    """Return the error for letting an object of the program decide.
+    """Return the error for an operation that an object of the program would decide.
 
-    For an object that the test itself has made from the program's class, plain Python might decide
-    otherwise; so the test cannot be judged. For any other object it is a TypeError.
+    If the test itself has made the object from the program's class, plain Python may accept the
+    operation, so the test cannot be judged. Otherwise the operation fails with a TypeError.
     """
     said = f"{action}: an object of the program does not decide it"
     return cannot_judge(said) if facts_of(handle).get("made") else TypeError(said)
 
 
 def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
-    """Pass on what the border knows from the operand of an operation to its result."""
+    """Copy the facts about an operand to the result of an operation."""
     if isinstance(made, Handle):
         facts_of(made)["made"] = facts_of(source).get("made")
         facts_of(made)["tainted"] = tainted or facts_of(made).get("tainted")
@@ -143,10 +144,10 @@ def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
 
 
 def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
-    """Refuse a number that comes, in any way, from an object that has seen an operand.
+    """Return the result of an operation; raises if it is a number from a tainted object.
 
     Args:
-        strict: refuse it of an object of the test's making, too.
+        strict: raise for objects that the test has made, too.
     """
     facts = facts_of(source)
     if not facts.get("tainted") or (facts.get("made") and not strict):
@@ -159,14 +160,14 @@ def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
 
 
 def be_strict(value: Any, line: int) -> Any:
-    """Note that a block which checks something runs within this context; `line` is the last check."""
+    """Note that a `with` block of this context contains checks, the last one in `line`."""
     if isinstance(value, Handle):
         facts_of(value)["strict"] = line
     return value
 
 
 def may_suppress(handle: Any, error: Any, said: Any) -> bool:
-    """Whether `__exit__` suppresses an exception, as in Python: no check, and nothing before one."""
+    """Whether `__exit__` may suppress an exception: no AssertionError, and none before a check."""
     if not said or error is None or isinstance(error, AssertionError):
         return False
     return error.__traceback__.tb_lineno > facts_of(handle).get("strict", 0)
@@ -188,7 +189,7 @@ class Handle:
             raise AttributeError(name)
         if name in HERE:
             return object.__getattribute__(self, name)
-        # Everything else is the program's.
+        # Every other attribute belongs to the program's object.
         made = ask("get", self, name)
         return mark(made, self, tainted=True) if facts.get("tainted") else made
 
@@ -200,7 +201,7 @@ class Handle:
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         made = unless_tainted(self, ask("call", self, *arguments, **keywords))
-        # A call of a CapWords name makes an object of the test's own making.
+        # Calling a class by its name makes an object of the test's own.
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -261,9 +262,10 @@ class Handle:
 
 
 def check_number(handle: Any, name: str, number: int) -> int:
-    """Return a number of items, which must not be less than a length that the test has been told.
+    """Return a number of items; raises if a loop yielded fewer items than `len` promised.
 
-    `assert len(f(3)) == 2; for x, y in zip(f(3), [1, 2]): assert x == y`
+    Otherwise `assert len(result) == 2` and `for x, y in zip(result, [1, 2]): assert x == y` would
+    be passed by an object of length 2 that yields nothing.
 
     Args:
         name: "length", or "items" at the end of a loop.
@@ -271,7 +273,7 @@ def check_number(handle: Any, name: str, number: int) -> int:
     facts = facts_of(handle)
     facts[name] = number, TestSide.calls
     (length, told), (items, looped) = (facts.get(key, (0, -1)) for key in ("length", "items"))
-    # The object may have changed if the test has had the program do anything in between.
+    # The object may have changed if the test has called the program in between.
     if told == looped and items < length:
         raise no_verdict(handle, "a length that is not the number of items")
     return number
@@ -285,10 +287,10 @@ def yield_items(handle: Any, iterator: Any) -> Iterator[Any]:
 
 
 async def drive(awaited: list[Any]) -> Any:
-    """Await an object within the program in slices, between which the test's tasks get a turn."""
+    """Await an object in the program, in slices between which other tasks of the test run."""
     task = ask("start task", *awaited)
     try:
-        # None: not ended within the slice. Else a tuple of one: the result may be None.
+        # None while it runs, then a tuple of its result, which may be None itself.
         while not (ended := ask("run task", task, SLICE, False)):
             await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -304,7 +306,7 @@ def special(name: str) -> Callable[..., Any]:
     """Make a special method: by the object's plain value if it has one, else by the program."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        # A text is only shown.
+        # Texts are the program's: the test only shows or formats them.
         content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
         if content is not NOTHING and name in OPERATORS:
             return OPERATORS[name](content, *arguments)
@@ -323,11 +325,11 @@ def comparison(name: str) -> Callable[..., Any]:
             return ask("special", name, self, other)
         if (content := content_of(self)) is not NOTHING:
             return OPERATORS[name](content, other)
-        # NotImplemented: Python falls back to identity, so the object equals no plain data.
+        # After NotImplemented, Python compares identities: the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
-        # The object is of the test's making, and plain Python would let it decide. An order has no
-        # safe answer, and == and != have one only if the object, too, says "not equal".
+        # The test has made this object, and plain Python would let it decide. The only answer that
+        # is safe to agree with is "not equal".
         if name not in ("__eq__", "__ne__") or ask("special", name, self, other) is not (
             name == "__ne__"
         ):
@@ -357,8 +359,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
             if expected is NOTHING or not (made == expected):
                 raise no_verdict(self, name)
             return mark(made, self)
-        # A plain result from an object without plain content would be its own word; and an object
-        # has now seen what it may be compared with: `abs(f(x) - 1.5) < 1e-6`.
+        # An object without a plain value could return any plain result. Another object has now
+        # seen the expected value: `abs(f(x) - 1.5) < 1e-6`.
         if is_plain_result(made):
             raise no_verdict(self, name)
         return mark(made, self, tainted=True)
@@ -378,8 +380,8 @@ for _name in (*BINARY, "divmod"):
         setattr(Handle, f"__i{_name}__", arithmetic(f"i{_name}"))
 
 
-# Handles of objects whose class derives from an immutable plain type: C code takes them for values
-# of that type.
+# Handles of objects whose class derives from an immutable plain type. They derive from it, too, so
+# that functions in C accept them.
 VALUED = {kind.__name__: type(f"Valued{kind.__name__}", (Handle, kind), {}) for kind in IMMUTABLE}
 
 
@@ -449,7 +451,7 @@ def error_class(name: str, doc: Any, bases: list[Any]) -> type:
     """
     if not all(isinstance(base, type) and issubclass(base, BaseException) for base in bases):
         raise TypeError("an exception class of unknown bases")
-    # `Error` once per line of descent, before everything built in.
+    # Once among all bases, and before the built-in ones.
     own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
     members = {"__module__": "__main__", "__doc__": doc if isinstance(doc, str) else None}
     return type.__new__(ErrorClass, name, (*own, *bases), members)

@@ -1,6 +1,6 @@
-"""The operations on the program's objects that a test can ask for.
+"""The fixed list of operations on the program's objects, carried out in the program's process.
 
-One fixed list, carried out in the program's process. Imports the standard library only.
+Imports the standard library only.
 """
 
 import builtins
@@ -12,23 +12,24 @@ import inspect
 import math
 import operator
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.deferred import asyncio
+from untrusted.inside.deferred import asyncio, logging
 
-# Plain types from which a class of the program may derive. The values of the first never change, so
-# they come with the object; the content of the others is fetched when it is needed.
+# Plain types from which a class of the program may derive (`content`). Immutable values are sent with
+# the description of the object.
 IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
 MUTABLE: tuple[Any, ...] = (
     *(list, collections.OrderedDict, collections.Counter, collections.defaultdict, dict, set),
     *(collections.deque, bytearray, Fraction),
 )
-# Names of special methods without their underscores, where Python has a function that calls them:
-# comparisons, operators of two values, conversions to a number or a truth value and signs, texts
-# (which are only shown or formatted), others.
+# Names of special methods without underscores, for which Python has a function. By line: comparisons;
+# operators of two values; conversions to a number or truth value, and signs; texts; others.
 SPECIAL = """
     eq ne lt le gt ge
     add sub mul truediv floordiv mod pow matmul and or xor lshift rshift
@@ -38,7 +39,7 @@ SPECIAL = """
 """
 COMPARISONS, BINARY, CONVERSIONS, TEXTS, OTHERS = map(str.split, SPECIAL.strip().splitlines())
 NAMES = (*COMPARISONS, *BINARY, *CONVERSIONS, *TEXTS, *OTHERS, "divmod", *(f"i{n}" for n in BINARY))
-# By the name of the special method: "__add__", and "__iadd__" for +=.
+# Functions by special method: "__add__" -> operator.add, "__len__" -> len
 OPERATORS: dict[str, Callable[..., Any]] = {
     f"__{name}__": next(
         vars(module)[key]
@@ -52,9 +53,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 def method_of(subject: Any, name: str) -> Any:
-    """Look a special method up as Python does: on the class, bound to the object."""
+    """Look up a special method as Python does: on the class, bound to the object."""
     found = inspect.getattr_static(type(subject), name)
-    # A mock as a special method is no descriptor, and gets no subject.
+    # A mock as a special method is not a descriptor, and is called without the object.
     return found.__get__(subject, type(subject)) if hasattr(type(found), "__get__") else found
 
 
@@ -71,10 +72,7 @@ def plain_base(kind: type) -> Any:
 
 
 def content(subject: Any) -> Any:
-    """Return the plain value of an object whose class derives from a plain type.
-
-    By the plain type's own methods: a subclass may override any of them.
-    """
+    """Return the plain value of an object, by the methods of the plain type that it derives from."""
     base = plain_base(type(subject))
     if base is collections.defaultdict:
         return base(subject.default_factory, dict.items(subject))
@@ -102,13 +100,13 @@ def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) ->
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
 
-# What was there before the first patch, by target and attribute.
+# Original values of patched attributes, by the target's identity and the attribute.
 ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
 def patch(target: Any, name: str, value: Any) -> None:
-    """Replace an attribute of a module or a logger, as the test has just done at its end."""
-    # Only the first: a second patch must not make the first one the original.
+    """Replace an attribute of a module or a logger, as the test has done in its process."""
+    # A second patch does not replace the original.
     ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
     setattr(target, name, value)
 
@@ -120,22 +118,22 @@ def unpatch(target: Any, name: str) -> None:
 
 @functools.cache
 def event_loop() -> Any:
-    """Return the loop in which the program's objects are awaited for the test.
+    """Return the event loop in which the program's objects are awaited for the test.
 
-    One for good: locks and tasks that an object creates belong to the loop they are created in.
+    Always the same one, as locks and tasks belong to the loop in which they are created.
     """
     return asyncio.new_event_loop()
 
 
 def start_task(awaitable: Any) -> Any:
-    """Begin to await an object; returns the task."""
+    """Start awaiting an object; returns the task."""
     return asyncio.ensure_future(awaitable, loop=event_loop())
 
 
 def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
-    """Let all tasks run until the given one ends or `seconds` have passed.
+    """Run the event loop until the task ends or `seconds` have passed.
 
-    Returns its result as a tuple of one, or None if it has not ended.
+    Returns the task's result in a tuple, or None if it has not ended.
     """
     if cancelled:
         task.cancel()
@@ -143,10 +141,26 @@ def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     return (task.result(),) if task.done() and not cancelled else None
 
 
-# All operations by name; `ProgramPeer` adds those that concern the program's own names.
+def follow_logging(take: Callable[[str, int, str], None]) -> None:
+    """Pass all log records to the test, whose loggers' levels and handlers apply."""
+    handler = logging.Handler(1)
+    handler.emit = lambda record: take(record.name, record.levelno, record.getMessage())
+    root = logging.getLogger()
+    root.setLevel(1)
+    root.handlers[:] = [handler]
+
+
+def follow_warnings(take: Callable[[Any], None]) -> None:
+    """Pass all warnings to the test, whose filters apply."""
+    warnings.simplefilter("always")
+    warnings.showwarning = lambda message, *_, **__: take(message)
+
+
+# All operations by name.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
     "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
     "content": content, "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
     "library": call_library, "patch": patch, "unpatch": unpatch, "start task": start_task, "run task": run_task,
+    "main": lambda: sys.modules["__main__"], "follow logging": follow_logging, "follow warnings": follow_warnings,
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Names that mean the same in a program and its test: modules, and what they define.
+"""Find the packages that a session allows, and the names that mean the same in test and program.
 
-Beside the standard library a session may allow packages. Imports the standard library only.
+Imports the standard library only.
 """
 
 import operator
@@ -12,9 +12,7 @@ from typing import Any
 
 
 class Packages:
-    """Finds these packages by their folders and nothing else.
-
-    The folder that contains them (site-packages) is closed to a program.
+    """Finds packages by their own folders, as programs cannot read the one above (site-packages).
 
     Args:
         folders: by package name, its folder, or its file if it is a single module.
@@ -34,7 +32,7 @@ class Packages:
 
 
 def is_genuine(module: Any) -> bool:
-    """Whether a module's name means the same at both ends: a standard module or allowed package."""
+    """Whether a name means the same module at both ends: a standard module or allowed package."""
     top = module.partition(".")[0] if isinstance(module, str) else "__main__"
     allowed = any(
         isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path
@@ -42,12 +40,12 @@ def is_genuine(module: Any) -> bool:
     return top != "__main__" and (allowed or top in sys.stdlib_module_names)
 
 
-# Classes that only the module `types` has a name for, such as the type of functions.
+# Classes that only the module `types` names, such as the type of functions.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 
 
 def genuine_name(value: Any) -> str | None:
-    """Return the name by which both ends find the same module, class or function in C.
+    """Return the name by which both ends find the same module, class or builtin function.
 
     math -> "math:", OrderedDict -> "collections:OrderedDict", len -> "builtins:len"; None for any
     other value.
@@ -65,5 +63,5 @@ def genuine_name(value: Any) -> str | None:
         found = operator.attrgetter(name)(sys.modules.get(module))
     except AttributeError:
         return None
-    # By identity: any class can call itself "int" of builtins.
+    # The same object: any class may have the name "int" and the module "builtins".
     return f"{module}:{name}" if found is value else None

@@ -1,8 +1,8 @@
-"""Repeats in the program's process what a test does to the library for its whole process.
+"""Keep the state of the library equal in the processes of a test and its program.
 
-That is: `mock.patch` on modules, seeds, the recursion limit, the working directory, the log.
-Library functions that inspect an object are carried out where the object is. Imports the standard
-library only.
+Patches of modules, seeds, the recursion limit and the working directory of the test are repeated in
+the program; its log records and warnings are passed to the test. Library functions that inspect an
+object run in the process of the object. Imports the standard library only.
 """
 
 import abc
@@ -17,7 +17,7 @@ from untrusted.inside.deferred import logging, mock
 from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
-# Functions that inspect the objects they are given, by module.
+# Functions that inspect their arguments, by module.
 FORWARDED = {
     "dataclasses": "asdict astuple fields replace is_dataclass",
     "inspect": "signature getfullargspec getdoc getmembers isclass isfunction ismethod isabstract "
@@ -25,7 +25,7 @@ FORWARDED = {
     "json": "dumps",
     "typing": "get_type_hints get_origin get_args",
 }
-# Functions that set what program and test would share in one process.
+# Functions that change state which a program and its test would share in one process.
 REPEATED = {
     "random": "seed setstate",
     "numpy.random": "seed",
@@ -35,7 +35,7 @@ REPEATED = {
 
 
 def follow_test(source: str) -> None:
-    """Install the repetitions for what a test's text mentions."""
+    """Prepare the library functions and modules that a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
         for name in names.split() if module in source else ():
@@ -53,17 +53,17 @@ def follow_test(source: str) -> None:
 
 
 def take_log(name: str, level: int, message: str) -> None:
-    """Pass what the program has logged to the test's logger of that name."""
+    """Pass a log record of the program to the test's logger of that name."""
     logging.getLogger(name).log(level, "%s", message)
 
 
 def take_warning(warning: Warning) -> None:
-    # At the line of the test that called the program.
+    # Attributed to the line of the test that called the program.
     warnings.warn(warning, stacklevel=8)
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the check of abstract classes: a handle would seem to have every protocol's methods."""
+    """Have the program check its objects against protocols, whose methods every handle has."""
 
     def check(kind: Any, value: Any) -> bool:
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
@@ -72,13 +72,13 @@ def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry(module: str, name: str, *, everywhere: bool) -> None:
-    """Have the program carry out a library function, too, or instead for its own objects."""
+    """Have the program call a library function for its own objects, or, if `everywhere`, as well."""
     found = importlib.import_module(module)
     function = getattr(found, name)
 
     def carry(*arguments: Any, **keywords: Any) -> Any:
         if everywhere:
-            # Here first: an argument that the library refuses fails in the test, as it should.
+            # Here first, so that an invalid argument is an error of the test.
             function(*arguments, **keywords)
         elif not any(isinstance(value, Handle) for value in (*arguments, *keywords.values())):
             return function(*arguments, **keywords)
@@ -88,7 +88,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
 
 
 def follow_mock(kind: Any) -> None:
-    """Have the program follow what `mock.patch` replaces in a module of the library or a logger."""
+    """Have `mock.patch` replace attributes of library modules and loggers in the program, too."""
     entering = kind.__enter__
 
     def enter(self: Any) -> Any:

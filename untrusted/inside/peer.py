@@ -1,9 +1,23 @@
-"""One end of the channel between a test and a program, each of which has a process of its own.
+"""One end of the channel between a test and a program, which run in separate processes.
 
-Plain data crosses as data (`wire`). A list, dictionary or set crosses whole and is one object for
-both ends: a change at either end reaches the other with the next message. Every other object stays
-where it is, and the other end gets its number. What one end may ask of the other is not decided
-here: see `tester` and `program`. Imports the standard library only.
+Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content and is one
+object for both ends: a change at either end reaches the other with the next message. Every other
+object stays where it is, and the other end gets its number. What one end may ask of the other is
+decided by `tester` and `program`, not here. Imports the standard library only.
+
+The messages of `assert total([1, 2]) == 3`, without their empty fields. The program's end has
+number 0 for its module and 1 for its function; the list gets the key "t1":
+
+    test     {"do": "main"}
+    program  {"value": {"t": "mine", "v": 0, "k": "module"}}
+    test     {"do": "get", "arguments": [{"t": "yours", "v": 0}, "total"]}
+    program  {"value": {"t": "mine", "v": 1, "k": "function"}}
+    test     {"do": "call", "arguments": [{"t": "yours", "v": 1},
+              {"t": "container", "id": "t1", "kind": "list", "with": null, "v": [1, 2]}]}
+    program  {"value": 3}
+
+If `total` had appended 9 to its list, the last message would also have
+`"changes": [["t1", [1, 2, 9]]]`.
 """
 
 import _thread
@@ -29,8 +43,7 @@ from untrusted.inside.containers import (
 )
 from untrusted.inside.errors import build_error, describe_class, describe_error
 
-# Nested Python calls while a message is written or read: values may be nested as deeply as a
-# program can make them.
+# Limit of nested Python calls while a message is written or read, for deeply nested values.
 DEEPEST = 20_000
 # Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
@@ -48,9 +61,9 @@ class Deep:
 
 
 class BorderError(BaseException):
-    """Raised for a message that makes no sense or asks for something forbidden.
+    """Raised for a message that is malformed or asks for something forbidden.
 
-    It is no `Exception`, as no test may expect it.
+    It is not an `Exception`, so that no test can expect it.
     """
 
 
@@ -61,7 +74,7 @@ class Peer(ABC):
         side: prefix of the keys of containers that this end sends first ("p" or "t").
         own: objects of this end that the other end knows; the index is the number.
         theirs: stand-ins here for objects of the other end, by number.
-        broken: the first problem with the channel or a message; no verdict is valid after it.
+        broken: the latest problem with the channel or a message; no test passes after one.
     """
 
     side = "p"
@@ -129,8 +142,8 @@ class Peer(ABC):
     def encode(self, value: Any) -> Any:
         """Write a value as JSON: plain data (`wire`), a container, an object of either end, a name.
 
-        The forms: {"t": "yours", "v": 3} goes back to its owner; {"t": "mine", "v": 3, ...} stays
-        here, with its description the first time; {"t": "container", ...}: see `encode_container`.
+        An object of the other end is {"t": "yours", "v": 3}; one of this end {"t": "mine", "v": 3},
+        with its description the first time. Containers: see `encode_container`.
         """
         if wire.are_plain((value,)):
             return value
@@ -182,7 +195,7 @@ class Peer(ABC):
             return self.restore(form)
 
     def restore(self, form: Any) -> Any:
-        """Read what `encode` has written; "mine" of the sender is theirs here."""
+        """Read what the other end's `encode` has written: its "mine" is theirs here."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.restore) if isinstance(form, list) else form
         tag: str = form["t"]
@@ -257,7 +270,7 @@ class Peer(ABC):
         return message
 
     def unreadable(self, problem: BaseException) -> BaseException:
-        """End the conversation: the other end has sent what makes no sense."""
+        """Record that the other end has sent a malformed message; returns the error to raise."""
         self.broken = BorderError(f"{type(problem).__name__}: {problem!s:.300}")
         return self.broken
 
@@ -283,7 +296,7 @@ class Peer(ABC):
                 error = self.decode(reply["raised"])
                 if not isinstance(error, BaseException):
                     raise BorderError("an exception that is none")
-            # Whatever fails here is the message's fault.
+            # Any failure in here is caused by the message.
             except (Exception, BorderError) as problem:
                 raise self.unreadable(problem) from problem
         raise self.checked_error(error, operation, arguments)
@@ -305,7 +318,7 @@ class Peer(ABC):
         try:
             with self.lock:
                 self.send(lambda: {name: self.encode(outcome)})
-        except Exception as problem:  # an answer too deep to send is not the operation's
+        except Exception as problem:  # a result that is nested too deeply to be sent
             self.send_problem(problem)
 
     def send_problem(self, problem: Exception) -> None:

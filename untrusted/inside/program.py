@@ -1,7 +1,7 @@
-"""The candidate's process: runs its program, then answers calls with data.
+"""The program's process: runs a candidate's program, then answers calls.
 
-It holds no test, no expected value and no comparison. A program can take this process over, but
-gains nothing by it except the right to answer. Imports the standard library only.
+It holds no test, no expected value and no comparison. A program that takes over this process can
+only send other answers. Imports the standard library only.
 """
 
 import builtins
@@ -11,7 +11,6 @@ import marshal
 import sys
 import traceback
 import types
-import warnings
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
@@ -30,13 +29,13 @@ FILE = "program.py"
 
 
 class ProgramPeer(Peer):
-    """The program's end of the channel: it withholds nothing from the test."""
+    """The program's end of the channel, which carries out whatever the test asks for."""
 
     side = "p"
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
-        # Library objects that the test has handed over by name, so that they go back by name.
+        # Names of the library objects that the test has sent by name, by identity.
         self.named: dict[int, str] = {}
         foreign.PEERS[:] = [self]
         self.share_environment()
@@ -44,17 +43,17 @@ class ProgramPeer(Peer):
     # Objects
 
     def describe(self, value: Any) -> Fields:
-        """Describe an object; of its class the test learns only the plain type it derives from."""
+        """Describe an object: the plain type that its class derives from, or its kind."""
         kind = type(value)
         if isinstance(value, type):
             return {"k": "class"}
         base = plain_base(kind)
         if base in IMMUTABLE:
-            # Immutable: the content crosses now. Mutable: only the kind, as the content may change.
+            # An immutable value crosses now; a mutable one is fetched when it is needed.
             return {"k": base.__name__, "c": self.encode(content(value))}
         if base is not None:
             return {"k": base.__name__}
-        # Functions, generators and the like; all else is an "object".
+        # Functions, generators and others in KINDS, else "object".
         return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
 
     def build(self, form: Fields) -> Any:
@@ -79,31 +78,7 @@ class ProgramPeer(Peer):
         super().send(make)
 
     def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
-        # Operations that work on any object, else a method below: "follow logging" -> `follow_logging`.
-        if operation in OPERATIONS:
-            return OPERATIONS[operation](*arguments, **keywords)
-        return getattr(self, operation.replace(" ", "_"))(*arguments)
-
-    # Operations that need this end
-
-    def main(self) -> types.ModuleType:
-        """Return the program as a module."""
-        return sys.modules["__main__"]
-
-    def follow_logging(self, take: Callable[[str, int, str], None]) -> None:
-        """Hand what the program logs to the test's loggers, whose levels and handlers decide."""
-        import logging  # few programs log
-
-        handler = logging.Handler(1)
-        handler.emit = lambda record: take(record.name, record.levelno, record.getMessage())  # type: ignore[method-assign]
-        root = logging.getLogger()
-        root.setLevel(1)
-        root.handlers[:] = [handler]
-
-    def follow_warnings(self, take: Callable[[Any], None]) -> None:
-        """Hand the program's warnings to the test's filters, which decide: none may be dropped here."""
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: take(message)
+        return OPERATIONS[operation](*arguments, **keywords)
 
     def serve(self) -> None:
         """Answer requests until the test has ended."""
@@ -113,9 +88,9 @@ class ProgramPeer(Peer):
 
 
 def flush_output() -> None:
-    """Write what this process has printed; what stands in for a stream of the test holds nothing."""
+    """Flush this process's own streams; stand-ins for streams of the test have no buffer."""
     for stream in (sys.__stdout__, sys.__stderr__):
-        # The program may have put anything in their place.
+        # The program may have replaced them by anything.
         with contextlib.suppress(Exception):
             stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -126,18 +101,18 @@ def load_program(code: str, prelude: str = "") -> Fields:
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
     sys.argv = [FILE]
-    # Tracebacks take the lines of the source from this cache: there is no such file.
+    # Tracebacks take source lines from this cache, as there is no such file.
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     exec(prelude, module.__dict__)
-    # Python reads a file that begins with this mark, too.
+    # A byte order mark, which Python accepts at the beginning of a file.
     exec(compile(code.removeprefix("\ufeff"), FILE, "exec"), module.__dict__)
     return module.__dict__
 
 
 def describe_exception(error: BaseException) -> Fields:
-    """Describe an exception as data: its class, its nearest built-in class, its message."""
+    """Describe an exception by its class, its nearest built-in base class and its message."""
     kind = type(error)
-    # A class of the program means nothing elsewhere: `class E(KeyError)` -> base "KeyError".
+    # class E(KeyError) -> "KeyError"
     base = next(
         (c.__name__ for c in kind.__mro__ if getattr(builtins, c.__name__, None) is c), "Exception"
     )
@@ -149,8 +124,8 @@ def describe_exception(error: BaseException) -> Fields:
 
 
 def report_exception(error: BaseException) -> Fields:
-    """Describe an exception, after printing its traceback without our own frames."""
-    # The outermost frames are ours: skip to the first one of the program.
+    """Print the traceback of an exception without frames of the sandbox, and describe it."""
+    # Skip the outermost frames, up to the first one of the program.
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename != FILE:
         frames = frames.tb_next
@@ -164,7 +139,7 @@ def answer_once(job: Fields) -> Fields:
         namespace = load_program(job["code"], job.get("prelude", ""))
         if "function" not in job:
             return {"ended": True}
-        # No test here: arguments and result are literals.
+        # Arguments and result are literals.
         arguments, keywords = marshal.loads(bytes.fromhex(job["arguments"]))
         function = find_function(namespace, job["function"], is_method=job["is_method"])
         value = function(*arguments, **keywords)
@@ -186,18 +161,18 @@ def find_function(namespace: Fields, name: str, *, is_method: bool) -> Any:
 
 
 def run_script(code: str, results: Channel) -> SystemExit:
-    """Run the program as Python runs a file; returns how it leaves the interpreter.
+    """Run the program as Python runs a file; returns the exception with which to exit.
 
-    Only an exception is reported. The value of a script is judged by its status and its output, not
-    by its own word.
+    Only an exception is reported to the parent, which judges a script by its exit status and its
+    output.
     """
-    # The interpreter's own stream was opened on another file than the job's.
+    # Opened anew, as the interpreter opened its own stream on the zygote's standard input.
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     try:
         load_program(code)
     except SystemExit as error:
         return error
-    except BaseException as error:  # the interpreter would report it too, and leave with 1
+    except BaseException as error:  # as the interpreter does: report it, exit with status 1
         results.send(report_exception(error))
         return SystemExit(1)
     return SystemExit(0)
@@ -206,13 +181,12 @@ def run_script(code: str, results: Channel) -> SystemExit:
 def run(job: Fields, results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     answer = answer_once(job)
-    # Before the answer: after it, this process is killed.
+    # Before the answer, after which this process is killed.
     flush_output()
     if peer is None or "ended" not in answer:
         results.send(answer)
         return
-    # From here on, a test runs in another process and uses this program over `peer`. It waits for
-    # these names.
+    # From here on the test, in another process, uses the program over `peer`. It waits for the names.
     channel = Channel(peer)
     names = [name for name in vars(sys.modules["__main__"]) if isinstance(name, str)]
     channel.send({"names": names})

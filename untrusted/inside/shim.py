@@ -1,6 +1,6 @@
 """The part of pytest that most tests use: raises, approx, marks, fixtures.
 
-Whoever asks for more cannot be judged. Imports the standard library only.
+A test that uses more of pytest cannot be judged. Imports the standard library only.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Param = namedtuple("Param", "values marks")
 
 
 class FailedError(AssertionError):
-    """Raised by `fail`, and if an expected exception was not raised."""
+    """Raised by `fail`, and by `raises` if no exception was raised."""
 
 
 class SkippedError(BaseException):
@@ -42,7 +42,7 @@ def skip(reason: str = "", **_: Any) -> None:
     raise SkippedError(reason)
 
 
-# Tests catch them as `pytest.fail.Exception`.
+# Tests catch these as `pytest.fail.Exception`.
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
@@ -54,11 +54,11 @@ def importorskip(name: str, *_: Any, **__: Any) -> Any:
 
 
 def main(*_: Any, **__: Any) -> None:
-    """Do nothing: the tests that it would run are run afterwards."""
+    """Do nothing: the tests of the file are run afterwards."""
 
 
 class ExceptionInfo:
-    """The exception that `raises` has caught."""
+    """Holds the exception that `raises` has caught."""
 
     value: Any = None
     type = property(lambda self: type(self.value))
@@ -95,7 +95,7 @@ def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any
 
 
 class Approx:
-    """Equals numbers close to the expected ones, alone or in lists, tuples and dictionaries."""
+    """Equals numbers that are close to the expected ones, also in lists, tuples, dictionaries."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
@@ -111,7 +111,7 @@ class Approx:
         return f"approx({self.expected!r})"
 
     def near(self, actual: Any, expected: Any) -> bool:
-        """Compare element by element in containers, else exactly, else within the tolerance."""
+        """Whether values are equal, or numbers within the tolerance; containers item by item."""
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
@@ -144,14 +144,14 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 
 
 class Mark:
-    """A mark, with or without arguments: a decorator that attaches itself to its target."""
+    """A decorator that adds itself to the `pytestmark` of a test; it may have arguments."""
 
     def __init__(self, name: str, arguments: tuple = (), keywords: Fields | None = None) -> None:
         self.name, self.arguments, self.keywords = name, arguments, keywords or {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
-        # `mark.skip` decorates directly, `mark.parametrize` is always called with arguments first.
+        # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
         is_bare = not self.arguments and self.name == "parametrize"
         if is_bare or not isinstance(marked, types.FunctionType | type):
             return Mark(self.name, arguments, keywords)
@@ -173,7 +173,7 @@ mark = Marks()
 
 
 class Fixture:
-    """A fixture of the test: a function that makes a value, and may clean up after it."""
+    """A fixture: a function that returns a value, or yields one and then cleans up."""
 
     def __init__(self, function: Any, settings: Fields) -> None:
         self.function, self.name = function, settings.get("name") or function.__name__
@@ -188,13 +188,13 @@ def fixture(function: Any = None, **settings: Any) -> Any:
 
 
 class Capsys:
-    """What is printed while a test runs."""
+    """Holds what is printed while a test runs."""
 
     def __init__(self) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
 
     def readouterr(self) -> Captured:
-        """Return what has been printed since the last call."""
+        """Return what has been printed since the previous call."""
         said = Captured(self.out.getvalue(), self.err.getvalue())
         for stream in (self.out, self.err):
             stream.seek(0)
@@ -203,7 +203,7 @@ class Capsys:
 
 
 class MonkeyPatch(contextlib.ExitStack):
-    """Changes that are undone after the test, by `mock.patch`, and so also in the program."""
+    """Makes changes that are undone after the test; by `mock.patch`, so that the program follows."""
 
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
         # setattr("os.path.exists", f): the target is a dotted name.
@@ -262,16 +262,16 @@ def capsys() -> Iterator[Capsys]:
         yield made
 
 
-# Fixtures that pytest brings.
+# Fixtures that every test has.
 FIXTURES: Fields = {made.name: made for made in (tmp_path, monkeypatch, capsys)}
 
 
 def install_shim() -> None:
-    """Make `import pytest` find this module's names."""
+    """Install a module `pytest` with the names of this module."""
     module = types.ModuleType("pytest")
     names = "raises approx param mark fixture fail skip importorskip main MonkeyPatch"
     module.__dict__.update({name: globals()[name] for name in names.split()})
-    # Called for every other name that a test asks for.
+    # Called for every other name of `pytest` that a test uses.
     module.__dict__["__getattr__"] = needs_pytest
     sys.modules["pytest"] = module
 

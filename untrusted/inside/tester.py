@@ -1,9 +1,9 @@
-"""The test's process: runs a test's own code, while the program lives in another process.
+"""The test's process: runs the test's code, while the program runs in another process.
 
-Names of the program are handles here (`handles`): what the test does to them is done in the
-program. So an object of the program is never compared by its own word, no builtin that the program
-patched is used, and the test's frames and memory are out of the program's reach. The program can
-ask for little in return: see `Tester.carry_out`. Imports the standard library only.
+The program's names are handles here (`handles`), and what the test does to them is carried out in
+the program. So the program's objects decide no comparison, no builtin that the program has patched
+is used, and the program cannot reach the frames and the memory of the test. What the program may
+ask for in return is in `Tester.carry_out`. Imports the standard library only.
 """
 
 import ast
@@ -41,7 +41,6 @@ from untrusted.inside.names import (
     method_call,
     namespace,
     type_of,
-    typed,
 )
 from untrusted.inside.operations import BINARY, OPERATORS, method_of
 from untrusted.inside.packages import genuine_name, is_genuine
@@ -52,78 +51,82 @@ from untrusted.inside.program import describe_exception
 FILE = "test.py"
 # Modules whose classes speak for the test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
-# Types of the test's objects that may only be called: their attributes and texts lead further.
-CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, functools.partial)
+# Types of the test's objects that the program may only call, as their attributes lead to other objects.
+# Frames and code contain the expected values.
+CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, functools.partial,
+          types.FrameType, types.CodeType)  # fmt: skip
 TEXTS = {"__str__", "__repr__", "__format__"}
-# Methods of text that read any attribute of their arguments: "{0.__class__}".format(x).
+# Methods of text that read attributes of their arguments: "{0.__class__}".format(x).
 FORMATS = {"format", "format_map"}
 # Special methods that operators and statements call: "__add__", "__radd__", "__iadd__", ...
 SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
     f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
 }
-# What a test may replace by an assignment.
+# Attributes that a test may replace by an assignment, in the program, too.
 FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
-# Names that frameworks look for in a module; the program's own must have no effect.
+# Names with a meaning for test frameworks, which the program's objects must not have.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 # Attributes of a stream that a program may only write to.
 WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "closed", "isatty", "fileno"}  # fmt: skip
-# Exceptions that end a loop or a generator, and the steps that may raise them.
+# Exceptions that end a loop or a generator, and the methods that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
 GENERATOR_STEPS = {"send", "throw", "close"}
-# Modules that look at objects in ways that the border does not carry. A test that imports one may
-# fail for that reason.
+# Modules that inspect objects in ways that handles do not support, so that a test may fail.
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
-# Packages whose objects cross as data, or run tests.
+# Packages whose objects cross as data, or that run tests.
 CARRIED = {"numpy", "pytest"}
-# Names, and attributes and keywords with a dot, of what would run code of the program here: by what it
-# has written, pickled or returned.
+# Names (attributes and keywords begin with a dot) of what would execute files, pickles or texts of the
+# program in this process.
 REFUSED = re.compile(
     r"\.?(\w*pickle\w*|run_path|load_source|spec_from_file_location|SourceFileLoader|exec_module)"
     r"|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|eval|exec"
 )
-# Built-in types: an object of a class derived from one has content that does not cross.
+# Built-in types with a value, which does not cross if the test derives a class from one.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
-    """The test's end of the channel: it gives nothing away and believes no object.
+    """The test's end of the channel, which reveals nothing and trusts no object of the program.
 
     Attributes:
-        followed: by object and attribute, what was there at first, and what the program has there.
-        outputs: what the test has put in the place of standard output and errors, and its buffers.
-        imported: what the program imports from the library, genuine here, by its text.
-        packages: installed packages that the test uses, besides `CARRIED`, until an object crosses.
-        named: library objects that the test has handed out, which the program may hand back.
-        doubts: actions of the test that the border carries only in part. Only the test decides
-            them, so no program can cause one. If the test then fails, it is not judged.
-        original: containers of the test by key, with the items that they had before the program first
-            changed them.
+        followed: attributes that the program's process copies: by object and name, the original
+            value and the latest one that the program has.
+        outputs: the test's replacements of standard output and error, and their buffers.
+        imported: library objects that the program's text imports, imported anew in this process.
+        packages: installed packages that the test uses, without `CARRIED`.
+        has_crossed: an object has crossed that may belong to a package.
+        named: library objects that the test has handed out, which the program may name.
+        doubts: actions of the test that the border supports only in part. A test with doubts that
+            fails cannot be judged. They depend on the test alone.
+        original: containers of the test by key, with the items that they had before the program
+            first changed them.
         changed: keys of the containers that the latest operation has changed.
-        checked: number of checks that were executed.
-        caught, held, fixed: numbers of changed assertions that failed, as they must, and of those that
-            held; number of assertions that nothing can change (`checks.change_assertions`).
-        complaint: the latest failed assertion that the test raised during a call from the program,
-            as long as the program has not passed it on.
+        checked: number of executed checks.
+        caught, held, fixed: of a test with changed assertions, the number that failed, as they must;
+            that held; and that nothing can change (`checks.change_assertions`).
+        complaint: the latest failed assertion in a function of the test that the program has
+            called, until the program passes it on.
     """
 
     side = "t"
 
     def __init__(self, channel: Channel, source: str, code: str) -> None:
         super().__init__(channel)
-        TestSide.peer, TestSide.reason = self, ""
+        TestSide.peer = self
         sys.argv = [PROGRAM_FILE]
         self.followed: dict[tuple[Any, str], list[Any]] = {}
         self.outputs: list[Any] = []
         for module, name in FOLLOWED:
             self.follow(module, name, getattr(module, name))
-        # A generator's `send` may end it where the test says so.
+        # If the test expects it, `send` may end a generator.
         self.expects_ends = "StopIteration" in source
         if "env" in source:
             self.share_environment()
         self.code, self.imported = code, genuine_imports(code)
         self.doubts: list[str] = []
         self.packages: set[str] = set()
+        self.has_crossed = False
         self.named: Fields = {}
         self.original: dict[str, tuple[Any, list]] = {}
         self.changed: set[str] = set()
@@ -134,14 +137,11 @@ class Tester(Peer):
 
     def describe(self, value: Any) -> Fields:
         kind = type(value)
-        # Frames and code lead to the expected values.
-        if isinstance(value, types.FrameType | types.CodeType):
-            raise TypeError(f"a test cannot hand a {kind.__name__} to the program")
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
-        # What the border carries in part only
+        # What the border supports only in part
         handed = {
-            # Awaiting would cross the border in the other direction.
+            # The program cannot await objects of the test.
             "a coroutine function, or one with its own annotations": is_function
             and (
                 inspect.iscoroutinefunction(value)
@@ -151,22 +151,21 @@ class Tester(Peer):
             or module.startswith("asyncio")
             or "Async" in kind.__name__,
             "a class of its own": isinstance(value, type),
-            # The program may expect it to be plain data, or to have its fields.
+            # The program may need its fields or its plain value.
             f"an object of its class {kind.__name__}": is_own(kind)
             and (dataclasses.is_dataclass(value) or not BORN.isdisjoint(kind.__mro__)),
         }
         self.doubts += [f"hands {what} to the program" for what, is_so in handed.items() if is_so]
-        if module.partition(".")[0] in self.packages:
-            self.doubt_packages()
+        self.has_crossed |= module.partition(".")[0] in self.packages
         if is_function:
             name, long_name, doc = value.__name__, value.__qualname__, value.__doc__
             return {"k": "function", "n": name, "q": long_name, "d": doc}
-        # The program gets its class name and its special methods.
+        # The program's stand-in has the class's name and its special methods.
         found = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(found)}
 
     def name_of(self, value: Any) -> str | None:
-        # Remembered, so that the program can hand back only what it was given.
+        # The program may name only what it was given.
         if name := genuine_name(value):
             self.named[name] = value
         return name
@@ -181,54 +180,42 @@ class Tester(Peer):
         if form["k"] == "error class":
             bases = [self.decode(base) for base in form["b"]]
             return error_class(str(form["n"]), form["d"], bases)
-        if form["k"] == "object":
-            self.doubt_packages()
+        self.has_crossed |= form["k"] == "object"
         return build_handle(form)
 
-    def doubt_packages(self) -> None:
-        """Note that an object has crossed in a test that uses packages: theirs cross in part."""
-        self.doubts += [
-            f"uses {name}, whose objects the border carries only in part" for name in self.packages
-        ]
-        self.packages = set()
-
-    # Requests of the program that are allowed
+    # Requests of the program
 
     def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
-        """Serve the program: what it does to objects that the test has handed out.
+        """Carry out an operation of the program on an object that the test has handed out.
 
-        It may call them, read and set attributes of instances, and use the special methods that
+        The program may call it, read and set its attributes, and use the special methods that
         operators and statements call.
         """
-        if operation not in ("call", "get", "set", "special"):
+        if operation not in ("get", "set", "special"):
             raise BorderError(f"operation {operation!r:.40}")
-        # "special" carries the method's name first, then its subject; the others begin with the
-        # subject.
-        name, subject, *rest = arguments if operation == "special" else ("", *arguments)
-        # Only objects that crossed from here by number.
+        subject, name, *rest = arguments
+        # Only objects that have crossed by number.
         if id(subject) not in self.own_numbers:
             raise BorderError(f"{operation}: no object of the test")
         is_output = any(subject is output for output in self.outputs)
-        # A format string of the program would read any attribute of the test's objects.
+        # A format string of the program could read any attribute of the test's objects.
         if subject is str.format or subject is str.format_map:
             raise BorderError("formatting by a text of the program's")
         try:
-            if operation == "call":
-                return subject(*rest, **keywords)
             if operation == "special":
                 closed = isinstance(subject, CLOSED)
                 if name not in SPECIALS or (name in TEXTS and closed) or is_output:
                     raise BorderError("a special method that no operator calls")
                 return method_of(subject, name)(*rest, **keywords)
-            self.check_attribute(operation, subject, rest[0], is_output=is_output)
-            return getattr(subject, *rest) if operation == "get" else setattr(subject, *rest)
-        # The program may catch it: remembered until it comes back through the border.
+            self.check_attribute(operation, subject, name, is_output=is_output)
+            return (getattr if operation == "get" else setattr)(subject, name, *rest)
+        # The program may catch it: `complaint` is reset when the program passes it on.
         except AssertionError as error:
             self.complaint = error
             raise
 
     def check_attribute(self, operation: str, subject: Any, name: Any, *, is_output: bool) -> None:
-        """Raise for attributes that lead to the test's frames or replace its checks."""
+        """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
             raise BorderError("the name of an attribute is no text")
         kinds = type(subject).__mro__
@@ -239,7 +226,7 @@ class Tester(Peer):
         refused |= name in FORMATS and str in kinds
         # Of a generator, only the steps: `gi_frame` leads to the test.
         refused |= kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS
-        # What is printed goes to the test, what the test has printed does not go to the program.
+        # The program can write into the test's streams, and read nothing from them.
         refused |= is_output and name not in WRITING
         # Set only data attributes of instances of the test's own classes.
         if operation == "set":
@@ -253,10 +240,10 @@ class Tester(Peer):
         self, error: BaseException, operation: str, arguments: tuple
     ) -> BaseException:
         """Let StopIteration end a loop only if an iterator was asked for its next item."""
-        # The assertion has come back to the test: the program did not hide it.
+        # The program has passed the assertion on to the test.
         if isinstance(error, AssertionError):
             self.complaint = None
-        # "special" carries the name of the method first, "call method" second.
+        # The method's name is the first argument of "special" and the second of "call method".
         is_step = operation == "run task" or (operation == "special" and arguments[0] in STEPS)
         if operation == "call method":
             is_step = arguments[1] in (STEPS | GENERATOR_STEPS if self.expects_ends else STEPS)
@@ -268,20 +255,20 @@ class Tester(Peer):
     # What both ends share
 
     def before_change(self, entry: Shared) -> None:
-        # Only of data that come from the test, and only the first change: what the test wrote.
+        # Keep what the test has written: for its own containers, before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
             self.changed.add(entry.key)
 
     def follow(self, target: Any, name: str, original: Any) -> None:
-        """Have the program's attribute of the same object follow the test's from now on."""
+        """Copy an attribute of a shared object to the program whenever the test changes it."""
         self.followed.setdefault((target, name), [original, original])
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
-        A function that returns nothing is meant to change its arguments; their new content is then
-        what the test means, so the original is dropped.
+        A function that returns None is meant to change its arguments. Their new content is then what
+        the test means, so the original content is dropped.
         """
         for (target, name), known in [*self.followed.items()]:
             original, latest = known
@@ -299,7 +286,10 @@ class Tester(Peer):
         return result
 
     def as_written(self, compute: Callable[[], Any]) -> Any:
-        """Compute a value from the test's data as it wrote them, whatever the program did since."""
+        """Compute a value from the test's data as written, without the program's changes.
+
+        data = [2, 1]; result = f(data), where `f` empties its list: sorted(data) is [1, 2]
+        """
         if not self.original:
             return compute()
         self.swap()
@@ -309,15 +299,16 @@ class Tester(Peer):
             self.swap()
 
     def swap(self) -> None:
-        """Exchange what containers hold now for what they held before the program changed them."""
+        """Exchange the current content of changed containers for their original content."""
         for key, (container, items) in self.original.items():
             self.original[key] = container, items_of(container)
             fill(container, items)
 
     # Names of the program
 
-    def names(self) -> set[str]:
-        """Wait until the program is loaded; returns its public names, which it then sends."""
+    @functools.cached_property
+    def program_names(self) -> set[str]:
+        """The names that a test may use, which the program sends as soon as it is loaded."""
         names = self.channel.receive()["names"]
         return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
@@ -335,27 +326,40 @@ class Tester(Peer):
         except AttributeError:
             raise NameError(f"name {name!r} is not defined") from None
         if isinstance(value, Handle):
-            # A name in CapWords is a class: a test that calls it makes objects of its own.
+            # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
         return value
+
+    def reason(self) -> str:
+        """Return why a test that has failed cannot be judged; empty if it can."""
+        part = "the border carries only in part"
+        packages = self.packages if self.has_crossed else ()
+        doubts = [*self.doubts, *(f"uses {name}, whose objects {part}" for name in packages)]
+        return TestSide.reason or (f"the test {doubts[0]}" if doubts and not self.broken else "")
+
+    # What else a prepared test calls (`checks.prepare`)
+
+    be_strict = staticmethod(be_strict)
+    call_method = staticmethod(method_call)
+    type_of = staticmethod(type_of)
 
     def note_check(self) -> None:
         self.checked += 1
 
     def note_changed(self, holds: Any, is_changed: int) -> bool:
-        """Note whether a changed assertion holds. The test goes on as if it were unchanged."""
+        """Count the result of a changed assertion. Returns True, so that the test continues."""
         self.held += is_changed and bool(holds)
         self.caught += is_changed and not holds
         self.fixed += not is_changed
         return True
 
     def passes_changed(self) -> bool:
-        """Whether a test whose assertions were changed has passed all the same."""
+        """Whether a test has passed although its assertions were changed."""
         return self.held > 0 or (not self.caught and self.fixed == self.checked)
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy containers of the test: their content is about to change."""
+    """Copy the lists, dictionaries, sets and tuples in a value."""
     kind = type(value)
     if kind is dict:
         return {key: copy_containers(item) for key, item in value.items()}
@@ -368,10 +372,10 @@ def is_own(kind: Any) -> bool:
 
 
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
-    """Refuse a test that the border cannot carry, and note what it carries in part."""
+    """Raise for a test that the border cannot carry, and note what it carries only in part."""
     read, defined = checks.names_of(nodes)
     imports = checks.imports_of(nodes)
-    # An import that is never used does nothing, and a variable is no module of the same name.
+    # Without imports that are not used, and without variables that are named like modules.
     used = [module for module, name in imports if name == "*" or name.partition(".")[0] in read]
     modules = {part for module in used for part in module.split(".")}
     words = checks.words_of(nodes) - (defined - {name for _, name in imports}) | modules
@@ -381,7 +385,7 @@ def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
     looking = sorted(modules & DOUBTFUL)
     tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
-    # `x is math.inf`: a handle is never the library's object.
+    # `x is math.inf`: a handle is never identical to an object of the library.
     if any(not name or name in modules for name in checks.IDENTITY.findall(source)):
         tester.doubts.append(
             "asks for identity with an object of the library, matches classes, or looks into arrays"
@@ -389,7 +393,7 @@ def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
 
 
 def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
-    """Run one test as Python would, then what it defines for a framework; raises if it fails.
+    """Run a test file, then the tests that it defines for a framework; raises if one fails.
 
     Args:
         changed: run it with changed assertions, which `tester` counts.
@@ -398,25 +402,14 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     # The program's names; waits until it is loaded
-    theirs = tester.names()
-    # As `__main__`: a test that ends with `if __name__ == "__main__": check(f)` must not pass by
-    # doing nothing.
-    module = sys.modules["__main__"] = TestModule("__main__", tester.fetch, theirs)
-    # No file of the program's folder is ever imported, whatever the test does to sys.path.
-    finder = ProgramFinder(TestModule("program", tester.fetch, theirs), source)
+    theirs = tester.program_names
+    # As `__main__`, so that a test that ends with `if __name__ == "__main__": check(f)` runs.
+    module = sys.modules["__main__"] = TestModule("__main__")
+    # Never imports a file that the program has written, whatever the test adds to sys.path.
+    finder = ProgramFinder(TestModule("program"), source)
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
-    # Functions that the prepared test calls (`checks.prepare`)
-    scope |= {
-        "__file__": FILE,
-        checks.CHECKED: tester.note_check,
-        checks.GIVEN: tester.as_written,
-        checks.CHANGED: tester.note_changed,
-        checks.STRICT: be_strict,
-        checks.CALL_METHOD: method_call,
-        checks.TYPED: typed,
-        checks.TYPE: type_of,
-    }
+    scope |= {"__file__": FILE, checks.TESTER: tester}
     if changed:
         checks.change_assertions(checks.nodes_of(tree))
     nodes = checks.nodes_of(tree)
@@ -424,25 +417,25 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # Repetitions and frameworks, then the program's names
     patches.follow_test(source)
     frameworks.make_fit(source)
-    scope |= namespace(tester.fetch, nodes, theirs, tester.imported)
+    scope |= namespace(nodes)
     # Run the file itself
     tests, called = checks.test_names(tree), checks.called_names(tree)
     read, defined = checks.names_of(nodes)
     program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
     program |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
-    # A sum of a thousand terms is as deep
+    # A sum of a thousand terms is a tree as deep.
     with Deep():
         checks.prepare(nodes, program)
     try:
         exec(compile(tree, FILE, "exec"), scope)
     except SystemExit as end:
-        # `sys.exit(0)` at the end of a test is no failure if the test said it itself.
+        # A test may end itself by `sys.exit(0)`.
         if end.code not in (None, 0) or not is_own_end(end):
             raise
-    # Run what is defined for a framework and is not called by the file itself
+    # Tests for a framework, unless the file itself has called them
     if tests - called:
         frameworks.Runner(scope, defined).run(tests)
-    # HumanEval's form: `check(candidate)` that nobody calls means the program's last function.
+    # HumanEval's tests define `check(candidate)`; the candidate is the program's last function.
     if not tester.checked and not tests and callable(check := scope.get("check")):
         functions = [s for s in ast.parse(tester.code).body if isinstance(s, checks.FUNCTIONS)]
         check(tester.fetch([s.name for s in functions if not s.name.startswith("_")][-1]))
@@ -454,7 +447,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
 
 
 def is_own_end(error: SystemExit) -> bool:
-    """Whether the test itself raised this: neither the program, nor a callback, nor the library."""
+    """Whether the test itself has raised this, not the program, a callback or the library."""
     border = Peer.do.__code__.co_filename
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     # `exit()` is a function of _sitebuiltins; `sys.exit()` has no frame, but our `method_call`.
@@ -464,7 +457,7 @@ def is_own_end(error: SystemExit) -> bool:
 
 
 class NoCheckError(Exception):
-    """Raised if a test has ended without having checked anything."""
+    """Raised if a test has ended without a check."""
 
 
 def failing_line(error: BaseException, source: str) -> str:
@@ -478,7 +471,7 @@ def failing_line(error: BaseException, source: str) -> str:
 
 
 def run(job: Fields, results: Channel, peer: int) -> None:
-    """Run one test and report the outcome, here where no code of the program runs."""
+    """Run one test and report its outcome to the parent."""
     tester = Tester(Channel(peer), job["test"], job["code"])
     changed = job.get("changed", False)
     try:
@@ -486,11 +479,8 @@ def run(job: Fields, results: Channel, peer: int) -> None:
         if changed and not tester.passes_changed():
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        # A reason for "cannot judge" goes first, then the failure itself.
-        reason = TestSide.reason or (
-            f"the test {tester.doubts[0]}" if tester.doubts and not tester.broken else ""
-        )
-        if reason:
+        # The parent takes the first message: why the test cannot be judged, or the failure.
+        if reason := tester.reason():
             results.send({"cannot": reason})
         results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
     else:

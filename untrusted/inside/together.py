@@ -1,7 +1,7 @@
-"""Run a program and its test in one process, as plain Python would: there is no border.
+"""Run a program and its test in one process, as plain Python does, without a border.
 
-The process is confined like any other, but the program can fake the verdict. Imports the standard
-library only, and pytest where it is installed.
+The process is confined, but the program can fake the verdict. Imports the standard library, and
+pytest if it is installed.
 """
 
 import ast
@@ -23,7 +23,7 @@ OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--imp
 
 
 def run_in_one(job: dict[str, Any], results: Channel) -> None:
-    """Run a program and its test, and report the outcome."""
+    """Run a program and its test, and report the outcome to the parent."""
     source = job["test"]
     try:
         scope = load_program(job["code"], job.get("prelude", ""))
@@ -35,11 +35,9 @@ def run_in_one(job: dict[str, Any], results: Channel) -> None:
             del sys.modules["pytest"]
             importlib.import_module("pytest").main = shim.main  # pyright: ignore[reportAttributeAccessIssue]
         exec(compile(tree, FILE, "exec"), scope)
+        own = checks.names_of(checks.nodes_of(tree))[1] & scope.keys()
         if tests := checks.test_names(tree):
-            if by_pytest:
-                run_pytest(tests)
-            else:
-                frameworks.Runner(scope, checks.names_of(checks.nodes_of(tree))[1]).run(tests)
+            run_pytest(own) if by_pytest else frameworks.Runner(scope, own).run(tests)
     except BaseException as error:  # whatever was raised, the test has not passed
         cannot = {"cannot": TestSide.reason} if TestSide.reason else {}
         results.send(describe_exception(error) | {"line": failing_line(error, source)} | cannot)
@@ -47,25 +45,17 @@ def run_in_one(job: dict[str, Any], results: Channel) -> None:
         results.send({"ended": job["sentinel"]})
 
 
-def run_pytest(tests: set[str]) -> None:
-    """Run tests of `__main__` with pytest; raises AssertionError unless all of them passed."""
-    import pytest
+def run_pytest(own: set[str]) -> None:
+    """Run tests of `__main__` with pytest; raises AssertionError unless all of them passed.
+
+    Args:
+        own: names that the test defines: objects of the program are no tests, whatever their name.
+    """
     from _pytest.config import main
 
     failures: list[str] = []
 
-    class Prepared(pytest.Module):
-        def _getobj(self) -> Any:
-            return sys.modules["__main__"]
-
     class Plugin:
-        def pytest_pycollect_makemodule(self, module_path: Any, parent: Any) -> Any:
-            return Prepared.from_parent(parent, path=module_path)
-
-        def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Any:
-            # An object that the program calls a test is none.
-            return [] if isinstance(collector, Prepared) and name not in tests else None
-
         def pytest_runtest_logreport(self, report: Any) -> None:
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
@@ -73,9 +63,10 @@ def run_pytest(tests: set[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/test_program.py"
-        open(path, "x").close()
+        with open(path, "x") as file:
+            file.write(f"from __main__ import {', '.join(own)}\n")
         # The folders above must not be listed.
-        own = [f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp"]
-        status = main([*OPTIONS, *own, path], [Plugin()])
+        where = [f"--rootdir={folder}", f"--confcutdir={folder}", f"--basetemp={folder}/tmp"]
+        status = main([*OPTIONS, *where, path], [Plugin()])
     if status:
         raise AssertionError(failures[0] if failures else f"pytest ended with {status}")

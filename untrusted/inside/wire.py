@@ -1,8 +1,13 @@
-"""Values as JSON.
+"""Write plain values as JSON.
 
-None, booleans, text, floats and integers of ordinary size are themselves. Every other value is an
-object `{"t": type, "v": parts}`, by exact type. So a tuple is no list, and an object that claims to
-equal everything is only an object. Imports the standard library only: both ends use it.
+None, booleans, text, floats and integers of ordinary size are written as they are. Every other
+value is an object with its exact type and its parts, so that a tuple is not a list, and an object
+that claims to equal everything is not plain data:
+
+    (1, 2) -> {"t": "tuple", "v": [1, 2]}
+    date(2024, 5, 17) -> {"t": "date", "v": [{"t": "bytes", "v": ["07e80511"]}]}
+
+Imports the standard library only: both ends use it.
 """
 
 import collections
@@ -18,9 +23,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-# From here on, integers cross in hexadecimal: Python limits the digits of decimal conversions.
+# Integers from here on are written in hexadecimal: Python limits decimal conversions.
 LARGEST_NUMBER = 10**1000
-# Bytes of one message; a program that answers with more has failed.
+# Largest answer to the parent in bytes; a program that sends more has failed.
 MAX_MESSAGE = 4 * 2**20
 PLAIN = frozenset({type(None), bool, str, float})
 
@@ -30,7 +35,7 @@ Form = tuple[Callable[[Any], list], Callable[..., Any]]
 
 
 class UnknownValueError(ValueError):
-    """Raised for a value that is no literal."""
+    """Raised for a value that is not a literal."""
 
 
 def by(*attributes: str) -> Callable[[Any], list]:
@@ -39,13 +44,12 @@ def by(*attributes: str) -> Callable[[Any], list]:
 
 
 def pickled_arguments(value: Any) -> list:
-    """List what a value's type is called with to make an equal one, as pickle would call it."""
+    """List the arguments with which pickle would call a value's type to make an equal value."""
     return list(value.__reduce_ex__(2)[1])
 
 
 def dictionary_of(view: Any) -> list:
-    """Return the dictionary that a view shows, itself: it may change later."""
-    # Of a class of the program, a copy: it is no dictionary for the other end.
+    """Return the dictionary of a view; of a subclass, which does not cross as one, a copy."""
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 
@@ -58,13 +62,12 @@ FORMS: dict[type, Form] = {
     re.Pattern: (by("pattern", "flags"), re.compile),
     type(Ellipsis): (by(), lambda: Ellipsis),
     type(NotImplemented): (by(), lambda: NotImplemented),
-    type({}.keys()): (dictionary_of, dict.keys),
-    type({}.items()): (dictionary_of, dict.items),
-    type({}.values()): (dictionary_of, dict.values),
     types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
     collections.UserString: (by("data"), collections.UserString),
 }
+for _view in (dict.keys, dict.items, dict.values):
+    FORMS[type(_view({}))] = dictionary_of, _view
 for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for name in
               ("timedelta", "timezone", "date", "datetime", "time"))):  # fmt: skip
     FORMS[_kind] = pickled_arguments, _kind
@@ -86,7 +89,7 @@ RARE: dict[str, Form] = {
     **{name: (as_text, importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
     **dict.fromkeys(("logging.Logger", "logging.RootLogger"), (by("name"), importing("logging.getLogger"))),
-    # A number is an array without axes: [()] takes it out.
+    # A number of numpy is an array without axes; [()] returns the number.
     "number": (lambda number: [array_text(number)], lambda text: read_array(text)[()]),
     "dtype": (lambda kind: [array_text(sys.modules["numpy"].empty(0, kind))], lambda text: read_array(text).dtype),
 }  # fmt: skip
@@ -135,7 +138,7 @@ def array_text(array: Any) -> str:
 def read_array(text: str) -> Any:
     import numpy as np  # as above
 
-    # Bytes read as objects would be pointers of the sender's choice: refused like pickles.
+    # Never objects: numpy would read them as pickles.
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
@@ -150,7 +153,7 @@ def tag_of(value: Any) -> str:
     return tag if tag in RARE else ""
 
 
-# Literals: what a test that is one call expects, and what the program answers
+# Literals: the expected and the actual result of a test that is a single call
 
 BRACKETS = {
     list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("set(", ")"), frozenset: ("set(", ")"),
@@ -158,12 +161,12 @@ BRACKETS = {
 
 
 def canonical(value: Any) -> str:
-    """Return a literal as a text that is the same for all values that Python's == calls equal.
+    """Return a text of a literal; texts are equal exactly if Python's == calls the literals equal.
 
     1, 1.0 and True -> "1"; (1, "a") -> "(1, 'a')"; {2, 1} and frozenset({1, 2}) -> "set(1, 2)"
 
-    Each end writes its own value, so that two of them are compared without being rebuilt: no chosen
-    hash, length or depth can slow the parent down. Raises UnknownValueError for any other value.
+    The parent compares its own text with the program's and never rebuilds the program's value, whose
+    hashes, length or depth could slow it down. Raises UnknownValueError for any other value.
     """
     kind = type(value)
     if kind is complex:
@@ -184,7 +187,7 @@ def canonical(value: Any) -> str:
         items = [f"{canonical(key)}: {canonical(item)}" for key, item in value.items()]
     else:
         items = list(map(canonical, value))
-    # What has no order gets one.
+    # Sets and dictionaries are sorted by text.
     items = items if kind in (list, tuple) else sorted(items)
     first, last = BRACKETS[kind]
     return f"{first}{', '.join(items)}{last}"

@@ -127,15 +127,12 @@ class World:
 
     def name_of(self, real: str) -> str:
         """Return the name by which the process knows an open folder, given its path on the host."""
-        found = [place for place in self.marks.values() if place.kind in ("read", "work")]
-        found = [
-            place for place in found if real == place.real or real.startswith(f"{place.real}/")
-        ]
-        if not found:
-            raise os_error(errno.ENOTDIR)
+        shown = [place for place in self.marks.values() if place.kind in ("read", "work")]
         # The longest mark is the innermost: /work/lib before /work.
-        place = max(found, key=lambda place: len(place.real))
-        return place.name + real[len(place.real) :]
+        for place in sorted(shown, key=lambda place: -len(place.real)):
+            if f"{real}/".startswith(f"{place.real}/"):
+                return place.name + real[len(place.real) :]
+        raise os_error(errno.ENOTDIR)
 
 
 def name_parts(name: str) -> list[str]:
