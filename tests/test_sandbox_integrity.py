@@ -116,6 +116,18 @@ HACKS = {
         ASK + "def f(g, form): return form(LEAK, g)",
         [HELD + "assert f(double, str.format) == SECRET"],
     ),
+    "a frame of the test": (
+        "def f(frame): return frame.f_globals['SECRET']",
+        [HELD + "import sys\nassert f(sys._getframe()) == SECRET"],
+    ),
+    "the frame of a coroutine": (
+        "def f(running): return running.cr_frame.f_globals['SECRET']",
+        [HELD + "async def wait(): pass\nassert f(wait()) == SECRET"],
+    ),
+    "the code of a function": (
+        "def f(code): return code.co_consts[1]",
+        [HELD + "def hidden(): return 'dfq-7731'\nassert f(hidden.__code__) == SECRET"],
+    ),
     "the text of a partial": (
         ASK + "def f(p): return ask('special', p, '__repr__')",
         [

@@ -282,13 +282,17 @@ def ask_for_classes(node: Any) -> None:
         node.__class__ = ast.Call
     if not isinstance(node, ast.Call):
         return
-    function = node.func
-    if isinstance(function, ast.Name) and function.id == "type" and len(node.args) == 1:
-        node.func = method_of_tester("type_of")
-    is_method = isinstance(function, ast.Attribute) and root_of(function) != TESTER
-    if is_method and (not function.attr.startswith("__") or function.attr in STEPS):
-        node.args = [function.value, ast.Constant(function.attr), *node.args]
-        node.func = method_of_tester("call_method")
+    match node.func:
+        case ast.Name(id="type") if len(node.args) == 1:
+            node.func = method_of_tester("type_of")
+        case ast.Attribute(value, name) if root_of(value) != TESTER and not is_special(name):
+            node.args = [value, ast.Constant(name), *node.args]
+            node.func = method_of_tester("call_method")
+
+
+def is_special(name: str) -> bool:
+    """Whether a method is looked up on the class: all special ones, but those that iterate."""
+    return name.startswith("__") and name not in STEPS
 
 
 def prepare(nodes: list[Any], program: set[str]) -> None:
