@@ -212,9 +212,8 @@ def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
 def parameters_of(function: Any) -> list[str]:
     """List the parameters of a function for which it needs arguments."""
     found = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in found):
-        return []
-    names = [p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [p.name for p in found if p.default is p.empty and p.kind in kinds]
     # Without the first ones, if `mock.patch` as a decorator passes mocks for them.
     patches = [p for p in getattr(function, "patchings", ()) if not p.attribute_name]
     return names[sum(patch.new is mock.DEFAULT for patch in patches) :]

@@ -87,10 +87,6 @@ def content(subject: Any) -> Any:
     return base.__pos__(subject)
 
 
-def call(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-    return function(*arguments, **keywords)
-
-
 def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
@@ -158,7 +154,7 @@ def follow_warnings(take: Callable[[Any], None]) -> None:
 
 # All operations by name.
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "get": getattr, "set": setattr, "delete": delattr, "call": call, "call method": call_method,
+    "get": getattr, "set": setattr, "delete": delattr, "call": operator.call, "call method": call_method,
     "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
     "content": content, "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
     "library": call_library, "patch": patch, "unpatch": unpatch, "start task": start_task, "run task": run_task,

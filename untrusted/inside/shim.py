@@ -212,11 +212,6 @@ class MonkeyPatch(contextlib.ExitStack):
             target, name, value = pkgutil.resolve_name(path), attribute, name
         self.enter_context(mock.patch.object(target, name, value, create=not raising))
 
-    def delattr(self, target: Any, name: str, raising: bool = True) -> None:
-        if hasattr(target, name) or raising:
-            self.callback(setattr, target, name, getattr(target, name))
-            delattr(target, name)
-
     def setitem(self, mapping: Any, key: Any, value: Any) -> None:
         self.enter_context(mock.patch.dict(mapping, {key: value}))
 
@@ -232,14 +227,14 @@ class MonkeyPatch(contextlib.ExitStack):
     def delenv(self, name: str, raising: bool = True) -> None:
         self.delitem(os.environ, name, raising)
 
-    def syspath_prepend(self, path: Any) -> None:
-        self.enter_context(mock.patch.object(sys, "path", [str(path), *sys.path]))
-
     def chdir(self, path: Any) -> None:
         self.enter_context(contextlib.chdir(path))
 
     def context(self) -> "MonkeyPatch":
         return MonkeyPatch()
+
+    def __getattr__(self, name: str) -> Any:
+        raise cannot_judge(f"the test needs pytest itself, for monkeypatch.{name:.60}")
 
     undo = contextlib.ExitStack.close
 

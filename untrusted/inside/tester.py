@@ -321,10 +321,7 @@ class Tester(Peer):
         """Return a handle or value for one name of the program."""
         if name in self.imported:
             return self.imported[name]
-        try:
-            value = self.do("get", self.main, name)
-        except AttributeError:
-            raise NameError(f"name {name!r} is not defined") from None
+        value = self.do("get", self.main, name)
         if isinstance(value, Handle):
             # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
