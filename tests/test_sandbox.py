@@ -441,9 +441,9 @@ def test_a_zygote_that_dies_is_replaced():
         for _ in range(2):
             (result,) = local.run_with(connection, [Program("x = 1")])
             assert result.outcome == "untested"
-            sandbox = connection[0].get()
-            os.killpg(sandbox.session.process.pid, 9)
-            connection[0].put(sandbox)
+            session = connection[0].get()
+            os.killpg(session.process.pid, 9)
+            connection[0].put(session)
 
 
 def test_many_at_once_keep_their_order_and_report():

@@ -152,68 +152,48 @@ class Local(Executor):
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
-        package_folders(self.packages)
+        if missing := set(self.packages) - package_folders(self.packages).keys():
+            raise ValueError(f"packages={self.packages}: no package {min(missing)!r} is installed")
         super().__post_init__()
 
     @contextlib.contextmanager
-    def connect(self) -> Iterator[tuple["SimpleQueue[Sandbox]", int]]:
-        tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
+    def connect(self) -> Iterator[tuple["SimpleQueue[Session | None]", int]]:
+        # Raises if programs cannot be contained.
+        choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
         workers = self.workers or os.cpu_count() or 1
-        sandboxes: SimpleQueue[Sandbox] = SimpleQueue()
-        with contextlib.ExitStack() as stack:
-            for _ in range(workers):
-                sandbox = Sandbox(tier)
-                stack.callback(sandbox.close)
-                sandboxes.put(sandbox)
-            yield sandboxes, workers
+        # The sessions that are not in use; None stands for one that has not been started.
+        sessions: SimpleQueue[Session | None] = SimpleQueue()
+        for _ in range(workers):
+            sessions.put(None)
+        try:
+            yield sessions, workers
+        finally:
+            while not sessions.empty():
+                if session := sessions.get():
+                    session.close()
 
     def send(
         self,
-        client: "SimpleQueue[Sandbox]",
+        client: "SimpleQueue[Session | None]",
         programs: Sequence[Program],
         turn: int,
         stops: list[Cancel],
     ) -> list[Result]:
-        sandbox = client.get()
+        session = client.get()
         try:
-            return [
-                sandbox.run(program, self.packages, stops, same_process=self.same_process)
-                for program in programs
-            ]
-        finally:
-            client.put(sandbox)
-
-
-class Sandbox:
-    """A session, started when it is first used and restarted after a failure or for other packages."""
-
-    def __init__(self, tier: Tier) -> None:
-        self.tier: Tier = tier
-        self.session: Session | None = None
-
-    def run(
-        self,
-        program: Program,
-        packages: tuple[str, ...],
-        stops: list[Cancel],
-        *,
-        same_process: bool,
-    ) -> Result:
-        """Run a program; raises SandboxFailureError if the sandbox fails."""
-        try:
-            if self.session is None or self.session.packages != packages:
-                self.close()
-                self.session = Session(self.tier, packages)
-            self.session.stops = stops
-            return run_program(self.session, program, same_process)
+            # A session has the packages that it was started with.
+            if session and session.packages != self.packages:
+                session = session.close()
+            if not session:
+                tier = choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
+                session = Session(tier, self.packages)
+            session.stops = stops
+            return [run_program(session, program, self.same_process) for program in programs]
         except SandboxFailureError:
-            self.close()
+            session = session and session.close()
             raise
-
-    def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
-        self.session = None
+        finally:
+            client.put(session)
 
 
 def run_program(session: Session, program: Program, same_process: bool = False) -> Result:

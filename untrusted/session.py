@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -96,12 +95,12 @@ class Session:
         # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []
         self.limits, self.same_process = Limits(), False
-        # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one.
-        self.folder = (
-            work_folder(packages)
-            if tier == "bubblewrap"
-            else tempfile.mkdtemp(prefix="jax-diffucoder-")
-        )
+        # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one, which
+        # is removed when the session is closed, or at the latest when this process ends.
+        self.folder, self.remove = work_folder(packages), contextlib.nullcontext
+        if tier != "bubblewrap":
+            made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
+            self.folder, self.remove = made.name, made.cleanup
         # By stream: what the running processes have written, up to `room` bytes; the beginning of
         # what all processes of a program have written; and the pipe.
         self.room, self.written, self.heads = 0, {}, {}
@@ -348,8 +347,7 @@ class Session:
         with self.process:
             self.close_pipes()
         self.selector.close()
-        if self.tier != "bubblewrap":
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.remove()
 
 
 def has_answered(children: list[Child]) -> bool:
