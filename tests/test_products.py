@@ -5,12 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_lm.config import DIFFUCODER_7B
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.graph import split_model
 from jax_lm.models.products import lookup, product, scale_columns
 from jax_lm.sharding import MeshShape
 
@@ -221,3 +225,81 @@ def test_a_cpu_turns_no_matrix_round_to_multiply_by_it_in_a_loop():
     np.testing.assert_allclose(
         *(np.asarray(y, np.float32) for y in (compiled(matrix, x), expected)), rtol=2e-2, atol=2e-2
     )
+
+
+# Rows, outputs and inputs, and the steps up to the largest value of a row: 127, or 127 * 254 with a
+# second int8 row. Without steps, the kernel is widened. The last but one has the published
+# vocabulary.
+INT8_CASES = [
+    ("one row", 1, 512, 256, 127 * 254),
+    ("more outputs", 33, 512, 256, 127),
+    ("fewer outputs", 33, 256, 512, 127 * 254),
+    ("many rows, fewer outputs", 65, 256, 512, None),
+    ("many rows", 129, 512, 256, None),
+    ("vocabulary", 9, 152_064, 64, 127),
+    ("vocabulary, one row", 1, 152_064, 64, 127 * 254),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "steps"),
+    [case[1:] for case in INT8_CASES],
+    ids=[case[0] for case in INT8_CASES],
+)
+def test_a_cpu_multiplies_int8_within_half_a_step_of_the_activations(rows, outputs, inputs, steps):
+    """Against NumPy in float64; one row is zero, and one has an entry a hundred times the others'.
+
+    An activation is rounded by at most half a step s, so the error is at most s/2 * sum_i |W_oi|.
+    """
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (outputs, inputs)).astype(np.int8)
+    x = rng.normal(size=(3, rows, inputs))
+    x[1, 0], x[2, 0, 5] = 0, 100
+    x = jnp.asarray(x, jnp.bfloat16)
+    y, pull = jax.vjp(jax.jit(lambda x: product(x, jnp.asarray(weight))), x)
+    wide, exact = weight.astype(np.float64), np.asarray(x, np.float64)
+    total = np.abs(wide).sum(axis=1)
+    largest = np.abs(exact).max(axis=-1, keepdims=True)
+    # float32 sums of products, and of two rows, are rounded as well.
+    allowed = largest * total * (0.5 / steps if steps else 0) + 1e-6 * (
+        np.abs(exact) @ np.abs(wide.T)
+    )
+    assert (np.abs(np.asarray(y, np.float64) - exact @ wide.T) <= allowed).all()
+    if steps:
+        assert np.abs(np.asarray(y, np.float64) - exact @ wide.T).max() > 1e-6
+    # The gradient is that of the exact product.
+    cotangent = jnp.asarray(rng.normal(size=y.shape), jnp.bfloat16)
+    (gradient,) = pull(cotangent.astype(y.dtype))
+    assert gradient.dtype == x.dtype
+    assert error(gradient, np.asarray(cotangent, np.float64) @ wide) < 0.004
+
+
+def test_a_cpu_widens_no_int8_matrix_for_the_rows_of_a_step():
+    """33 rows against the published MLP: the program has no copy of the kernel in a wider dtype."""
+    x, weight = jnp.zeros((1, 33, 3584), jnp.bfloat16), jnp.zeros((18_944, 3584), jnp.int8)
+    for rows, kernel in ((x, weight), (jnp.zeros((1, 33, 18_944), x.dtype), weight.T)):
+        compiled = jax.jit(product).lower(rows, kernel).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < kernel.size / 4
+
+
+def test_a_layer_of_the_published_width_in_int8():
+    """Logits of one layer, bfloat16 with int8 products, against the same kernels in float32."""
+    config = replace(DIFFUCODER_7B, num_hidden_layers=1, vocab_size=512, mask_token_id=511)
+    graph, template = split_model(DreamForCausalLM.abstract(config, jnp.bfloat16, int8=True))
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        if leaf.dtype == jnp.int8:
+            return jnp.asarray(rng.integers(-127, 128, leaf.shape, np.int8))
+        if leaf.dtype == jnp.float32:
+            # uniform kernels with the standard deviation of 0.02
+            return jnp.full(leaf.shape, 0.02 / 73.3, jnp.float32)
+        return jnp.asarray(rng.normal(1 if leaf.ndim == 1 else 0, 0.02, leaf.shape), leaf.dtype)
+
+    params = jax.tree.map(draw, template)
+    exact = jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, params
+    )
+    ids = jnp.asarray(rng.integers(0, 511, (1, 33)))
+    compute = jax.jit(lambda params: graph.merge(params)(ids))
+    assert error(compute(params), compute(exact)) < 0.02

@@ -134,13 +134,3 @@ def quantize(weight: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Float[Arr
     # Any scale is right for a row of zeros, except 0, which would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(weight / scale[:, None]).astype(jnp.int8), scale
-
-
-def widen(x: Float[Array, "*b i"], weight: Int8[Array, "o i"]) -> tuple[Array, Array]:
-    """Convert an int8 kernel to the dtype of `x`. Returns both operands of the product.
-
-    The optimization barrier makes the conversion depend on `x`. Otherwise XLA may convert the
-    kernels of all layers ahead of a loop, and keep the very copy that int8 is meant to save.
-    """
-    x, weight = jax.lax.optimization_barrier((x, weight))
-    return x, weight.astype(x.dtype)

@@ -59,7 +59,7 @@ class DreamLinear(nnx.Module):
         if self.scale is not None:
             # A scale is constant along the contracted axis, so it can be applied to the output:
             # sum_i x_i (s_o W_oi) = s_o sum_i x_i W_oi.
-            y = product(*stored.widen(x, weight)) * self.scale[...]
+            y = product(x, weight) * self.scale[...]
         else:
             y = product(x, weight, dtype if self.bias is None else jnp.float32)
         if self.bias is not None:

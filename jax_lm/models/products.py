@@ -22,14 +22,22 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int8
 
 from jax_lm import sharding
 from jax_lm.models.shapes import Tokens
 
+# Rows of a sequence up to which CPUs multiply int8 by int8, halves counted. Beyond it, multiplying
+# bfloat16 is so much faster that widening the kernel pays (docs/results/speed.md).
+INT8_ROWS = 128
+# Rows up to which reading the kernel takes most of the time, so that halves cost little.
+SPLIT_ROWS = 8
+
 
 def product(
-    a: Float[Array, "*z m i"], b: Float[Array, "*y n i"], dtype: DTypeLike = jnp.float32
+    a: Float[Array, "*z m i"],
+    b: Float[Array, "*y n i"] | Int8[Array, "n i"],
+    dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "*z m n"]:
     """Compute a bᵀ, accumulated in float32.
 
@@ -40,7 +48,7 @@ def product(
     Args:
         a: rows.
         b: one matrix, such as a weight [out, in], or a batch of matrices with the leading
-            dimensions of `a`.
+            dimensions of `a`. An int8 weight is multiplied without its scales, and has no gradient.
         dtype: dtype of the result. A result that nothing else is added to is best rounded here:
             an accelerator's kernel then writes half of the bytes, and XLA launches none to round.
     """
@@ -49,6 +57,8 @@ def product(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
+    if b.dtype == jnp.int8:
+        return int8_product(a, b)
     if b.ndim == 2:
         # `b` is a weight, which a decoding loop does not change.
         a, b = keep_in_loop(a, b)
@@ -71,9 +81,12 @@ def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, tuple[
 
 def product_backward(
     dtype: DTypeLike, operands: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | None]:
     a, b = operands
     g = cotangent.astype(a.dtype)
+    if b.dtype == jnp.int8:
+        g, b = jax.lax.optimization_barrier((g, b))
+        return contract(g, b.astype(g.dtype), (g.ndim - 1,), (0,), 0).astype(g.dtype), None
     # Dimensions of `b` before its matrix; those of `a` and `g` between them and the last are rows.
     batch = b.ndim - 2
     rows = tuple(range(batch, a.ndim - 1))
@@ -90,6 +103,40 @@ def product_backward(
 
 
 rounded_product.defvjp(product_forward, product_backward)
+
+
+def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float[Array, "*z m o"]:
+    """Compute x Wᵀ for an int8 weight, which is widened to the dtype of `x`, except on CPUs.
+
+    XLA:CPU would write the widened weight to memory at every call, so a few rows of bfloat16 become
+    int8 as well, with one scale per row. 127 steps are too few for the input of `down_proj`, whose
+    largest entries exceed the others a hundredfold. There, and wherever it costs little, a second
+    int8 row holds what rounding took from the first. The choice depends on the rows of one sequence
+    alone, so a batch changes no result.
+    """
+    # `down_proj`, as well as the small k_proj and v_proj, have fewer outputs than inputs.
+    halves = 2 if x.shape[-2] <= SPLIT_ROWS or len(weight) < x.shape[-1] else 1
+    # Behind a barrier that depends on `x`. Otherwise XLA may widen the kernels of all layers ahead
+    # of a loop, and keep the very copy that int8 is meant to save.
+    x, weight = jax.lax.optimization_barrier((x, weight))
+    is_few = x.dtype == jnp.bfloat16 and x.shape[-2] * halves <= INT8_ROWS
+
+    def widened() -> Array:
+        return product(x, weight.astype(x.dtype))
+
+    def quantized() -> Array:
+        x32 = x.astype(jnp.float32)
+        # Any scale is right for a row of zeros, except 0.
+        scale = jnp.max(jnp.abs(x32), axis=-1, keepdims=True, initial=1e-30) / 127
+        high = jnp.round(x32 / scale)
+        # 3.2 -> 3 and 51: the rest is at most 1/2, and 127 * 1/254 = 1/2.
+        low = jnp.round((x32 / scale - high) * 254)
+        rows = jnp.concatenate([high, low][:halves], axis=-2).astype(jnp.int8)
+        sums = contract(rows, weight, (x.ndim - 1,), (1,), 0, jnp.int32).astype(jnp.float32)
+        high, *rest = jnp.split(sums, halves, axis=-2)
+        return sum((low / 254 for low in rest), high) * scale
+
+    return jax.lax.platform_dependent(cpu=quantized if is_few else widened, default=widened)
 
 
 def contract(
