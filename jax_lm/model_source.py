@@ -38,6 +38,11 @@ class ModelSource:
     adapter: StoredAdapter | None = None
 
     @property
+    def folders(self) -> list[Path]:
+        """The folder of the model, and that of the adapter."""
+        return [self.folder, *([self.adapter.folder] if self.adapter else [])]
+
+    @property
     def base(self) -> NamedBase:
         """The name of the model, with its fingerprint."""
         return replace(

@@ -1,5 +1,7 @@
 """Fixtures: the recorded reference, and models that are small enough to be built per session."""
 
+import contextlib
+import ctypes
 import dataclasses
 import gc
 import json
@@ -117,6 +119,14 @@ def few_executables():
     yield
     if count_memory_maps() > MAX_MEMORY_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_memory():
+    """Return what compiling has freed to the system: glibc keeps it, several GiB in a whole run."""
+    yield
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

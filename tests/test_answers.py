@@ -3,6 +3,7 @@ overwritten.
 """
 
 import json
+import shutil
 
 import pytest
 
@@ -114,6 +115,20 @@ def test_other_settings_are_another_run(files, capsys):
     assert status == 2
     assert "with other settings" in capsys.readouterr().err
     assert files[1].read_text() == before
+
+
+def test_other_weights_under_the_same_name_are_another_run(files, capsys, tmp_path):
+    prompts, out, model = files
+    copy = shutil.copytree(model, tmp_path / "model")
+    answer((prompts, out, copy))
+    before = out.read_text()
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    assert answer((prompts, out, copy))[0] == 2
+    assert "with other settings" in capsys.readouterr().err
+    assert out.read_text() == before
 
 
 def test_a_prompt_that_does_not_fit_is_named_before_anything_is_answered(files, capsys):

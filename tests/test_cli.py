@@ -411,6 +411,11 @@ def test_eval_scores_what_is_known(capsys):
     assert (status, "pass@1 100.0%" in out) == (0, True)
     status, out, _ = run(capsys, "eval", "builtin", "--limit", "6", "--empty")
     assert (status, "pass@1 0.0%" in out) == (0, True)
+    # Options of a run would be ignored.
+    for option in ("--out", "x"), ("--seed", "1"), ("--n", "2"):
+        status, _, err = run(capsys, "eval", "builtin", "--empty", *option)
+        assert (status, one_error_line(err)) == (2, True)
+        assert f"{option[0][2:]}={option[1]}: not with canonical or empty" in err
 
 
 def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):

@@ -45,3 +45,5 @@ def test_other_weights_have_another_digest(tmp_path, file):
     content[3 * 2**19] = 1
     weights.write_bytes(content)
     assert weights_digest(tmp_path) != before
+    # The folder of an adapter counts too.
+    assert weights_digest(tmp_path / "none", tmp_path) == weights_digest(tmp_path)

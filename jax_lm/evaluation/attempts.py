@@ -292,14 +292,12 @@ def journal_settings(
         **others: further settings, recorded unchanged.
     """
     source = evaluator.engine.found
-    if source.adapter:
-        others["adapter"] = f"sha256:{sha256(source.adapter.files[1])}"
     return {
         **others,
         "data": None if data is None else f"{data.name} sha256:{sha256(data)}",
         "problems": len(problems),
         "model": model or ("built-in model" if evaluator.engine.is_builtin else source.name.name),
-        "weights": f"sampled sha256:{weights_digest(source.folder)}",
+        "weights": f"sampled sha256:{weights_digest(*source.folders)}",
         "dtype": evaluator.engine.dtype,
         "int8": evaluator.engine.is_int8,
         "prompts": evaluator.prompting.name,

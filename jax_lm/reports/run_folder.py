@@ -172,13 +172,15 @@ def list_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield f"{prefix}{name}", value
 
 
-def weights_digest(folder: Path) -> str:
-    """Return a digest of a folder's weight files, so that another training has another digest.
+def weights_digest(*folders: Path) -> str:
+    """Return a digest of the weight files of folders, so that another training has another digest.
 
     It covers names, sizes and a mebibyte from the middle of each file.
     """
     digest = hashlib.sha256()
-    found = (path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    found = (
+        path for folder in folders for pattern in WEIGHT_FILES for path in folder.glob(pattern)
+    )
     for path in sorted(filter(Path.is_file, found)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())

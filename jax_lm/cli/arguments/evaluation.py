@@ -193,6 +193,11 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         require_at_most_one(self, "chat", "base", "canonical", "empty")
+        # the options of a run, which known solutions do not make
+        if self.canonical or self.empty:
+            for name in ("n", "k", "batch_size", "middle_length", "seed", "out"):
+                if (value := getattr(self, name)) != getattr(Evaluate, name):
+                    raise ValueError(f"{name}={value}: not with canonical or empty")
         # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(f"chat: problems of {self.suite} are no questions")
@@ -213,5 +218,5 @@ class Evaluate:
         draws = (
             options.temperature > 0 or options.alg_temp > 0 or options.alg in ("random", "origin")
         )
-        if self.n > 1 and not draws and not (self.canonical or self.empty):
+        if self.n > 1 and not draws:
             raise ValueError(f"n={self.n}: at temperature 0 all samples of a problem are equal")

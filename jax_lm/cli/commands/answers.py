@@ -25,6 +25,8 @@ from jax_lm.diffusion.canvas import check_context
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.model_source import find_model
+from jax_lm.reports.run_folder import weights_digest
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 
@@ -39,7 +41,8 @@ def answer_file(arguments: Generate) -> int:
     if not source.is_file():
         raise ValueError(f"prompts={str(source)!r}: there is no such file")
     rows = open_prompts(source, plain=True)
-    run = settings_digest(arguments, rows)
+    model = find_model(arguments.engine.model, arguments.engine.adapter)
+    run = settings_digest(arguments, rows, weights_digest(*model.folders))
     answers = read_answers(out, run)
     templates: list[Template] = []
     engine = DiffuCoderInference(
@@ -88,11 +91,11 @@ def answer_file(arguments: Generate) -> int:
     return 0
 
 
-def settings_digest(arguments: Generate, rows: Sequence[Fields]) -> str:
+def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
     # not the batch size, nor the devices, as answers do not depend on them
     engine = asdict(arguments.engine) | {"mesh": None}
-    depends = [engine, arguments.chat, asdict(arguments.generation), arguments.seed]
+    depends = [engine, weights, arguments.chat, asdict(arguments.generation), arguments.seed]
     text = json.dumps([*depends, [row["prompt"] for row in rows]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
