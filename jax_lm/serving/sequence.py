@@ -112,6 +112,8 @@ class Sequence:
             raise ValueError(
                 f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
             )
+        if options.growth == "on":
+            raise ValueError(f"growth='on': not {IN_A_BATCH}")
         require_only(options, SAME_OPTIONS, IN_A_BATCH)
         require_only(decoding, SAME_SETTINGS, IN_A_BATCH)
         # settings that depend on each other
