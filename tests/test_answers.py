@@ -108,6 +108,18 @@ def test_nothing_foreign_is_overwritten(files, capsys, content, said):
     assert out.read_text() == content
 
 
+def test_the_folder_of_the_answers_is_made(files, capsys, tmp_path):
+    prompts, _, model = files
+    inside = tmp_path / "new" / "folder" / "answers.jsonl"
+    assert len(answer((prompts, inside, model))[1]) == 5
+    # A file stands where the folder would: refused before the model is loaded.
+    capsys.readouterr()
+    status, _ = answer((prompts, prompts / "answers.jsonl", model))
+    said = capsys.readouterr().err
+    assert status == 2
+    assert said.startswith(f"error: out={str(prompts)!r}: must be a folder")
+
+
 def test_other_settings_are_another_run(files, capsys):
     answer(files)
     before = files[1].read_text()

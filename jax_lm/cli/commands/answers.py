@@ -23,7 +23,7 @@ from jax_lm.config import Fields
 from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.model_source import find_model
 from jax_lm.reports.run_folder import weights_digest
@@ -39,7 +39,9 @@ def answer_file(arguments: Generate) -> int:
     source = arguments.prompts
     out = arguments.out
     if not source.is_file():
-        raise ValueError(f"prompts={str(source)!r}: there is no such file")
+        raise ValueError(f"prompts={str(source)!r}: must be a file (there is none of this name)")
+    if distributed.is_first():
+        require_writable(out.parent)
     rows = open_prompts(source, plain=True)
     model = find_model(arguments.engine.model, arguments.engine.adapter)
     run = settings_digest(arguments, rows, weights_digest(*model.folders))
@@ -60,7 +62,10 @@ def answer_file(arguments: Generate) -> int:
     options = arguments.generation
     # decode batch by batch; each answer is on disk before the next batch begins
     # every host decodes, and the first one writes
-    target = out if distributed.is_first() else Path(os.devnull)
+    target = Path(os.devnull)
+    if distributed.is_first():
+        output_folder(out.parent)
+        target = out
     with (
         terminal.progress("answering", FIRST_NOTE) as report,
         target.open("a", encoding="utf-8") as file,
