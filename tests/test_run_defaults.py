@@ -4,6 +4,7 @@ devices.
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from jax_lm.sharding import MeshShape
 from jax_lm.training.checkpoints import UNCOMPARED
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
-from jax_lm.training.grpo_config import GRPOConfig
+from jax_lm.training.grpo_config import Estimator, GRPOConfig
 from jax_lm.training.run_defaults import (
     log_setup,
     resolve_grpo,
@@ -55,6 +56,17 @@ def test_what_is_asked_for_stays():
     assert resolve_remat(LossConfig(remat=False), LARGE).remat is False
     chosen = resolve_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
     assert (chosen.remat, chosen.score_chunk) == (True, 16)
+
+
+def test_left_to_right_scores_one_completion_per_device(caplog):
+    """16 completions at once, as the recipe of the built-in model says, took 43 GB for it."""
+    config = GRPOConfig(score_chunk=16, masks=Estimator(estimator="left_to_right"))
+    assert resolve_grpo(config, SMALL, None).score_chunk == 1
+    assert resolve_grpo(config, SMALL, meshed(data=2, fsdp=4)).score_chunk == 8
+    assert caplog.messages[0] == (
+        "score_chunk 16 becomes 1: left_to_right scores 256 canvases per completion"
+    )
+    assert resolve_grpo(replace(config, masks=Estimator()), SMALL, None).score_chunk == 16
 
 
 def test_each_device_that_splits_rows_scores_one_completion_at_a_time():

@@ -53,12 +53,21 @@ def resolve_remat(config: HasRemat, parameters: int) -> HasRemat:
 def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> GRPOConfig:
     """Choose dtype, remat and `score_chunk`: one completion per device that splits rows.
 
+    `left_to_right` scores a completion on as many canvases as it has tokens, which fill a device by
+    themselves: its chunk is never larger, whatever the recipe of another estimator says.
+
     Raises:
         ValueError: these devices cannot split `score_chunk`, so each would compute all of it.
     """
     rows = row_devices(mesh)
     # One completion per device that splits rows, the least that keeps all of them busy.
     chunk = config.score_chunk or rows
+    if config.masks.estimator == "left_to_right" and chunk > rows:
+        logger.warning(
+            "score_chunk %d becomes %d: left_to_right scores %d canvases per completion",
+            *(chunk, rows, config.generation.max_new_tokens),
+        )
+        chunk = rows
     if chunk % rows:
         raise ValueError(
             f"score_chunk={chunk}: "
