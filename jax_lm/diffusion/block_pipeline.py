@@ -49,7 +49,7 @@ DECIDED = ("tokens", "masked", "commit_step", "confidence")
 # Tolerance in tokens when a block's filled share is compared: 0.95 * 20 is not exactly 19 in
 # float32.
 ROUNDING = 1e-4
-# What asks for it, for messages.
+# The setting that selects this method, for error messages.
 CAUSAL = "cache='causal'"
 
 
@@ -57,8 +57,8 @@ class Pipeline(NamedTuple):
     """Progress of each row.
 
     Attributes:
-        begun: number of blocks that have begun, the first ones.
-        stored: number of blocks whose final keys and values are in the cache.
+        begun: the first blocks, this many, have begun.
+        stored: the first blocks, this many, have their final keys and values in the cache.
     """
 
     begun: Int[Array, "b"]
@@ -78,7 +78,7 @@ class BlockPipeline(Variant):
         active: blocks that may have begun without being finished.
         prompt_block: columns of the blocks into which the prompt is cut backwards from its end; 1
             is a causal prompt, None one that attends to all of itself.
-        begun: blocks that have begun before the first step, which may begin one more.
+        begun: blocks that have begun before the first step; that step may begin one more.
     """
 
     start: int
@@ -143,7 +143,7 @@ class BlockPipeline(Variant):
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step of each row over the blocks that have begun."""
-        # which blocks have begun, after the last step's tokens
+        # which blocks have begun, given the tokens of the last step
         params, pipeline = inputs.params, state.extra
         assert params.add_threshold is not None
         assert params.activate_threshold is not None
@@ -198,7 +198,7 @@ class BlockPipeline(Variant):
     def end_texts(
         self, state: SamplerState, inputs: BatchInputs, config: StepConfig
     ) -> SamplerState:
-        """End texts by a rule of this method; `write` has ended those that are final."""
+        """Hook of subclasses that end texts by another rule; `write` already ends final texts."""
         return state
 
     def advance_pipeline(
@@ -253,7 +253,7 @@ class BlockPipeline(Variant):
         # A NaN is committed too, for the host to find it.
         sure = masked & (is_sure | jnp.isnan(proposal.probability))
         columns = window.block + jnp.arange(config.length)
-        # and the most confident one of each block that must decide and has none:
+        # and the most confident mask of each block that must decide one but has none that passes:
         # blocks [0, 0, 1, 1] and ranks [2, 0, 1, 3] have the first ranks [0, 0, 1, 1]
         rank, block = commit_rules.ranks(scores, masked), self.number(columns)
         shares = block[:, None] == block
@@ -298,24 +298,24 @@ class BlockPipeline(Variant):
         #   [0, 1, 0, 0, 0, 0]  the prompt
         #   [0, 1, 1, 1, 0, 0]  and block 0
         #   [0, 1, 1, 1, 1, 1]  and block 1
-        of_keys = self.number(jnp.arange(present.shape[1]))
-        return present[:, None] & attends_by_blocks(self.number(queries)[:, None], of_keys[None])
+        key_blocks = self.number(jnp.arange(present.shape[1]))
+        return present[:, None] & attends_by_blocks(self.number(queries)[:, None], key_blocks[None])
 
     def masks(self, masked: Bool[Array, "b t"]) -> Int[Array, "b n"]:
         """Count the masks of each block."""
         # start == 1, length == 2, masks [0, 0, 1, 1]: blocks [-1, 0, 0, 1] -> counts [1, 1]
-        own = self.number(jnp.arange(masked.shape[1])) == jnp.arange(self.count)[:, None]
-        return jnp.sum(masked[:, None] & own, axis=-1)
+        is_in_block = self.number(jnp.arange(masked.shape[1])) == jnp.arange(self.count)[:, None]
+        return jnp.sum(masked[:, None] & is_in_block, axis=-1)
 
     def is_filled(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
-        """Return which blocks are decided to at least that share."""
+        """Return which blocks have at least this share of their columns decided."""
         sizes = jnp.asarray(self.sizes, jnp.float32)
         return sizes - masks + ROUNDING >= share * sizes
 
     def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
         """Return which blocks must decide a token.
 
-        These are the first block, and each block after one that is filled to that share.
+        These are the first block, and each block after one that is filled to this share.
         """
         # Filled [1, 0, 1] -> forced [1, 1, 0].
         first = jnp.ones_like(masks[:, :1], bool)
@@ -326,7 +326,7 @@ def completed_region(canvas: Canvas, request: str) -> Block:
     """Return the columns after the prompts.
 
     Raises:
-        ValueError: a text has holes in other places; `request` is the setting that forbids it.
+        ValueError: a row has holes elsewhere; `request` names the setting that forbids it.
     """
     region, width = canvas.region, canvas.tokens.shape[1]
     if region.end != width or not canvas.holes[:, region.start :].all():

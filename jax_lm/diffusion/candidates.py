@@ -17,28 +17,26 @@ from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.models.shapes import RowIds, RowLogits, RowScores
 from jax_lm.options import ALGS, ENTROPY_RULES, GenerationOptions
 
-# Number of candidates that drafts are made from, if the whole vocabulary is sampled. A missing one
-# costs a forward pass, but does not change the answer.
-GUESSED_CANDIDATES = 50
+# Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
+# token is not among them, the draft is rejected: that costs a forward pass, not the text.
+DRAFT_CANDIDATES = 50
 
 
 class SamplingParams(NamedTuple):
     """Settings of a generation as traced numbers: another temperature needs no new compilation.
 
-    Under `jax.vmap` each row has settings of its own. `jax_lm.options` explains each of them. Where
-    a setting may be None, None compiles another program.
+    Under `jax.vmap` each row has its own settings. `jax_lm.options` explains each of them. None
+    compiles a program without the setting; the numbers that turn it off are in parentheses.
 
     Attributes:
-        temperature: 0 takes the likeliest token.
-        top_p: mass of the nucleus; None is off, and another program. Infinity is off too.
-        top_k: number of candidates, where it is less than the static one; None is off, and another
-            program.
-        min_p: least share of the likeliest token's probability; None is off, and another program. 0
-            is off too.
+        temperature: 0 takes the most likely token.
+        top_p: mass of the nucleus, or None (infinity).
+        top_k: number of candidates where it is less than the static top_k, or None.
+        min_p: least share of the most likely token's probability, or None (0).
         alg: index of the order in `ALGS`.
         alg_temp: 0 takes the most confident positions.
-        by_schedule: whether the noise schedule says how many tokens a step commits, or else their
-            probability.
+        by_schedule: whether the noise schedule decides how many tokens a step commits; otherwise
+            their probabilities do.
         threshold: probability from which tokens are committed.
         decay: decay of the threshold while the block fills; 0 except in the rule `dynamic`.
         factor: factor of the rule `factor`; 0 in the others.
@@ -47,12 +45,12 @@ class SamplingParams(NamedTuple):
         bounds_each: whether each entropy is bounded (`low_entropy`), and not their sum.
         steps: denoising steps of the block; 0 is no limit.
         ratios: noise schedule of the block, filled up with ones.
-        early_stop: whether a stop token ends a row; None is always, and another program.
-        add_threshold, activate_threshold: shares of a block from which the next one is begun, and
-            must decide a token at each step; None where one block is filled after another, and
-            another program.
-        keeps_logprobs: whether anybody wants the log-probabilities that a state has room for; None
-            is nobody.
+        early_stop: whether a stop token ends a row; None means always.
+        add_threshold, activate_threshold: filled shares of a block from which the next block
+            begins, and from which it must decide a token at each step; None unless several blocks
+            are filled at once.
+        keeps_logprobs: whether to record log-probabilities in a state that has room for them; None
+            means never.
     """
 
     temperature: Float[Array, "*b"]
@@ -97,17 +95,17 @@ class SamplingParams(NamedTuple):
             ratios[:steps] = transfer_ratios(steps)
         # A rule that is off gets a number that turns it off, so that all rules share a program.
         numbers: dict[str, Any] = {
-            "temperature": single(options.temperature),
-            "top_p": None if options.top_p is None else single(options.top_p),
+            "temperature": as_float32(options.temperature),
+            "top_p": None if options.top_p is None else as_float32(options.top_p),
             "top_k": None,
-            "min_p": None if options.min_p is None else single(options.min_p),
+            "min_p": None if options.min_p is None else as_float32(options.min_p),
             "alg": np.int32(ALGS.index(options.alg)),
-            "alg_temp": single(options.alg_temp),
+            "alg_temp": as_float32(options.alg_temp),
             "by_schedule": np.bool_(decoding.commit == "steps"),
-            "threshold": single(decoding.threshold),
-            "decay": single(decoding.decay if decoding.commit == "dynamic" else 0),
-            "factor": single(decoding.factor if decoding.commit == "factor" else 0),
-            "entropy_bound": single(
+            "threshold": as_float32(decoding.threshold),
+            "decay": as_float32(decoding.decay if decoding.commit == "dynamic" else 0),
+            "factor": as_float32(decoding.factor if decoding.commit == "factor" else 0),
+            "entropy_bound": as_float32(
                 decoding.entropy_bound if decoding.commit in ENTROPY_RULES else -1
             ),
             "bounds_each": np.bool_(decoding.commit == "low_entropy"),
@@ -116,7 +114,7 @@ class SamplingParams(NamedTuple):
         }
         if options.decoding.is_pipelined:
             numbers |= {
-                name: single(getattr(decoding, name))
+                name: as_float32(getattr(decoding, name))
                 for name in ("add_threshold", "activate_threshold")
             }
         return cls(**numbers)
@@ -127,8 +125,8 @@ class SamplingParams(NamedTuple):
         return self.alg == ALGS.index("origin")
 
 
-def single(number: SupportsFloat) -> np.float32:
-    """Convert a setting to float32; infinity and larger numbers become its largest one."""
+def as_float32(number: SupportsFloat) -> np.float32:
+    """Convert a setting to float32; numbers beyond its range become the largest finite float32."""
     return np.float32(min(float(number), float(np.finfo(np.float32).max)))
 
 
@@ -238,8 +236,8 @@ def filtered(
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
     if excluded_id is not None:
-        # No update in place: XLA's CPU compiler copies all logits for that, once for each way of
-        # reading them.
+        # Not `.at[].set`: for that, XLA's CPU compiler copies all logits, once per operation that
+        # reads them.
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
     # At temperature 0 the filters act as at temperature 1.
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
@@ -256,12 +254,12 @@ def filtered(
             jnp.sum(jnp.exp((logits - best[..., :1]) * scale), axis=-1, keepdims=True)
         )
         values = jnp.where(in_nucleus(values, log_total, params.top_p), values, -jnp.inf)
-        # A NaN behind the k largest must not pass unseen.
+        # A NaN outside the k largest must still be noticed.
         values = jnp.where(jnp.isnan(log_total), jnp.nan, values)
     if params.top_k is not None:
         values = jnp.where(jnp.arange(values.shape[-1]) < params.top_k, values, -jnp.inf)
     if params.min_p is not None:
-        # The ratio of two probabilities is that of their weights, whatever the other filters leave.
+        # The ratio to the largest probability is exp(value), however many candidates are left.
         values = jnp.where(values >= jnp.log(params.min_p), values, -jnp.inf)
     return Candidates(jax.nn.log_softmax(values, axis=-1), ids)
 
@@ -270,7 +268,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
     """Return the candidates that drafts are made from: all, or the most likely of a vocabulary."""
     if isinstance(candidates, Candidates):
         return candidates
-    values, ids = largest(candidates.logits, GUESSED_CANDIDATES)
+    values, ids = largest(candidates.logits, DRAFT_CANDIDATES)
     return Candidates(candidates.log_probs(values, ids), ids)
 
 
@@ -293,12 +291,12 @@ def row_entropy(logits: RowLogits, excluded_id: int | None = None) -> RowScores:
     if excluded_id is not None:
         logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
     # With weights w = exp(l - max l): H = log sum w - sum w log w / sum w.
-    below = logits - jnp.max(logits, axis=-1, keepdims=True)
-    weights = jnp.exp(below)
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(shifted)
     total = jnp.sum(weights, axis=-1)
-    heat = jnp.sum(jnp.where(weights > 0, weights * below, 0.0), axis=-1)
+    weighted = jnp.sum(jnp.where(weights > 0, weights * shifted, 0.0), axis=-1)
     # Rounding must not make it negative.
-    return jnp.maximum(jnp.log(total) - heat / total, 0.0)
+    return jnp.maximum(jnp.log(total) - weighted / total, 0.0)
 
 
 def draw(
@@ -309,7 +307,8 @@ def draw(
     Args:
         uniform: random numbers in [0, 1), one per position.
         candidates: candidates of the positions.
-        temperature: only whether it is 0; candidates have it already.
+        temperature: read only to see whether it is 0; log-probabilities already include it.
+
     Returns:
         The tokens and their probabilities.
     """
@@ -339,14 +338,14 @@ def confidence(
         "entropy": candidates.entropy,
         "random": lambda: uniform,
         "left_to_right": lambda: -positions.astype(jnp.float32),
-        # `untied` adds to it.
+        # `step` then separates ties by the function `untied`.
         "untied": lambda: probability,
     }
     return jax.lax.switch(alg, [measures[name] for name in ALGS])
 
 
 def untied(scores: RowScores, log_probs: RowScores) -> RowScores:
-    """Order positions of probability 1, a single candidate, by the probability before the filters."""
+    """Separate positions with a single candidate, all of probability 1, by its unfiltered one."""
     # after the filters [.8, 1, 1], before them [.7, .6, .9]: scores [.8, 1.6, 1.9]
     return jnp.where(scores == 1, 1 + jnp.exp(log_probs), scores)
 

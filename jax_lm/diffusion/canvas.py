@@ -66,9 +66,10 @@ class Layout(NamedTuple):
     Attributes:
         present: columns that are not padding.
         holes: columns of holes.
-        numbers: a number for each hole of a row, at each of its columns.
-        counts: holes of each row, numbered from 0, where one may become empty; else None.
-        stopped: rows that use less than their room, where holes grow; else None.
+        numbers: at each column of a hole, the number of the hole.
+        counts: number of holes of each row if holes may become empty (then numbered from 0); else
+            None.
+        stopped: whether each row ended with room to spare, if holes grow; else None.
     """
 
     present: Bool[np.ndarray, "b t"]
@@ -88,8 +89,8 @@ class Canvas:
         attention_mask: True where there is a token or a hole, False on padding.
         room: columns that each row may take where holes grow, with padding on the right; None where
             holes keep their length.
-        phase: columns by which blocks begin before the first hole, so that they lie as those of the
-            model's attention.
+        phase: columns by which the first block begins before the first hole, so that blocks
+            coincide with the blocks of the model's attention.
     """
 
     tokens: Int[np.ndarray, "b t"]
@@ -138,14 +139,14 @@ class Canvas:
     def with_room(
         cls, rows: Sequence[Row], room: Sequence[int], width: int, pad_id: int
     ) -> "Canvas":
-        """Lay rows out from the first column on; holes may grow until a row takes `room` columns."""
+        """Lay rows out from column 0; holes may grow until a row takes up its `room` of columns."""
         # Width 6, room [5]: ids [1, M, 2] with holes [0, 1, 0] are [1, M, 2, pad, pad, pad].
         tokens, is_hole = (
             np.full((len(rows), width), pad_id, np.int32),
             np.zeros((len(rows), width), bool),
         )
-        for place, (ids, holes) in enumerate(rows):
-            tokens[place, : len(ids)], is_hole[place, : len(ids)] = ids, holes
+        for number, (ids, holes) in enumerate(rows):
+            tokens[number, : len(ids)], is_hole[number, : len(ids)] = ids, holes
         present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
         return cls(tokens, is_hole, present, np.asarray(room))
 
@@ -176,12 +177,13 @@ class Canvas:
                 yield Block(max(block.start, start), block.end)
 
     def with_blocks_of(self, config: DreamConfig) -> "Canvas":
-        """Return a canvas whose blocks lie as those that the model attends by.
+        """Return a canvas whose blocks coincide with the blocks of the model's attention.
 
-        They are counted from the start of each row. Where rows disagree, they begin with the hole.
+        Attention blocks are counted from the start of each row. If prompts of different lengths
+        put them in different columns, blocks begin with the hole instead, and a warning is logged.
 
         Raises:
-            ValueError: text follows a hole, which the model cannot see from there.
+            ValueError: text follows a hole, which a model that attends to earlier blocks cannot see.
         """
         size, name = config.attention_block, config.family.name
         if size is None:
@@ -204,7 +206,7 @@ class Canvas:
 
     @property
     def position_ids(self) -> Int[np.ndarray, "b t"]:
-        """Count the tokens before each column, so that left padding moves nothing."""
+        """Position of each column: the number of tokens before it, without left padding."""
         # attention mask [0, 0, 1, 1, 1] -> [0, 0, 0, 1, 2]
         return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0).astype(np.int32)
 
@@ -226,7 +228,7 @@ class Canvas:
 
     @property
     def copies(self) -> int:
-        """Size of the groups of equal rows that the batch consists of, one after the other."""
+        """Size of the groups of equal, consecutive rows that make up the batch."""
         # prompts [p, p, q, q, q, q] -> groups [p, p], [q, q] and [q, q]: 2
         rows = np.concatenate([np.where(self.holes, -1, self.tokens), self.attention_mask], axis=1)
         starts = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1

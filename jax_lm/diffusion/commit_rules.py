@@ -107,13 +107,17 @@ def below_entropy(
 
 def ordered(values: RowScores, rank: RowIds, masked: RowMask) -> RowScores:
     """Return the values of masked positions by rank, and zeros after them."""
+    # values [.1, .2, .3], ranks [1, 2, 0], masks [1, 0, 1] -> [.3, .1, 0]
     place = jnp.where(masked, rank, rank.shape[1])
     return jnp.zeros_like(values).at[jnp.arange(len(rank))[:, None], place].set(values, mode="drop")
 
 
 def leading(passes: RowMask, rank: RowIds) -> RowMask:
-    """Return which positions have a rank before the first that fails; rank 0 always passes."""
-    # by rank [1, 1, 0, 1]: ranks 0 and 1
+    """Return the positions ranked before the first failure; rank 0 always passes.
+
+    `passes` is in order of rank, the result in order of position.
+    """
+    # passes [1, 1, 0, 1], so ranks 0 and 1; with ranks [2, 0, 1, 3] -> [0, 1, 1, 0]
     passes |= jnp.arange(rank.shape[1]) == 0
     return rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True)
 

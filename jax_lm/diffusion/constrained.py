@@ -66,8 +66,8 @@ class Repair:
     def keeps(self, rest: Int[np.ndarray, "t"]) -> bool:
         """Return whether the tokens after the chosen one stay: the answer meets the constraint.
 
-        A valid beginning is not enough: with a quotation mark for Bob, {"a": Bob, "b": 3} begins
-        with a valid text, which is nonsense.
+        A valid beginning is not enough. If a quotation mark replaces Bob in {"a": Bob, "b": 3}, the
+        text {"a": ", "b": 3} begins with a valid string ", ", which nobody meant.
 
         Args:
             rest: -1 where nothing is decided.
@@ -114,9 +114,9 @@ def constrained_states(
     every: int | None = 1,
     state: SamplerState | None = None,
 ) -> Iterator[SamplerState]:
-    """Yield the states of `Sampler.stream`; with a grammar only the last, and without `state`.
+    """Yield the states of `Sampler.stream`; with a grammar, only the last one.
 
-    With a grammar, any token may be decoded again.
+    With a grammar, any token may be decoded again, and `state` is ignored.
     """
     stop_ids = tokenizer.stop_ids
     if constraints := constraints_of(canvas, options, tokenizer):
@@ -165,13 +165,13 @@ def meet(
         decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
         for row in np.flatnonzero(reopened.any(axis=1)).tolist():
             column, *after = np.flatnonzero(reopened[row]).tolist()
-            place = row, column - canvas.region.start
+            position = row, column - canvas.region.start
             key = jax.random.fold_in(state.keys[row], state.step)
-            token = repairs[row].choose(key, log_probs[place], ids[place])
+            token = repairs[row].choose(key, log_probs[position], ids[position])
             if repairs[row].keeps(np.where(undecided[row, after], -1, tokens[row, after])):
                 reopened[row, after] = False
             decided[row, column], tokens[row, column] = True, token
-            confidence[row, column] = np.exp(log_probs[place][ids[place] == token]).sum()
+            confidence[row, column] = np.exp(log_probs[position][ids[position] == token]).sum()
         state = overwrite(
             overwrite(state, reopened, **masks),
             decided,

@@ -79,11 +79,11 @@ class Drafts(Variant):
         return state._replace(extra=rows._replace(extra=self.blank(rows)))
 
     def blank(self, rows: SamplerState) -> Any:
-        """Return drafts that no step confirms: copies of the canvas, which every step changes."""
+        """Return drafts that will be rejected: copies of the canvas, which every step changes."""
         return self.copies(DraftCanvases(rows.tokens, rows.masked, rows.step))
 
     def copies(self, parts: Any) -> Any:
-        """Repeat what each row has, once for each draft canvas."""
+        """Repeat the arrays of each row, once for each of its draft canvases."""
 
         def copied(part: Array) -> Array:
             return jnp.broadcast_to(part[:, None], (len(part), self.count, *part.shape[1:]))
@@ -91,7 +91,7 @@ class Drafts(Variant):
         return jax.tree.map(copied, parts)
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
-        """Verify no drafts in a refresh, which begins a block or computes all rows anyway."""
+        """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
         def drafting(config: StepConfig) -> StepConfig:
             return replace(
@@ -128,10 +128,10 @@ class Drafts(Variant):
         inputs: BatchInputs,
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
-        """Advance every row that is going; the rows are computed together, whether they go or not."""
+        """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
-        # The forward pass of all rows counts once, however many of them go on.
+        # One forward pass computes all rows, so it counts once.
         after, cache = advance_rows(
             model, state, cache, inputs._replace(canvas=canvas), config, going, SHARED
         )
@@ -145,31 +145,31 @@ class Drafts(Variant):
         inputs: BatchInputs,
         config: StepConfig,
     ) -> tuple[SamplerState, KVCache]:
-        """Compute a canvas and its drafts, take every step that is certain, and draft anew.
+        """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
-        A row may come out some steps beyond `inputs.window.until`.
+        The row may advance some steps beyond `inputs.window.until`.
         """
         drafts, row = row.extra, row._replace(extra=None)
         inputs, config = unbounded(inputs), replace(config, axes=(*config.axes, CANVASES))
         # chain: the canvas and its drafts, [1 + count, 1, t]
-        own = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
+        current = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
         chain = (
-            jax.tree.map(lambda *parts: jnp.concatenate(parts), own, drafts)
+            jax.tree.map(lambda *parts: jnp.concatenate(parts), current, drafts)
             if self.verifies
-            else own
+            else current
         )
 
         # verify: the true step from each of them
         def follow(canvas: DraftCanvases) -> tuple[SamplerState, Evaluation, KVCache]:
-            at = row._replace(**canvas._asdict())
-            evaluation, kept = evaluate(model, at, cache, inputs, config)
-            return commit(at, evaluation, inputs, config), evaluation, kept
+            start = row._replace(**canvas._asdict())
+            evaluation, new_cache = evaluate(model, start, cache, inputs, config)
+            return commit(start, evaluation, inputs, config), evaluation, new_cache
 
         following, evaluations, caches = jax.vmap(follow, axis_name=CANVASES)(chain)
-        # accept, and draft anew from the candidates of the last right canvas
-        right = count_right(chain, following, inputs, config)
-        row = take_steps(row, chain, following, right)
-        evaluation, cache = jax.tree.map(lambda part: part[right], (evaluations, caches))
+        # accept, and make new drafts from the candidates of the last accepted canvas
+        accepted = count_right(chain, following, inputs, config)
+        row = take_steps(row, chain, following, accepted)
+        evaluation, cache = jax.tree.map(lambda part: part[accepted], (evaluations, caches))
         return row._replace(extra=self.draft(row, evaluation, inputs, config)), cache
 
     def draft(
@@ -241,12 +241,12 @@ def advance_rows(
     going: Bool[Array, "b"],
     axes: Any = 0,
 ) -> tuple[SamplerState, KVCache]:
-    """Advance each of the rows that are going; the others recompute what they hold.
+    """Advance the rows marked in `going`; the others are computed too, and stay as they are.
 
     Args:
-        rows: each a batch of one, all leaves with an axis more.
-        cache: with an axis more than that of a row, as `inputs`.
-        axes: the axis of rows in the inputs, as `jax.vmap` takes it.
+        rows: each a batch of one: every leaf has a leading axis of rows.
+        cache: with a leading axis of rows, like `inputs`.
+        axes: `in_axes` of `jax.vmap` for the inputs.
     """
 
     def take(
@@ -265,7 +265,7 @@ def advance_rows(
 def count_right(
     chain: DraftCanvases, following: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Int[Array, ""]:
-    """Count the drafts, from the first on, that equal the step from the canvas before them.
+    """Count the leading drafts that equal the step from the canvas before them.
 
     Args:
         chain: the canvas and its drafts.
@@ -286,27 +286,30 @@ def count_right(
 
 
 def take_steps(
-    row: SamplerState, chain: DraftCanvases, following: SamplerState, right: Int[Array, ""]
+    row: SamplerState, chain: DraftCanvases, following: SamplerState, accepted: Int[Array, ""]
 ) -> SamplerState:
-    """Return the row after the steps from its canvas and from the right drafts, as if taken alone."""
-    # right == 1: the step from the canvas, and that from the first draft
-    is_taken = jnp.arange(len(chain.step)) <= right
+    """Return the row after the steps from its canvas and from the accepted drafts.
+
+    Commit steps and confidences are as if each step had been taken alone.
+    """
+    # accepted == 1: the step from the canvas, and that from the first draft
+    is_taken = jnp.arange(len(chain.step)) <= accepted
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
     is_fresh = jnp.any(fresh, axis=0)
 
     def decided(old: Array, each: Array) -> Array:
         added = [1] * (old.ndim - 2)
-        # A position is decided by one step only.
+        # A sum selects the value, because only one of the steps decides a position.
         new = jnp.sum(jnp.where(fresh.reshape(*fresh.shape, *added), each, 0), axis=0)
         return jnp.where(is_fresh.reshape(*is_fresh.shape, *added), new, old)
 
     return row._replace(
-        tokens=following.tokens[right],
-        masked=following.masked[right],
+        tokens=following.tokens[accepted],
+        masked=following.masked[accepted],
         commit_step=decided(row.commit_step, following.commit_step),
         confidence=decided(row.confidence, following.confidence),
         logprobs=jax.tree.map(decided, row.logprobs, following.logprobs),
-        step=following.step[right],
+        step=following.step[accepted],
         forwards=row.forwards + 1,
     )
 

@@ -1,8 +1,8 @@
-"""Steps from left to right for a sequence of its own: the block is always its first masked column.
+"""Left-to-right decoding of one server sequence: a step decides its first masked column.
 
 With causal attention, the keys and values of decided columns stay in the cache, so a step computes
-only the row before the block and the block itself. `jax_lm.diffusion.block_pipeline` computes the
-same for a batch whose rows share their columns.
+two rows: the one before the column, which predicts it, and that of the column itself.
+`jax_lm.diffusion.block_pipeline` does the same for a batch whose prompts end in the same column.
 """
 
 from dataclasses import dataclass, replace

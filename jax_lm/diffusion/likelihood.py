@@ -28,7 +28,7 @@ SCORE_ROWS, SCORE_WIDTH = 8, 32
 
 @dataclass(frozen=True)
 class Score:
-    """An estimate in nats, its standard error, and how many tokens and samples it is over."""
+    """An estimate in nats, its standard error, and the numbers of tokens and samples behind it."""
 
     log_likelihood: float
     standard_error: float
@@ -45,7 +45,7 @@ def log_likelihood(
 ) -> Score:
     """Estimate log p(completion | prompt), deterministic for a seed.
 
-    That of an autoregressive model is exact, and takes one sample.
+    For an autoregressive model it is exact, and takes one sample.
 
     Raises:
         ValueError: nothing to score, fewer than one sample, or a negative seed.
@@ -76,18 +76,18 @@ def log_likelihood(
     values: list[float] = []
     # score, SCORE_ROWS samples at a time
     for first in range(0, samples, SCORE_ROWS):
-        chosen = levels[first : first + SCORE_ROWS]
+        counts = levels[first : first + SCORE_ROWS]
         masked = np.zeros((SCORE_ROWS, width + padding), bool)
-        for row, level in enumerate(chosen):
+        for row, level in enumerate(counts):
             masked[row, width + padding - length + rng.choice(length, level, replace=False)] = True
         sums = masked_log_probability(
             sampler.graph, sampler.params, tokens, present, masked, sampler.mask_id
         )
         # Rows without a sample fill up the last pass, and are dropped.
-        values += (np.asarray(sums)[: len(chosen)] * length / chosen).tolist()
-    spread = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
-    spread = 0.0 if is_exact else spread
-    return Score(float(np.mean(values)), spread, length, samples)
+        values += (np.asarray(sums)[: len(counts)] * length / counts).tolist()
+    error = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
+    error = 0.0 if is_exact else error
+    return Score(float(np.mean(values)), error, length, samples)
 
 
 @partial(jax.jit, static_argnames=("graph", "mask_id"))

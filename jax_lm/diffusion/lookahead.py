@@ -55,27 +55,27 @@ class Lookahead(Drafts):
         config = replace(config, axes=(*config.axes, CANVASES))
         # compute the branches and the canvas
         branches, row = row.extra, row._replace(extra=None)
-        tried = jax.tree.map(lambda part: part[None], row)
+        canvases = jax.tree.map(lambda part: part[None], row)
         if self.verifies:
-            # Branches before the canvas, by confidence: the first of equal ones is chosen.
-            tried = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, tried)
+            # Branches come first, the most confident of them first: argmax takes the first of ties.
+            canvases = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, canvases)
 
         def look(canvas: SamplerState) -> tuple[Float[Array, ""], Evaluation, KVCache]:
-            evaluation, kept = evaluate(model, canvas, cache, inputs, config)
-            return mean_probability(canvas, evaluation, inputs, config), evaluation, kept
+            evaluation, new_cache = evaluate(model, canvas, cache, inputs, config)
+            return mean_probability(canvas, evaluation, inputs, config), evaluation, new_cache
 
-        means, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(tried)
+        means, evaluations, caches = jax.vmap(look, axis_name=CANVASES)(canvases)
         # choose, and take a step
         best = jnp.argmax(means)
         chosen, evaluation, cache = jax.tree.map(
-            lambda part: part[best], (tried, evaluations, caches)
+            lambda part: part[best], (canvases, evaluations, caches)
         )
         row = commit(chosen._replace(forwards=row.forwards + 1), evaluation, inputs, config)
         # branch anew
         branches = self.branch(row, evaluation, inputs, config)
         is_full = ~jnp.any(block_columns(branches.masked[0], inputs.window, config))
-        # No branch is more confident than a full block, which needs no forward pass to be chosen:
-        # the only branch of the last mask.
+        # If one mask was left, its only branch is a full block. Nothing is more confident than
+        # that, so it is taken without another forward pass.
         filled = jax.tree.map(lambda part: part[0], branches)._replace(step=row.step + 1)
         row = jax.tree.map(lambda full, left: jnp.where(is_full, full, left), filled, row)
         return row._replace(extra=branches), cache
@@ -91,8 +91,8 @@ class Lookahead(Drafts):
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
-        def extended(place: Int[Array, ""]) -> SamplerState:
-            return write(row, evaluation, masked & (rank == place), inputs, config)
+        def extended(order: Int[Array, ""]) -> SamplerState:
+            return write(row, evaluation, masked & (rank == order), inputs, config)
 
         return jax.vmap(extended)(jnp.arange(self.count))
 

@@ -1,7 +1,7 @@
 """Masks over token rows: the logit shift, packed samples, and the noise of masked diffusion.
 
 The random numbers of a sample depend only on the key and the sample's number. So its masks do not
-depend on how a batch is padded, packed, split or sharded. Of a model, it knows the configuration.
+depend on how a batch is padded, packed, split or sharded. Knows the configuration of a model only.
 """
 
 import jax
@@ -36,6 +36,7 @@ def shift_right(rows: Float[Array, "b t x"], starts: Mask | None = None) -> Floa
 
 def sample_starts(samples: Tokens) -> Mask:
     """Mark where samples begin; `samples` numbers the sample of each token, -1 where there is none."""
+    # samples [0, 0, 1, 1, -1] -> [1, 0, 1, 0, 1]
     return jnp.concatenate(
         [jnp.ones_like(samples[:, :1], bool), samples[:, 1:] != samples[:, :-1]], axis=1
     )
@@ -49,17 +50,18 @@ def sample_positions(samples: Tokens) -> Tokens:
 
 
 def number_blocks(samples: Tokens, length: int) -> Tokens:
-    """Number the pairs of a sample and a block of it; -1 where there is no sample.
+    """Number the block of each token across all samples; -1 where there is no sample.
 
-    A single block has the number of its sample.
+    If a block is as long as a row, the numbers are those of the samples.
     """
-    # length 2, samples [0, 0, 0, 1, -1]: at most 3 blocks in each, [0, 0, 1, 3, -1]
+    # length 2, samples [0, 0, 0, 1, -1]: a sample has at most 3 blocks, so that sample 0 has the
+    # numbers 0 to 2 and sample 1 begins at 3 -> [0, 0, 1, 3, -1]
     most = -(-samples.shape[1] // length)
     return jnp.where(samples < 0, -1, samples * most + sample_positions(samples) // length)
 
 
 def over_samples(reduce: str, values: Float[Array, "b t"], samples: Tokens) -> Float[Array, "b t"]:
-    """Reduce the values of each token's sample to their sum or minimum ("sum", "min")."""
+    """Return at each token the sum or minimum ("sum", "min") of the values of its sample."""
     # sum of [1, 2, 3, 4] with samples [7, 7, 9, 9] -> [3, 3, 7, 7]
     numbers = jnp.cumsum(sample_starts(samples), axis=1) - 1
     segments = {"sum": jax.ops.segment_sum, "min": jax.ops.segment_min}[reduce]
@@ -74,14 +76,15 @@ def noise_levels(
 ) -> Float[Array, "b t"]:
     """Draw the level t ~ U(minimum, 1) of each token's sample.
 
-    independent: one draw per sample. antithetic: samples 2k and 2k + 1 have u and 1 - u. even: one
-    draw for the step, and each sample is a golden-ratio step further around the unit interval than
-    the one before, so that any number of samples covers it evenly. The distribution of a single
-    sample's level is the same in all three.
+    The distribution of a single sample's level does not depend on `draws`:
+
+    - `independent`: one random number per sample;
+    - `antithetic`: samples 2k and 2k + 1 get u and 1 - u;
+    - `even`: one random number per step, from which each sample moves a golden-ratio step further
+      around the unit interval, so that any number of samples covers it evenly.
     """
     if draws == "even":
-        # In whole numbers, which wrap around exactly; a float product would lose the fraction of
-        # large sample numbers.
+        # uint32 wraps around exactly. A float product would lose the fraction for large numbers.
         turns = samples.astype(jnp.uint32) * jnp.uint32(GOLDEN_STEP)
         u = (jax.random.uniform(key) + turns.astype(jnp.float32) / 2.0**32) % 1.0
     else:
@@ -133,10 +136,12 @@ def mask_tokens(
 
 
 def begun(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array, "b t"]) -> Mask:
-    """Choose at random how much of each canvas is already written from its beginning on.
+    """Choose a prefix of each sample's canvas that stays visible, of random length.
 
-    At most, that is the share that the sample's level leaves visible.
+    The prefix is at most the share of the canvas that the sample's level leaves visible.
     """
+    # canvas [0, 1, 1, 1, 1] of one sample, level .25 and draw .8: floor(.8 * .75 * 4) = 2 positions
+    # -> [0, 1, 1, 0, 0]
 
     def draw(sample: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, sample))
@@ -163,7 +168,7 @@ def confident_ranks(
     def is_ranked(sample: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, sample)) < share
 
-    # Each sample in its place, its canvas from the least likely on, and then what is given.
+    # Sort within each sample: its canvas from the least to the most likely token, then given tokens.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
     places = jnp.argsort(order, axis=-1) - (
         jnp.arange(samples.shape[1]) - sample_positions(samples)
@@ -186,10 +191,12 @@ def unforced_ratio(
         sizes: canvas positions of the sample.
         counts: how many of them were masked.
     """
-    # Two masks and more come from the level alone. One of n comes from it with probability t (1 -
-    # t)^(n - 1), and is forced with (1 - t)^n / n; their ratio is n t to 1 - t.
-    alone = sizes * levels / (sizes * levels + 1 - levels)
-    return jnp.where(counts == 1, alone, 1.0)
+    # Two or more masks are never forced: weight 1. A single mask at level t among n positions:
+    #   drawn   with probability t (1 - t)^(n - 1)
+    #   forced  with probability (1 - t)^n / n, if nothing was drawn
+    # The weight is drawn / (drawn + forced) = n t / (n t + 1 - t).
+    weight_of_one = sizes * levels / (sizes * levels + 1 - levels)
+    return jnp.where(counts == 1, weight_of_one, 1.0)
 
 
 def attention_mask(
@@ -202,7 +209,7 @@ def attention_mask(
     depends only on the step.
     """
     # samples [0, 0, 1] and openness 0: [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-    own = samples[:, :, None] == samples[:, None, :]
+    same_sample = samples[:, :, None] == samples[:, None, :]
     columns = jnp.arange(samples.shape[1])
     drawn = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]
-    return own & ((columns[:, None] >= columns[None]) | drawn)
+    return same_sample & ((columns[:, None] >= columns[None]) | drawn)

@@ -1,8 +1,8 @@
 """Several blocks at once under full attention (d3LLM, github.com/hao-ai-lab/d3LLM).
 
-The blocks begin and decide as in the block pipeline of D2F. But every position attends to the whole
-canvas, also to blocks that have not begun, and each step computes it all. It is for weights that were
-distilled for it, and for any other with full attention.
+Blocks begin and decide tokens as in D2F's block pipeline. But every position attends to the whole
+canvas, including blocks that have not begun, and each step recomputes the whole canvas. It suits
+weights distilled for it, and works with any weights with full attention.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class MultiBlock(BlockPipeline):
     def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
         """Return which block must decide a token: the first one with masks.
 
-        The published threshold for it says nothing, as all blocks before that one are finished.
+        The published threshold has no effect here: all blocks before that one are finished.
         """
         # masks [0, 3, 4]: [0, 1, 0]
         is_left = masks > 0

@@ -30,7 +30,8 @@ CACHED_LOGITS = 2**20
 CHUNK = 64
 # Terms that a CPU adds in parallel within a chunk.
 TERMS = 8
-# Tokens among which the border of a nucleus is looked for first: a confident row needs no search.
+# The border of a nucleus is looked for among this many largest logits first: a confident row needs
+# no bisection.
 GROUP = 32
 
 
@@ -94,10 +95,10 @@ def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[A
         return top_k(unsigned_zeros(values), min(count, vocabulary))
     chunks = in_chunks(values, -jnp.inf)
     # Ascending, so that equal values keep the order of their ids.
-    best = jnp.sort(top_k(unsigned_zeros(jnp.max(chunks, axis=-1)), count)[1], axis=-1)
-    near = unsigned_zeros(jnp.take_along_axis(chunks, best[..., None], axis=-2))
-    values, index = top_k(near.reshape(*near.shape[:-2], -1), count)
-    return values, jnp.take_along_axis(best, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
+    best_chunks = jnp.sort(top_k(unsigned_zeros(jnp.max(chunks, axis=-1)), count)[1], axis=-1)
+    from_best = unsigned_zeros(jnp.take_along_axis(chunks, best_chunks[..., None], axis=-2))
+    values, index = top_k(from_best.reshape(*from_best.shape[:-2], -1), count)
+    return values, jnp.take_along_axis(best_chunks, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
 
 
 def top_k(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
@@ -123,12 +124,12 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 
     def summed(*parts: Array) -> tuple[Array, ...]:
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
-        # One reduction of several operands: for several reductions, XLA's CPU compiler would store
-        # the operand of each.
+        # One reduction with several operands: given several reductions, XLA's CPU compiler would
+        # write the operand of each to memory.
         return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
 
     def in_terms(*parts: Array) -> tuple[Array, ...]:
-        # That compiler turns a sum along neighbours, or of many terms, into a serial loop.
+        # XLA's CPU compiler turns a sum of adjacent values, or of many terms, into a serial loop.
         sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
 
@@ -152,6 +153,7 @@ def weigh(logits: RowLogits, peak: Float[Array, "b r 1"], scale: Float[Array, ""
 
 
 def exponential(logits: Array, peak: Array, scale: Array) -> Array:
+    """Compute exp(scale * (logit - peak))."""
     return jnp.exp((logits - peak) * scale)
 
 
@@ -165,7 +167,7 @@ def nucleus(
 
     Args:
         weights: weights from `weigh`; that of the largest logit is 1.
-        needed: rows that are read; the others keep what their GROUP largest say.
+        needed: rows whose result is used; the others are not bisected.
     """
     limit = top_p * jnp.sum(weights, axis=-1, keepdims=True)
     nearest, is_inside = border_among(*largest(logits, GROUP), weights, limit)
@@ -206,7 +208,7 @@ def border_among(
 def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]) -> Border:
     """Bisect the border by the bits of the logits, then among equal logits by id.
 
-    As many passes as a float has bits, for any row.
+    This takes one pass over the rows per bit of a float, whatever the logits.
     """
     least = jnp.iinfo(jnp.int32).min
 
@@ -238,11 +240,11 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]
     count = 1 + jnp.floor(
         jnp.minimum((limit - mass_above(value)) / weight, logits.shape[-1])
     ).astype(jnp.int32)
-    return Border(value, place(logits == value, count))
+    return Border(value, nth_marked(logits == value, count))
 
 
-def place(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
-    """Return the id of the `count`-th marked token of each row, or of its last one."""
+def nth_marked(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
+    """Return the id of the `count`-th marked token of each row, or of the last if there are fewer."""
     # 5 marks and count 3: the first token at which more than 2.5 of 5 have passed
     marks = jnp.sum(marked, axis=-1, keepdims=True)
     share = (jnp.minimum(count, marks) - 0.5) / marks
@@ -286,8 +288,9 @@ class Rows(NamedTuple):
         scale: 1 / temperature.
         best, best_ids: the two largest.
         border: the last candidate; None if all tokens are candidates.
-        sums: weight of the candidates of each chunk; probabilities are shares of their total.
-        heats: sums of the weights times their logarithms.
+        sums: summed weights of the candidates of each chunk; a probability is a weight divided by
+            their total.
+        log_sums: summed weight times log weight of the candidates of each chunk, for the entropy.
     """
 
     logits: RowLogits
@@ -296,7 +299,7 @@ class Rows(NamedTuple):
     best_ids: Int[Array, "b r 2"]
     border: Border | None
     sums: Float[Array, "b r n"]
-    heats: Float[Array, "b r n"]
+    log_sums: Float[Array, "b r n"]
 
     @classmethod
     def of(
@@ -323,9 +326,14 @@ class Rows(NamedTuple):
             )
         kept = weights if border is None else jnp.where(border.excludes(logits, ids), 0.0, weights)
         # A logit may be -inf, and its weight 0.
-        heats = jnp.where(kept > 0, kept * ((logits - peak) * scale), 0.0)
+        weighted_logs = jnp.where(kept > 0, kept * ((logits - peak) * scale), 0.0)
         return cls(
-            logits, scale, best, best_ids, border, *chunk_sums(in_chunks(kept), in_chunks(heats))
+            logits,
+            scale,
+            best,
+            best_ids,
+            border,
+            *chunk_sums(in_chunks(kept), in_chunks(weighted_logs)),
         )
 
     def log_probs(
@@ -370,4 +378,4 @@ class Rows(NamedTuple):
 
         The reference's log(p + 1e-10) differs by at most 1e-10 for each candidate.
         """
-        return jnp.sum(self.heats, axis=-1) / jnp.sum(self.sums, axis=-1) - self.log_total
+        return jnp.sum(self.log_sums, axis=-1) / jnp.sum(self.sums, axis=-1) - self.log_total

@@ -57,8 +57,8 @@ from jax_lm.sharding import replicate
 # Returns the rows of a state whose text needs no continuation.
 IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 
-# Decoding methods in the order in which they are asked. The first whose `of` returns a variant
-# decodes the request; plain denoising comes last and takes any.
+# Decoding methods in order of precedence: the first whose `of` returns a variant decodes the
+# request. Plain denoising comes last and accepts every request.
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
     BlockPipeline,
@@ -75,8 +75,8 @@ class Sampler:
     def __init__(self, model: DreamForCausalLM) -> None:
         mask_id = model.config.mask_token_id
         if not model.config.family.is_diffusion:
-            # No token stands for an undecided position of an autoregressive model, but the id
-            # behind its vocabulary: it is no candidate, and no other position attends to it.
+            # An autoregressive model has no MASK token. The first id past its vocabulary marks
+            # undecided positions: it is no candidate, and no other position attends to it.
             mask_id = model.config.vocab_size
         if mask_id is None:
             raise ValueError(
@@ -94,7 +94,7 @@ class Sampler:
         return self.changed(params=params)
 
     def changed(self, **fields: Any) -> "Sampler":
-        """Make a sampler that differs in some attributes; it shares what is compiled."""
+        """Make a sampler that differs in some attributes and shares compiled programs."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other
@@ -106,10 +106,10 @@ class Sampler:
         return self.changed(graph=split_model(model)[0], mesh=mesh)
 
     def until(self, is_over: IsOver) -> "Sampler":
-        """Make a sampler of the same model that also ends the rows that are over.
+        """Make a sampler that also ends rows early, namely those for which `is_over` is True.
 
-        `is_over` is asked for every state that is yielded. The masks of such rows are closed with
-        the first stop token, so that decoding ends when every row has ended.
+        `is_over` is called after each call of the compiled loop. Remaining masks of such rows
+        become the first stop token, so that decoding ends when every row has ended.
         """
         return self.changed(is_over=is_over)
 
@@ -182,7 +182,7 @@ class Sampler:
         """
         if options.grammar is not None:
             raise ValueError(
-                f"grammar={options.grammar!r}: must be None; only DiffuCoderInference holds texts to one"
+                f"grammar={options.grammar!r}: must be None; only DiffuCoderInference applies one"
             )
         # start: state, cache and static configuration
         decoding, is_fresh = options.decoding.settings, state is None
@@ -291,16 +291,16 @@ class Sampler:
         refresh_at = 0 if len(passes) > 1 else NEVER
         while is_open and step < limit:
             is_refresh = forwards >= refresh_at
-            chosen = passes[0 if is_refresh else -1]
+            current = passes[0 if is_refresh else -1]
             # The compiled loop returns after a refresh, before the next one, and for `every`.
             window = inputs.window.updated(
-                rows=chosen.first_row,
+                rows=current.first_row,
                 until=limit if every is None else min(limit, step + every),
                 forwards=forwards + 1 if is_refresh else refresh_at,
             )
-            inputs, config = inputs._replace(window=window), chosen.config
-            # Only the refresh that begins the block forces its first token, and finds rows that are
-            # still equal; later ones do not.
+            inputs, config = inputs._replace(window=window), current.config
+            # Only the refresh that begins the block forces its first token, and only there can
+            # whole groups of rows still be equal.
             if refresh_at > 0:
                 unforced = replace(config.variant, forced=False)
                 config = replace(config, variant=unforced, copies=1)
@@ -308,15 +308,15 @@ class Sampler:
             if self.is_over is not None and config.stop_ids:
                 state = close_rows(state, self.is_over(state), config.stop_ids[0])
                 progress = progress.at[-1].min(jnp.any(state.masked))
-            begun = forwards
-            # The only read of a call.
+            forwards_before = forwards
+            # The only transfer to the host in a call.
             step, forwards, is_broken, is_open = np.asarray(progress).tolist()
             if is_broken:
                 raise FloatingPointError(NOT_FINITE)
             yield state
-            # No forward pass means that the refresh is still to come.
-            if is_refresh and forwards > begun:
-                refresh_at = min(begun + refresh_steps, NEVER)
+            # If only idle steps were skipped, the refresh is still to come.
+            if is_refresh and forwards > forwards_before:
+                refresh_at = min(forwards_before + refresh_steps, NEVER)
         return state, cache
 
     def replay(
@@ -342,7 +342,7 @@ class Sampler:
             given text).
         """
         region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
-        # Only the masks of `tokens` are open, and the schedule counts from step 0.
+        # Only the masks of `tokens` are open; the schedule counts from step 0, not from `step`.
         state = self.start(canvas, seed=0)
         state = state._replace(
             tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
@@ -388,7 +388,7 @@ class Sampler:
             run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)),
             np.float32,
         )
-        # the id behind the vocabulary is that of an autoregressive model, which has no MASK
+        # The mask_id of an autoregressive model lies past the vocabulary: the slice is then empty.
         logits[self.mask_id : self.mask_id + 1] = -np.inf
         if self.growth is not None:
             logits[self.growth.expand_id] = -np.inf
@@ -400,7 +400,7 @@ class Sampler:
 
 
 def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchInputs:
-    """Return the inputs of steps that take the whole region as one block."""
+    """Return the inputs of steps that treat the whole region as one block."""
     region = canvas.region
     window = Window.of(block=region.start, rows=0, first_step=0, until=until, forwards=NEVER)
     params = SamplingParams.of(options, region.length, region.length)
@@ -408,12 +408,13 @@ def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchIn
 
 
 def restrict_options(options: GenerationOptions, config: DreamConfig) -> GenerationOptions:
-    """Return the options as a model can follow them.
+    """Return the options within what the model's family can decode.
 
-    These are the blocks of its family, if it has any, or left to right if it is autoregressive.
+    A family with block attention decodes its own blocks; an autoregressive model decodes from left
+    to right.
 
     Raises:
-        ValueError: the options contradict them.
+        ValueError: the options contradict that.
     """
     if not config.family.is_diffusion:
         return options.left_to_right()
@@ -441,7 +442,7 @@ def block_passes(
     if chosen.cache == "none":
         return config.variant.passes([Pass(config, 0)])
     if done and len(done) % chosen.refresh_every:
-        # Between two full refreshes: the last block, which is decided now, and the new one.
+        # Between two full refreshes: the previous block, whose tokens are final now, and this one.
         first_row, end_row = max(done[-1].start - 1, 0), block.end
     else:
         first_row, end_row = (
@@ -451,8 +452,8 @@ def block_passes(
     forces = chosen.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = chosen.cache != "dual" and not forces and block.start > 0
-    # A block of the model's attention that begins in the prompt is recomputed as a whole: its given
-    # tokens attend to its masks.
+    # If the first attention block begins in the prompt, its given tokens attend to its masks, so
+    # the whole block is recomputed.
     lead = 0 if done else canvas.phase
     start = max(block.start - lead - with_row_before, 0)
     end = width if chosen.cache == "prefix" else block.end
@@ -464,9 +465,9 @@ def block_passes(
 
 
 def step_limit(params: SamplingParams, length: int) -> int:
-    """Return the steps after which a block ends, even with a mask left.
+    """Return the steps after which a block ends, even with masks left.
 
-    Only the strict reference leaves one.
+    Masks are left only by the strict reference, which may commit MASK itself.
     """
     return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 

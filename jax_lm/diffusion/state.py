@@ -65,12 +65,12 @@ class SamplerState(NamedTuple):
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
 
     def rows(self) -> "SamplerState":
-        """Return each row as a batch of one with its own step, for `jax.vmap`; without `extra`."""
+        """Return the rows for `jax.vmap`, each a batch of one with its own step; without `extra`."""
         batch = len(self.tokens)
         # tokens [b, t] -> [b, 1, t]; step [] -> [b]
-        each = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
-        alone = self._replace(extra=None, **each)
-        return jax.tree.map(lambda part: part[:, None], alone)._replace(**each)
+        counters = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}
+        state = self._replace(extra=None, **counters)
+        return jax.tree.map(lambda part: part[:, None], state)._replace(**counters)
 
 
 class KVCache(NamedTuple):
@@ -78,7 +78,7 @@ class KVCache(NamedTuple):
 
     Attributes:
         layers: keys and values of every position, per layer.
-        tail: for `dual`, the hidden row before the block as the last refresh left it.
+        tail: for `dual`, the hidden state before the block, as computed by the last refresh.
     """
 
     layers: tuple[KeyValues, ...] | None = None

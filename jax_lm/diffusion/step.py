@@ -56,6 +56,10 @@ from jax_lm.options import ALGS, GenerationOptions
 
 # Letters of the shapes: b batch, t columns of the canvas, r columns of the block, c gathered
 # columns of the block, d hidden, v vocabulary.
+#
+# "Row" has two meanings. A row of a canvas is a sequence of the batch. A row that a step recomputes
+# (`StepConfig.rows`, `Window.rows`, `Pass.first_row`) is a position of the hidden states: row p
+# predicts column p + 1.
 
 # Names of the mapped axes: over rows, and over the canvases of a row that are computed together.
 ROWS, CANVASES = "rows", "canvases"
@@ -92,7 +96,7 @@ class Variant:
     # Before the loop, on the host.
     @property
     def request(self) -> str:
-        """The setting that asks for the method, for messages."""
+        """Setting that selects the method, for error messages."""
         return "plain denoising"
 
     def blocks(self, canvas: Canvas, length: int) -> Iterable[Block]:
@@ -175,7 +179,7 @@ PLAIN = Variant()
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Static configuration of a compiled step: the shapes of a block, and the settings behind them.
+    """Static configuration of a compiled step: shapes, and settings that change the program.
 
     Attributes:
         length: columns of the block.
@@ -204,11 +208,11 @@ class StepConfig:
 
 
 class Pass(NamedTuple):
-    """A kind of forward pass over a block.
+    """A kind of forward pass over a block: the refresh, or the passes between refreshes.
 
     Attributes:
         config: configuration of its compilation.
-        first_row: first row of the canvas that it recomputes, of `config.rows`.
+        first_row: first of the `config.rows` rows that it recomputes.
     """
 
     config: StepConfig
@@ -328,7 +332,7 @@ def block_hidden(
     remat: bool = False,
 ) -> tuple[Float[Array, "b r d"], KVCache]:
     """Return the hidden states that predict the block's columns, and the updated cache."""
-    # copies == 2: of the rows [p, p, q, q], p and q are computed, and what they give is repeated.
+    # copies == 2: of the rows [p, p, q, q], only p and q are computed, and their results repeated.
     if (copies := config.copies) > 1:
         tokens, cache, canvas = jax.tree.map(lambda part: part[::copies], (tokens, cache, canvas))
         alone = replace(config, copies=1)
@@ -453,16 +457,17 @@ def decide_tokens(
     entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
     proposal, logprobs = draw_proposal(candidates, entropy, state, positions, params), None
     tokens, scores = proposal.tokens, proposal.scores
-    by_model = params.alg == ALGS.index("untied")
-    before = if_any(
-        by_model,
+    # The order `untied` needs log-probabilities from before the filters.
+    is_untied = params.alg == ALGS.index("untied")
+    unfiltered = if_any(
+        is_untied,
         lambda: TokenLogProbs.of(logits, tokens, 1, excluded_id).chosen,
         jnp.zeros(shape),
         config,
     )
-    scores = jnp.where(by_model, untied(scores, before), scores)
+    scores = jnp.where(is_untied, untied(scores, unfiltered), scores)
     proposal = proposal._replace(scores=scores)
-    # log-probabilities, if anybody asked for them
+    # log-probabilities, if a request asks for them
     if state.logprobs is not None and params.keeps_logprobs is not None:
         count = state.logprobs.ids.shape[-1]
         logprobs = if_any(
@@ -512,8 +517,8 @@ def choose(
     for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
     rank = commit_rules.ranks(disturbed(for_choice, proposal.scores, params.alg_temp), masked)
     # By the schedule: a number of positions, or each by chance (`origin`).
-    taken = state.step - window.first_step
-    share = params.ratios[taken]
+    steps_taken = state.step - window.first_step
+    share = params.ratios[steps_taken]
     counts = commit_rules.commit_counts(masked, share)
     scheduled = jnp.where(params.is_by_chance, for_choice < share, rank < counts[:, None])
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
@@ -527,15 +532,15 @@ def choose(
         ),
     )
     # By entropy, where a bound is set.
-    bounded = params.entropy_bound, rank, proposal.entropy, masked
+    arguments = params.entropy_bound, rank, proposal.entropy, masked
     within = jnp.where(
         params.bounds_each,
-        commit_rules.below_entropy(*bounded),
-        commit_rules.within_entropy(*bounded),
+        commit_rules.below_entropy(*arguments),
+        commit_rules.within_entropy(*arguments),
     )
     probable = jnp.where(params.entropy_bound >= 0, within, probable)
-    # A number of steps limits the rules by probability too.
-    allowed = commit_rules.budget(masked, holes, taken, params.steps)
+    # With a number of steps, the rules by probability may not commit faster than it allows.
+    allowed = commit_rules.budget(masked, holes, steps_taken, params.steps)
     rule = jnp.where(params.by_schedule, scheduled, probable & (rank < allowed[:, None]))
     # No score orders what is not finite: it is committed now, for the host to find the NaN.
     return masked & (rule | jnp.isnan(probability))

@@ -3,10 +3,10 @@
     blocks = decoded_blocks(width, options, mask_id)
     log_probs = trace_log_probs(model, tokens, attention_mask, commit_step, blocks, mask_id)
 
-A canvas shows what was decided before its step. It goes through the passes of the sampler
-(`block_passes`, `block_hidden`), so that keys and values of a cache are those of the block's
-refresh, as they were in sampling. Without filters, the result is the probability that the sampler
-recorded. It has a gradient: policy optimisation scores by it (TraceRL, arXiv 2509.06949).
+For each step, the canvas as it was before that step is rebuilt and computed by the same passes as
+in the sampler (`block_passes`, `block_hidden`): with a cache, keys and values are those of the
+block's refresh. Without filters, the results equal the probabilities that the sampler recorded.
+They are differentiable, for policy optimisation on the decoding trace (TraceRL, arXiv 2509.06949).
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class DecodedBlock(NamedTuple):
     """A block of the completion as the sampler decoded it.
 
     Attributes:
-        columns: its columns.
+        columns: the columns of the block.
         passes: the refresh that begins it and the step, or the step alone without a cache.
-        steps: the most steps that it takes, each of which has a canvas.
+        steps: the most steps that the block takes; each step has its own canvas.
     """
 
     columns: Block
@@ -81,11 +81,11 @@ def trace_log_probs(
         commit_step: sampler step of each completion token.
         blocks: from `decoded_blocks`.
         mask_id: id of MASK.
-        remat: keep only the inputs of layers of the activations.
+        remat: of the activations, keep only the inputs of layers, and recompute the others.
         temperature: divides the logits.
     """
-    prompt = tokens.shape[1] - commit_step.shape[1]
-    all_steps = jnp.pad(commit_step, ((0, 0), (prompt, 0)), constant_values=-1)
+    prompt_length = tokens.shape[1] - commit_step.shape[1]
+    all_steps = jnp.pad(commit_step, ((0, 0), (prompt_length, 0)), constant_values=-1)
     log_probs = []
     for block in blocks:
         columns = slice(block.columns.start, block.columns.end)
@@ -99,8 +99,8 @@ def trace_log_probs(
         canvases = jnp.where(all_steps[:, None] >= hidden_from, mask_id, tokens[:, None])
         hidden = canvas_hidden(model, canvases, attention_mask, block, remat=remat)
         # The head reads each position on its own canvas alone: [b, m, r, d] -> [b, r, d].
-        own = jnp.take_along_axis(hidden, number[:, None, :, None], axis=1)[:, 0]
-        log_probs.append(token_log_probs(model, own / temperature, tokens[:, columns]))
+        own_hidden = jnp.take_along_axis(hidden, number[:, None, :, None], axis=1)[:, 0]
+        log_probs.append(token_log_probs(model, own_hidden / temperature, tokens[:, columns]))
     return jnp.concatenate(log_probs, axis=1)
 
 

@@ -65,7 +65,7 @@ class Extent(NamedTuple):
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
     def layout(self, counts: list[int]) -> Layout:
-        """Return the present layout; `counts` are the rows' initial numbers of holes."""
+        """Return the current layout; `counts` are the initial numbers of holes per row."""
         number, stopped = np.asarray(self.hole), np.asarray(self.length < self.limit)
         return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
 
@@ -114,11 +114,11 @@ class VariableLength(Variant):
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
-        # The token that ends a text deletes here: `resize` ends rows.
+        # The stop token deletes the rest of a hole here, so `resize` ends texts, not `end_rows`.
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
     def may_expand(self, extent: Extent, masked: Mask) -> Bool[Array, "b"]:
-        """Return which rows have room and budget if the next step expands all that it decides."""
+        """Return which rows have room and budget even if every decision of the next step expands."""
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 
@@ -148,7 +148,7 @@ class VariableLength(Variant):
         # decide
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
         rank, is_broken = commit_rules.ranks(scores, state.masked), jnp.isnan(proposal.probability)
-        # What is not finite is committed for the host to find the NaN; it moves nothing.
+        # Positions with a NaN are committed for the host to find it, but never expand or delete.
         decided = state.masked & ((rank < self.tokens_per_step) | is_broken)
         tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
         # expand and delete
@@ -214,9 +214,9 @@ def resize(
     )
     last = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
     # The last deleted position before a column is in its hole if any is.
-    same = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
-    gone = deleted | (masked & (last >= 0) & same)
-    copies = jnp.where(extent.present(), jnp.where(gone, 0, jnp.where(expanded, 2, 1)), 0)
+    in_same_hole = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
+    is_deleted = deleted | (masked & (last >= 0) & in_same_hole)
+    copies = jnp.where(extent.present(), jnp.where(is_deleted, 0, jnp.where(expanded, 2, 1)), 0)
     ends = jnp.cumsum(copies, axis=1)
     # The source of a column is the first one whose copies end beyond it.
     source = jax.vmap(lambda row: jnp.searchsorted(row, columns, side="right"))(ends)
@@ -267,16 +267,16 @@ def grows(
 
     Raises ValueError if `options` demand it, but checkpoint or templates do not allow it.
     """
-    between = all(template.has_end for template in templates)
+    have_ends = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
         raise ValueError(
             f"growth='on': this checkpoint has no {EXPAND} token, which makes a hole grow"
         )
-    if options.growth == "on" and not between:
+    if options.growth == "on" and not have_ends:
         raise ValueError(
             "growth='on': fills holes between texts; a completion has the length that is stated"
         )
-    return options.growth != "off" and growth is not None and between
+    return options.growth != "off" and growth is not None and have_ends
 
 
 def lay_out(

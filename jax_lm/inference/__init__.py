@@ -60,7 +60,7 @@ INT8 = "int8"
 Progress = Callable[[int, int], None]
 # Updates of a progress bar per call: each costs a return from the compiled loop.
 PROGRESS_UPDATES = 50
-# Steps between two looks at whether rows have ended: each costs a return from the compiled loop.
+# Steps between two checks for rows that have ended: each costs a return from the compiled loop.
 CHECKED_STEPS = 8
 FIRST_NOTE = "the first call of a size compiles"
 
@@ -71,16 +71,16 @@ class DiffuCoderInference:
     Args:
         model_path: folder or hub id; None is the built-in demonstration model.
         tokenizer_path: folder with the tokenizer; None is the model's own.
-        dtype: "float32", "bfloat16", or "int8" for int8 kernels with everything else in what fits
-            the device; None chooses what fits the device.
-        mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses them
-            all.
-        adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, of the
-            base that it names.
-        replicas: groups of devices that `split` returns, each of which has this mesh.
-        verbose: say on standard error what was loaded, where and how fast.
-        before_weights: called with this object once it has its configuration and tokenizer, before
-            its weights are loaded, which takes longest; may raise.
+        dtype: "float32", "bfloat16", or "int8": kernels in int8, everything else in the dtype that
+            fits the device; None chooses the dtype that fits the device.
+        mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses all
+            devices.
+        adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, the base
+            model that the adapter names is loaded.
+        replicas: number of replicas that `split` returns; each has its own devices in this mesh.
+        verbose: print model, device and load time to standard error.
+        before_weights: called with this object once configuration and tokenizer are read, before
+            the weights are loaded, which takes longest; may raise to skip loading.
         allow_nonfinite: load weights that hold NaN or infinity.
 
     Raises:
@@ -141,7 +141,7 @@ class DiffuCoderInference:
             )
             if self.found.adapter:
                 lora.load_adapter(model, self.found.adapter)
-        # What the tokenizer alone names, the sampler knows as well.
+        # The sampler needs expand_token_id, which may come from the tokenizer.
         model.config = self.config
         self.sampler = Sampler(model)
         self.load_seconds = time.perf_counter() - start
@@ -162,17 +162,17 @@ class DiffuCoderInference:
             self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=size)
 
     def split(self) -> "list[DiffuCoderInference]":
-        """Return one for each replica, on its own devices; they share what is loaded."""
+        """Return one object per replica, on its own devices; no weight is loaded again."""
         if self.replicas == 1:
             return [self]
-        parts, sampler = [], self.sampler
+        replicas, sampler = [], self.sampler
         assert sampler.mesh is not None
         for mesh, params in split_data(sampler.params, sampler.mesh, self.replicas):
-            part = copy.copy(self)
-            part.sampler = sampler.on_mesh(mesh).with_params(params)
-            part.mesh_shape, part.replicas = MeshShape.of(mesh), 1
-            parts.append(part)
-        return parts
+            replica = copy.copy(self)
+            replica.sampler = sampler.on_mesh(mesh).with_params(params)
+            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
+            replicas.append(replica)
+        return replicas
 
     def describe(self) -> str:
         """Describe model, size, device, dtype and load time in one line."""
@@ -268,7 +268,7 @@ class DiffuCoderInference:
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
-        """Return why an answer of the built-in model at this temperature is doubtful, if it is."""
+        """Return why an answer of the built-in model is doubtful; None if it is not."""
         return answer.doubt(temperature) if self.is_builtin else None
 
     def complete(
@@ -341,7 +341,7 @@ class DiffuCoderInference:
     def hole_lengths(
         self, limit: int, middle_length: HoleLength, options: GenerationOptions
     ) -> list[int]:
-        """List the lengths of a hole to try; its initial masks if it finds its own length."""
+        """Return the hole lengths to decode: candidates, or the initial length of a growing hole."""
         if self.is_growing(options):
             return [initial_length(limit, middle_length)]
         return candidate_lengths(limit, middle_length)
@@ -406,20 +406,20 @@ class DiffuCoderInference:
 
         Raises:
             ValueError: no template, one that exceeds the context, or contradictory options.
-            OutOfMemoryError: the batch does not fit; the message has the memory that it takes.
+            OutOfMemoryError: the batch does not fit; the message states the memory needed.
         """
         start = time.perf_counter()
         options = self.fit(options)
         canvas = self.canvas(templates, options)
-        # One compiled loop either way; without a callback it runs as far as it can.
+        # Steps between two states. Without a callback, the compiled loop runs as far as it can.
         every = None if on_progress is None else max(1, canvas.region.length // PROGRESS_UPDATES)
         every = every if on_state is None else 1
-        # Whoever watches sees the model's own probabilities too, where the method keeps them.
+        # Plain denoising can also record the model's own probabilities, which --watch displays.
         start_state = None
         is_plain = canvas.room is None and not (options.draft or options.lookahead)
         if on_state and is_plain and not options.decoding.is_pipelined:
-            kept = TokenLogProbs.empty(canvas.tokens.shape, 1)
-            start_state = self.sampler.start(canvas, seed)._replace(logprobs=kept)
+            logprobs = TokenLogProbs.empty(canvas.tokens.shape, 1)
+            start_state = self.sampler.start(canvas, seed)._replace(logprobs=logprobs)
         sampler = self.sampler
         if ends is not None:
             sampler = sampler.until(partial(rows_over, canvas, self.tokenizer, ends))
@@ -491,7 +491,7 @@ class DiffuCoderInference:
         """Yield the state after every `every` steps and at the end; with a grammar, only the last.
 
         Raises:
-            OutOfMemoryError: the canvas does not fit; the message has the memory that it takes.
+            OutOfMemoryError: the canvas does not fit; the message states the memory needed.
         """
         batch, length = canvas.tokens.shape
         options = self.fit(options)
@@ -524,7 +524,7 @@ class DiffuCoderInference:
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def fit(self, options: GenerationOptions) -> GenerationOptions:
-        """Return the options as the model can follow them, see `restrict_options`."""
+        """Adapt the options to the model's family, see `restrict_options`."""
         return restrict_options(options, self.config)
 
     def generations(self, canvas: Canvas, state: SamplerState) -> Iterator[Generation]:
@@ -539,7 +539,7 @@ class DiffuCoderInference:
         seq_length: int = 128,
         num_iterations: int = 10,
     ) -> dict[str, dict[str, float]]:
-        """Time forward passes over canvases [batch, seq_length], as each denoising step makes one.
+        """Time forward passes over canvases [batch, seq_length]; a denoising step takes one.
 
         Returns:
             For each batch size, under the name "batch_N": average seconds per pass, and canvas
@@ -549,8 +549,8 @@ class DiffuCoderInference:
             ValueError: a number below 1, or a length that exceeds the context.
         """
         numbers = {"batch_sizes": tuple(batch_sizes), "seq_length": seq_length}
-        asked = SimpleNamespace(**numbers, num_iterations=num_iterations)
-        require_sizes(asked, "batch_sizes", "seq_length", "num_iterations")
+        settings = SimpleNamespace(**numbers, num_iterations=num_iterations)
+        require_sizes(settings, "batch_sizes", "seq_length", "num_iterations")
         if seq_length > self.config.max_position_embeddings:
             raise ValueError(
                 f"seq_length={seq_length}: the context holds {self.config.max_position_embeddings} tokens"
@@ -577,7 +577,7 @@ def rows_over(
     ends: Sequence[Callable[[str], bool]],
     state: SamplerState,
 ) -> Bool[np.ndarray, "b"]:
-    """Return the rows whose text before the first mask of their first hole has ended."""
+    """Return which rows have ended, judged by the text of the first hole up to its first mask."""
     # hole [a, b, M, c]: the text is that of a and b
     masked, tokens = np.asarray(state.masked), np.asarray(state.tokens)
     is_over = np.zeros(len(tokens), bool)

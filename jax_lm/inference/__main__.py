@@ -33,8 +33,8 @@ def main(
         mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
         prompt: what to complete.
         benchmark: time forward passes instead of generating.
-        options: how to answer.
-        seed: of the draws.
+        options: how to decode.
+        seed: seed of the random numbers.
     """
     engine = DiffuCoderInference(model_path, tokenizer_path, dtype, mesh=mesh)
     if not benchmark:
