@@ -27,7 +27,7 @@ class Architecture:
         has_bias: whether q_proj, k_proj and v_proj have biases.
         has_qk_norm: whether each head of queries and keys is normalized before the rotation.
         fields: names of config.json that differ from ours.
-        tensors: beginnings of tensor names that differ from ours; `{}` is the number of a layer.
+        tensors: prefixes of tensor names that differ from ours; `{}` is the number of a layer.
         fixed: further fields of config.json that change the computation, and their supported values.
     """
 
@@ -54,8 +54,8 @@ class Family:
             backwards from its end).
         block_size: length of a block if config.json names none; None without blocks.
         block_field: field of config.json that names the length of a block.
-        mark: text in `architectures`, or in the name of the checkpoint, that tells this family from
-            others with the same `model_type`.
+        mark: text in `architectures`, or in the name of the checkpoint, that distinguishes this
+            family from others with the same `model_type`.
         mask_token: text of the mask token, for checkpoints whose files do not name it.
         is_diffusion: whether the model predicts masked tokens; False is an autoregressive one.
         settings: the authors' settings of decoding, by the names of our options.
@@ -97,7 +97,7 @@ def read_families() -> tuple[Family, ...]:
 FAMILIES = read_families()
 # Types of models that `adapt` can turn into a diffusion model.
 CAUSAL_TYPES = next(row.types for row in FAMILIES if not row.is_diffusion)
-# The type that a model has once it is trained on blocks.
+# `model_type` of a model after training with blocks, by its type before.
 BLOCK_TYPES = {"Dream": "Fast_dLLM_Qwen", "qwen2": "Fast_dLLM_Qwen", "qwen3": "qwen3"}
 
 
@@ -108,12 +108,12 @@ def find_family(
 
     Args:
         model_type: as in config.json.
-        mask_token_id: as in config.json, or of the tokenizer; None of an autoregressive model.
+        mask_token_id: as in config.json, or that of the tokenizer; None for an autoregressive model.
         block_size: length of a block; None without blocks.
         marks: class and name of the checkpoint.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no row describes it.
     """
     rows = [row for row in FAMILIES if model_type in row.types]
     if not rows:
@@ -131,7 +131,7 @@ def find_family(
 
 
 def translate(name: str, names: Names) -> str:
-    """Replace the beginning of a tensor's name by that of the first pair that matches."""
+    """Replace the prefix of a tensor's name according to the first pair that matches."""
     # {"blocks.{}.up.": "layers.{}.mlp.up."}: "blocks.3.up.weight" -> "layers.3.mlp.up.weight"
     for theirs, ours in names.items():
         if match := re.match(re.escape(theirs).replace(r"\{\}", r"(\d+)"), name):
@@ -215,7 +215,7 @@ class DreamConfig:
     model_type: str = "Dream"
 
     def __post_init__(self) -> None:
-        # JSON's true and false are no numbers, although bool is a subclass of int.
+        # JSON's true and false are not numbers, although bool is a subclass of int.
         for name in SIZES:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -272,7 +272,7 @@ class DreamConfig:
 
     @property
     def family(self) -> Family:
-        """What this model has in common with others of its kind."""
+        """The row of the table of families that describes this model."""
         return find_family(self.model_type, self.mask_token_id, self.block_size)
 
     @property
@@ -282,7 +282,7 @@ class DreamConfig:
     def for_diffusion(self, mask_token_id: int, pad_token_id: int, tokens: int) -> "DreamConfig":
         """Return the configuration of the diffusion model that a causal model becomes.
 
-        A model that is one already stays as it is.
+        If it already is a diffusion model, return it unchanged.
 
         Args:
             mask_token_id: id of the mask token.
@@ -332,7 +332,7 @@ class DreamConfig:
 
         Args:
             fields: the fields.
-            name: name of the checkpoint, which tells some families apart.
+            name: name of the checkpoint, which distinguishes some families.
 
         Raises:
             ValueError: a size is missing, or a field is unknown or has an unsupported value.
@@ -348,7 +348,7 @@ class DreamConfig:
             for name, value in fields.items()
             if name not in INERT_FIELDS
         }
-        # The blocks of a family that has them, under our name.
+        # If the family has blocks, store their length under our name.
         if family.block_size is not None:
             fields["block_size"] = fields.pop(family.block_field, None) or family.block_size
         # transformers 5 writes the fields of the rotary embedding into an object.
@@ -361,7 +361,7 @@ class DreamConfig:
             fields.setdefault("rope_theta", rope["rope_theta"])
         if set(fields.pop("layer_types", None) or ()) - {"full_attention"}:
             raise ValueError("config layer_types: only full_attention is supported")
-        # LLaDA names the size of its vocabulary twice.
+        # LLaDA states the size of its vocabulary twice.
         own = {"attention_bias": architecture.has_bias, "embedding_size": fields.get("vocab_size")}
         own |= architecture.fixed
         fixed = FIXED_FIELDS | {name: (value,) for name, value in own.items()}
@@ -405,7 +405,7 @@ class DreamConfig:
             "head_size": "head_dim",
             "block_size": self.family.block_field,
         }
-        # Only models that have the token, such heads or blocks name them.
+        # These fields are written only if they are set.
         optional = ("expand_token_id", "head_size", "block_size")
         return {
             names.get(name, name): value

@@ -121,8 +121,9 @@ class DreamModel(nnx.Module):
 
         Args:
             input_ids: tokens of the t rows that are recomputed.
-            attention_mask: which of all s positions of the cache these rows may attend to. Any but
-                a mask of keys is taken as it is, whatever the attention rule of the family.
+            attention_mask: which of all s positions of the cache these rows may attend to. A mask
+                of keys [b, s] is limited by the attention rule of the family; any other is used as
+                it is.
             position_ids: positions of these rows.
             cache: keys and values per layer, of all s positions.
             start: position of the first recomputed row.
@@ -234,7 +235,7 @@ class DreamForCausalLM(nnx.Module):
     def abstract(
         cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False
     ) -> "DreamForCausalLM":
-        """Return a model that holds shapes in place of arrays, and takes no memory."""
+        """Return a model with shapes in place of arrays, which takes no memory."""
         return nnx.eval_shape(
             lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype)
         )
@@ -391,7 +392,7 @@ class DreamForCausalLM(nnx.Module):
 def default_positions(input_ids: Batch, attention_mask: KeyMask) -> Int[Array, "b s"]:
     """Compute positions that count the unmasked tokens, so that left padding shifts nothing.
 
-    With a mask they are those of its columns, of which `input_ids` may be a window.
+    With a mask, the result has its columns, of which `input_ids` may be a window.
 
     Raises:
         ValueError: the mask differs between queries, which leaves positions undefined.

@@ -124,7 +124,7 @@ def load_adapter(model: DreamForCausalLM, adapter: StoredAdapter) -> None:
     Raises:
         CheckpointError: tensors of the adapter are missing, unknown or of the wrong shape.
     """
-    # The layers first, with values that are replaced below. They give shapes and shardings.
+    # Add the layers first: they define shapes and shardings. Their values are replaced below.
     add_lora(model, adapter.config, seed=0)
     shapes = {name: value.shape for name, value in parameters(model).items() if is_lora(name)}
     template = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}

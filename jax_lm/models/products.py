@@ -27,10 +27,11 @@ from jaxtyping import Array, Float, Int8
 from jax_lm import sharding
 from jax_lm.models.shapes import Tokens
 
-# Rows of a sequence up to which CPUs multiply int8 by int8, halves counted. Beyond it, multiplying
-# bfloat16 is so much faster that widening the kernel pays (docs/results/speed.md).
+# CPUs multiply int8 by int8 up to this many rows per sequence; a row that is split into two halves
+# counts twice. With more rows, multiplying bfloat16 is so much faster that widening the kernel pays
+# (docs/results/speed.md).
 INT8_ROWS = 128
-# Rows up to which reading the kernel takes most of the time, so that halves cost little.
+# Up to this many rows, reading the kernel takes most of the time, so a second half costs little.
 SPLIT_ROWS = 8
 
 
@@ -109,10 +110,10 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
     """Compute x Wᵀ for an int8 weight, which is widened to the dtype of `x`, except on CPUs.
 
     XLA:CPU would write the widened weight to memory at every call, so a few rows of bfloat16 become
-    int8 as well, with one scale per row. 127 steps are too few for the input of `down_proj`, whose
-    largest entries exceed the others a hundredfold. There, and wherever it costs little, a second
-    int8 row holds what rounding took from the first. The choice depends on the rows of one sequence
-    alone, so a batch changes no result.
+    int8 as well, with one scale per row. A range of -127 to 127 is too coarse for the input of
+    `down_proj`, whose largest entries exceed the others a hundredfold. There, and wherever it costs
+    little, a second int8 row holds the rounding error of the first. The choice depends on the rows
+    of one sequence alone, so the result does not depend on the batch.
     """
     # `down_proj`, as well as the small k_proj and v_proj, have fewer outputs than inputs.
     halves = 2 if x.shape[-2] <= SPLIT_ROWS or len(weight) < x.shape[-1] else 1
@@ -126,10 +127,10 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
 
     def quantized() -> Array:
         x32 = x.astype(jnp.float32)
-        # Any scale is right for a row of zeros, except 0.
+        # `initial` only matters for a row of zeros, whose scale must not be 0.
         scale = jnp.max(jnp.abs(x32), axis=-1, keepdims=True, initial=1e-30) / 127
         high = jnp.round(x32 / scale)
-        # 3.2 -> 3 and 51: the rest is at most 1/2, and 127 * 1/254 = 1/2.
+        # 3.2 -> high 3 and low 51 = .2 * 254. The rounding error is at most 1/2, which is low 127.
         low = jnp.round((x32 / scale - high) * 254)
         rows = jnp.concatenate([high, low][:halves], axis=-2).astype(jnp.int8)
         sums = contract(rows, weight, (x.ndim - 1,), (1,), 0, jnp.int32).astype(jnp.float32)
@@ -177,8 +178,8 @@ def full_precision(dtype: DTypeLike) -> AbstractContextManager:
 def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:
     """Multiply each column by its weight.
 
-    In float32, which rounds to the same numbers, but adds up the gradient of the weight in float32:
-    in bfloat16, sums of thousands of rows stall.
+    The product is computed in float32. The result rounds to the same numbers, but the gradient of
+    the weight is then summed in float32; in bfloat16, sums of thousands of rows stall.
     """
     return (x.astype(jnp.float32) * weight.astype(jnp.float32)).astype(x.dtype)
 

@@ -23,8 +23,8 @@ from jax_lm.models.shapes import Tokens
 # Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
 # vocabulary of 152,064.
 LOGIT_BYTES = 2**28
-# The same in a decoding step. Twice as many, as nothing is kept for a backward pass, and so that a
-# canvas of 512 tokens is one part.
+# The limit in a decoding step: twice as large, because nothing is kept for a backward pass, and so
+# that a canvas of 512 tokens is one part.
 DECODING_LOGIT_BYTES = 2**29
 
 # Parameters of the head by name; the first axis of each is the vocabulary.
@@ -60,9 +60,9 @@ def logit_bytes(model: DreamForCausalLM, rows: int, length: int) -> int:
 
 
 def column_parts(model: DreamForCausalLM, batch: int, columns: int) -> int:
-    """Return into how many parts to cut columns so that the logits of a part keep the limit.
+    """Return the number of parts to cut columns into, so that the logits of a part fit the limit.
 
-    The limit is `DECODING_LOGIT_BYTES`; a part has at least one column of each sequence.
+    The limit is `DECODING_LOGIT_BYTES`. A part has at least one column of each sequence.
     """
     # 16 sequences of 1,024 columns at a vocabulary of 152,064: 9,732,096 bytes a column, 55 columns
     # a part, 19 parts.

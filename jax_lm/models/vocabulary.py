@@ -16,9 +16,9 @@ def vocabulary_tables(model: DreamForCausalLM) -> list[DreamEmbedding | DreamLin
 
 
 def grow_vocabulary(model: DreamForCausalLM, size: int) -> DreamForCausalLM:
-    """Let the tables of a model have at least `size` rows, in place; returns the model.
+    """Grow the token tables of a model to at least `size` rows, in place; returns the model.
 
-    New rows begin as the mean of the others, and the old ones stay.
+    New rows start as the mean of the existing ones, which do not change.
     """
     missing = size - model.config.vocab_size
     if missing <= 0:

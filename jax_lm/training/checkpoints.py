@@ -28,8 +28,8 @@ PARTIAL = "*.orbax-checkpoint-tmp*"
 # In JSON, {"__array__": "3"} stands for array 3 of the checkpoint.
 ARRAY = "__array__"
 
-# Settings that are recorded but may change on resume: they decide where and in which order numbers
-# are computed, not which.
+# Settings that are recorded but may change on resume: they affect where and in which order results
+# are computed, but not the results.
 UNCOMPARED = {"mesh", "loss.remat", "grpo.remat", "grpo.score_chunk", "grpo.rollout_mesh"}
 
 
@@ -39,9 +39,9 @@ class RunCheckpoints(AbstractContextManager):
     Args:
         folder: folder of the checkpoints.
         keep: number of newest checkpoints to keep.
-        in_background: whether `save` returns once the state is copied and writes it while training
-            continues. A failure is raised by the next `save`, or at the end. None writes in the
-            background on accelerators only.
+        in_background: whether `save` only copies the state and writes it while training continues.
+            A failure is then raised by the next `save`, or at the end. None does so on accelerators
+            only.
 
     Attributes:
         best: step of another checkpoint to keep.
@@ -96,16 +96,18 @@ class RunCheckpoints(AbstractContextManager):
 
         shapes = {name: shape_and_dtype(leaf) for name, leaf in leaves.items()}
         text = json.dumps({"leaves": shapes, REST: rest}, default=store)
-        saved = {"json": text, "arrays": arrays}
+        content = {"json": text, "arrays": arrays}
         self.checkpointer.wait()
         if not self.in_background:
-            self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: saved}, force=True)
+            self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: content}, force=True)
             return
         if self.is_cpu:
-            # From an accelerator Orbax copies first. On a CPU it reads the arrays in place, which
-            # the next step overwrites.
+            # Orbax copies arrays from an accelerator, but reads those of a CPU in place, where the
+            # next step would overwrite them.
             leaves = jax.block_until_ready(jax.tree.map(jnp.copy, leaves))
-        self.checkpointer.save_checkpointables_async(step, {STATE: leaves, REST: saved}, force=True)
+        self.checkpointer.save_checkpointables_async(
+            step, {STATE: leaves, REST: content}, force=True
+        )
 
     def load_rest(self) -> Fields:
         """Load the `rest` of the newest checkpoint; arrays are numpy arrays, tuples are lists."""

@@ -34,12 +34,12 @@ CHANGEABLE = (
     "load_best_model_at_end", "early_stopping_patience", "resume", "track", "profile",
 )  # fmt: skip
 
-# steps=10:13
+# For example steps=10:13.
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
 def settings_without(config: Any, *names: str) -> Fields:
-    """Return all settings except these, nested; a resumed run must agree on them."""
+    """Return the settings that a resumed run must agree on: all except `names`, nested."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
 
@@ -91,7 +91,7 @@ class OptimizerConfig:
         )
 
     def warmup(self, steps: int) -> int:
-        """Return the warm-up steps of a run; ValueError if no others would be left."""
+        """Return the warm-up steps of a run. Raises ValueError if no other steps would be left."""
         # ratio 0.03 of 1000 steps: 30
         warmup = self.warmup_steps
         if warmup is None:
@@ -114,20 +114,21 @@ class TrainerConfig:
         compute_dtype: float32 or bfloat16, of the weights in the loss (and in the rollouts of
             coupled-GRPO); masters and moments are float32. None is bfloat16 for models of 250
             million parameters and more.
-        seed: of data and the loss's random numbers.
+        seed: seed of the data order and of the loss's random numbers.
         log_every: steps between entries of the metrics.
         save_every: steps between checkpoints.
         evaluate_every: steps between evaluations.
         keep: newest checkpoints to keep, in addition to the best one with `metric_for_best_model`.
         async_checkpointing: write checkpoints while training continues; None does on accelerators
             only, as on a CPU it takes a copy of the state and the cores that train.
-        metric_for_best_model: of an evaluation, such as loss or reward; higher is better, unless
-            the name ends in loss. Each new best evaluation is saved, and the best one is kept.
+        metric_for_best_model: metric that compares evaluations, such as loss or reward; higher is
+            better, unless the name ends in loss. Each new best evaluation is saved, and the best one
+            is kept.
         load_best_model_at_end: end with the weights of the best evaluation instead of the last;
             None does in coupled-GRPO with held-out prompts, by their reward.
         early_stopping_patience: evaluations in a row without improvement that end the run.
-        resume: auto continues from the newest checkpoint, never refuses a folder that has one.
-        track: tensorboard, wandb.
+        resume: `auto` continues from the newest checkpoint; `never` refuses a folder that has one.
+        track: trackers that also record the metrics: tensorboard, wandb.
         profile: steps=10:13 writes a trace of these steps.
     """
 
@@ -175,14 +176,14 @@ class TrainerConfig:
 
     @property
     def dtype(self) -> str:
-        """The dtype that updates compute in; ValueError if none has been chosen yet."""
+        """Compute dtype of updates. Raises ValueError if none has been chosen yet."""
         if self.compute_dtype is None:
             raise ValueError("compute_dtype=None: must be given, or chosen by the size of a model")
         return self.compute_dtype
 
     @property
     def steps(self) -> int:
-        """Updates of the whole schedule; ValueError if the number is not known yet."""
+        """Updates of the whole schedule. Raises ValueError if the number is not known yet."""
         if self.max_steps is None:
             raise ValueError("max_steps=None: must be given where epochs do not define the steps")
         return self.max_steps
@@ -215,13 +216,13 @@ class LossConfig:
     """The masked-diffusion loss.
 
     Attributes:
-        weighting: of a masked token: 1/t, linear (1 - t), cart (by distance to visible tokens) or
-            plain (1).
+        weighting: weight of a masked token: 1/t, linear (1 - t), cart (by distance to visible
+            tokens) or plain (1).
         normalisation: token divides by all canvas positions, sequence averages the means of the
             samples, batch divides by the number of samples, masked by the number of masked
             positions.
-        level_draws: even covers (0, 1) evenly with the samples of a step, antithetic in pairs, or
-            independent.
+        level_draws: how levels t are drawn: `even` spreads the samples of a step evenly over (0, 1),
+            `antithetic` pairs t with 1 - t, `independent` draws one level per sample.
         high_levels: t = 1 - u^2 instead of t = u, except for the samples of `confident_share`.
         minimum_level: lowest t.
         confident_share: share of the samples that show a beginning and the tokens of the rest that
@@ -231,9 +232,9 @@ class LossConfig:
         cart_p: share of the nearest visible token in cart's weight; the shares of tokens further
             away fall geometrically. The default is that of Dream's training configuration.
         masks_per_query: attention differs between the tokens of a row, for packed rows.
-        block_length: train block diffusion: each block of so many tokens has a level of its own and
+        block_length: train block diffusion: each block of this many tokens has its own level and
             attends to the clean blocks before it, in rows of twice the length. The saved model
-            attends by these blocks. None takes those of the model, if it has any.
+            attends by these blocks. None takes the block length of the model, if it has one.
         complementary_masks: learn each sample twice, from its masks and from their complement, so
             that every token counts once; requires plain weighting and token or sequence
             normalisation.
@@ -279,7 +280,7 @@ class LossConfig:
 
     @property
     def row_factor(self) -> int:
-        """Tokens that are computed for each token of a row."""
+        """Tokens computed per token of a row: block diffusion adds a clean copy of each row."""
         return 1 if self.block_length is None else 2
 
 
@@ -335,7 +336,7 @@ class SftConfig:
             self.require_own_loss()
 
     def require_own_loss(self) -> None:
-        """Raise ValueError for settings that have no meaning with DreamOn's masks."""
+        """Raise ValueError for settings that DreamOn's loss would ignore."""
         # DreamOn's loss draws its own masks; these settings still apply.
         free = {"remat", "high_levels"}
         if self.loss.weighting == "plain":

@@ -49,13 +49,13 @@ logger = logging.getLogger(__name__)
 # Allowed |s - s_old| before a rollout's first update: two programs may round differently.
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
-# Share of tokens that may exceed the tolerance, and the number of rollouts in a row with more such
-# tokens that ends a run. The share makes the 99 % quantile count: the largest of a million scores
-# says nothing.
+# Share of tokens that may exceed the tolerance, and the number of rollouts in a row with a larger
+# share that ends a run. So the 99 % quantile decides: the largest of a million differences means
+# nothing.
 UNEQUAL_SHARE = 0.01
 UNEQUAL_ROLLOUTS = 3
 
-# Updates from which the scores of rewarded rows are compared with earlier ones.
+# Scores of rewarded rows are compared with earlier ones once there are this many.
 WATCHED_UPDATES = 4
 
 
@@ -92,7 +92,7 @@ class DiffuGRPOTrainer:
     ) -> None:
         self.out = out
         self.unequal_rollouts = 0
-        # Scores of rewarded rows, and step, value and error of the best of what is watched.
+        # Scores of rewarded rows; step, value and error of the best value of each watched metric.
         self.scores: list[float] = []
         self.best: dict[str, tuple[int, float, float]] = {}
 
@@ -104,7 +104,7 @@ class DiffuGRPOTrainer:
         )
         prompts = PromptSet.of(rows, tokenizer, config.max_prompt_length)
         judges.require_columns(prompt.columns for prompt in prompts.prompts)
-        # Functions that were named by text are tried out; who passes rewards knows them.
+        # Try out rewards that were given by name, so that a broken function fails now.
         if rewards is None:
             first = prompts.prompts[0]
             judges.try_out(first.content, **first.columns, completion_ids=[])
@@ -212,18 +212,18 @@ class DiffuGRPOTrainer:
             score = metrics["rewarded_logprob"]
             self.scores.append(score)
             if len(self.scores) >= WATCHED_UPDATES:
-                # What is rewarded should become likelier; if not, negative rows rule the update.
+                # Rewarded rows should become likelier; otherwise negative rows dominate updates.
                 error = statistics.stdev(self.scores)
                 self.watch("the mean log-probability of rewarded rows", step, score, error)
 
     def watch(self, name: str, step: int, value: float, error: float) -> None:
         """Warn if a value is two standard errors below the best so far."""
-        since, best, best_error = self.best.setdefault(name, (step, value, error))
+        best_step, best, best_error = self.best.setdefault(name, (step, value, error))
         if best - value > 2 * math.hypot(error, best_error):
             logger.warning(
                 "step %d: %s is %.3f, more than two standard errors below the %.3f of step %d: lower "
                 "learning_rate or negative_scale, or stop",
-                *(step, name, value, best, since),
+                *(step, name, value, best, best_step),
             )
         elif value > best:
             self.best[name] = step, value, error

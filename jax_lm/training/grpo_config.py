@@ -95,8 +95,8 @@ class Estimator:
 
     @property
     def terms(self) -> float:
-        """Divisor of a token's weighted log-probabilities: the estimates that they add up to."""
-        # The full mask and a pair are two estimates. Of `evidence`, each copy is one of the sum.
+        """Number of estimates that a token's weighted log-probabilities add up to."""
+        # The full mask is one estimate, and each pair is another. With `evidence`, each copy is one.
         others = {"stratified": 1.0, "evidence": float(self.copies)}
         return others.get(self.estimator, (self.copies + 1) / 2)
 
@@ -117,10 +117,11 @@ class PolicyLoss:
         kl_clamp: |s_ref - s| beyond which the divergence is linear, as e^d of a composite score
             explodes; inf is the published form.
         negative_scale: factor of the tokens of completions that are worse than their group.
-        negative_power: power of a token's probability that their tokens are weighted by as well.
-        negative_floor: probability below which their tokens do not count.
-        delta: bound of their ratio, which the clip leaves unbounded above (dual clip); None is no
-            bound.
+        negative_power: tokens of such completions are also weighted by their probability to this
+            power.
+        negative_floor: tokens of such completions do not count below this probability.
+        delta: upper bound of the ratio of such tokens, which the clip leaves unbounded above (dual
+            clip); None is no bound.
     """
 
     loss_type: str = "bnpo"
@@ -170,15 +171,16 @@ class GRPOConfig:
         dynamic_sampling: how often a rollout draws new prompts to replace groups whose completions
             have equal rewards and teach nothing (DAPO, arXiv 2503.14476); 0 keeps such groups.
         shuffle_rewards: assign the rewards of a rollout at random: a control, which must not learn.
-        baseline: of the advantages: leave_one_out, or mean.
+        baseline: what is subtracted from a reward: leave_one_out (mean of the other completions of
+            the group) or mean (of all of them).
         scale_rewards: divide advantages by the standard deviation of their group.
         ref_model_sync_steps: updates after which the reference moves towards the policy; None is
             never.
         ref_model_mixup_alpha: share of the distance by which it moves.
         score_chunk: completions whose copies go through the model at once, a multiple of the
-            devices that split rows; None is one for each of them. Memory grows with it. A chunk of
+            devices that split rows; None is one per such device. Memory grows with it. A chunk of
             all completions (of a part, if accumulated) keeps its activations for the gradient,
-            smaller ones compute them again. An incomplete chunk is filled up with rows that do not
+            smaller ones recompute them. An incomplete chunk is filled up with rows that do not
             count.
         remat: recompute the inside of layers, as in SFT.
         rollout_mesh: devices for sampling, such as data=2,tensor=4, where a copy of the weights in
@@ -221,11 +223,12 @@ class GRPOConfig:
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         require_shares(self, "ref_model_mixup_alpha")
         require_one_of("baseline", self.baseline, BASELINES)
-        # Scores come from full attention, so completions must be sampled with it.
+        # Scores are computed with full attention, so completions must be sampled with it.
         decoding = self.generation.decoding.settings
         require("scores do not know its mask", lambda cache: cache != "causal", decoding, "cache")
         if self.masks.estimator == "trace":
-            # Their keys and values come from earlier blocks, or their tokens from other canvases.
+            # With these settings, keys and values come from earlier blocks, or tokens from other
+            # canvases.
             rule = partial(require, "estimator='trace' does not score such a decoding")
             rule(lambda value: value == 1, decoding, "refresh_every")
             rule(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
@@ -265,7 +268,7 @@ class GRPOConfig:
         return self.prompts_per_step * self.num_generations
 
     def steps(self, prompt_count: int) -> int:
-        """Return the updates of a run over that many prompts."""
+        """Return the number of updates of a run over `prompt_count` prompts."""
         if self.training.max_steps is not None:
             return self.training.max_steps
         # 100 prompts, 1 epoch, 8 per rollout, 2 updates each: 13 rollouts, 26 updates

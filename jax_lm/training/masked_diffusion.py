@@ -12,9 +12,9 @@ weight.
 - With a `block_length`, each block of a sample has a level and masks of its own, and attends to the
   clean blocks before it (`jax_lm.models.attention.attends_by_blocks`). Blocks of one token make
   this the autoregressive loss.
-- Decoding by confidence sees other canvases than random masks leave: a beginning, and the most
-  likely tokens of the rest, the end of the text before its middle. A `confident_share` of the
-  samples is masked in this way.
+- Decoding by confidence meets canvases that random masks rarely produce: the beginning of the text
+  and the most likely of the other tokens are visible, the end often before the middle. A
+  `confident_share` of the samples is masked like that.
 
 Knows batches, no files.
 """
@@ -98,21 +98,21 @@ def loss_terms(
 ) -> LossTerms:
     """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser.
 
-    `pairs` numbers what has a level of its own, if that is not a sample.
+    If the blocks of a sample have their own levels, `pairs` numbers the pairs of sample and block.
     """
-    drawn = samples if pairs is None else pairs
-    drawn_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), drawn)
-    weights = token_weights(config, masked, drawn, levels, drawn_sizes)
+    level_ids = samples if pairs is None else pairs
+    level_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), level_ids)
+    weights = token_weights(config, masked, level_ids, levels, level_sizes)
     sizes = masking.over_samples("sum", canvas.astype(jnp.float32), samples)
     # A sample with 4 canvas positions: each is 1/4 of the sample.
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
         weights = weights * shares
     # `sequence` and `batch` divide by the number of samples.
-    counted = {"token": canvas, "masked": masked}.get(config.normalisation, shares)
-    # Not multiplied by 0, as the loss of a position that does not count may be infinite.
+    counts = {"token": canvas, "masked": masked}.get(config.normalisation, shares)
+    # `where`, because the loss of a position that does not count may be infinite, and inf * 0 is NaN.
     total = jnp.sum(jnp.where(masked, losses * weights, 0.0))
-    return LossTerms(total, jnp.sum(counted, dtype=jnp.float32), {})
+    return LossTerms(total, jnp.sum(counts, dtype=jnp.float32), {})
 
 
 def drawn_loss_terms(
@@ -134,7 +134,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
     def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
-        # levels and attention; `pairs` numbers what has a level of its own
+        # levels and attention; each sample, or each pair of sample and block, has its own level
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         pairs = samples
         remat = bool(config.remat)
@@ -164,17 +164,17 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
                     f"confident_share={config.confident_share}: "
                     f"must be 0 where masks are drawn already"
                 )
-            key_ranked, key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))
-            begun = masking.begun(key_begun, canvas, pairs, levels)
+            key_ranked, key_prefix = jax.random.split(jax.random.fold_in(key_mask, 0))
+            prefix = masking.begun(key_prefix, canvas, pairs, levels)
             constant = nnx.merge(graph, jax.lax.stop_gradient(params))
-            confidence = log_probs(constant, jnp.where(begun, tokens, empty))
-            confidence = jnp.where(begun, jnp.inf, confidence)
+            confidence = log_probs(constant, jnp.where(prefix, tokens, empty))
+            confidence = jnp.where(prefix, jnp.inf, confidence)
             ranks = masking.confident_ranks(
                 key_ranked, confidence, canvas, pairs, config.confident_share
             )
         if config.high_levels:
-            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Not where ranks
-            # decide the masks: most of such a canvas would be ends of texts.
+            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Samples masked by
+            # rank keep their level: at a high one, mostly ends of texts would stay visible.
             high = 1 - (1 - levels) ** 2
             levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
         # masks
@@ -202,16 +202,19 @@ def predict_blocks(
     forward pass computes all blocks.
     """
     positions = masking.sample_positions(samples)
-    blocks, owners, places = (
-        jnp.concatenate([each, each], axis=1) for each in (positions // length, samples, positions)
+    blocks, both_samples, both_positions = (
+        jnp.concatenate([values, values], axis=1)
+        for values in (positions // length, samples, positions)
     )
     is_noisy = jnp.arange(blocks.shape[1])[None] < noisy.shape[1]
     mask = attends_by_blocks(
         blocks[:, :, None], blocks[:, None], is_noisy[:, :, None], is_noisy[:, None]
     )
-    mask &= owners[:, :, None] == owners[:, None]
+    mask &= both_samples[:, :, None] == both_samples[:, None]
     both = jnp.concatenate([noisy, clean], axis=1)
-    noisy_rows, clean_rows = jnp.split(model.model(both, mask, places, remat=remat), 2, axis=1)
+    noisy_rows, clean_rows = jnp.split(
+        model.model(both, mask, both_positions, remat=remat), 2, axis=1
+    )
     if not model.config.family.shifts:
         return noisy_rows
     # Blocks of 2, noisy rows [n0, n1, n2, n3], clean rows [c0, c1, c2, c3]: a block begins after the
@@ -255,7 +258,7 @@ def train(
     Args:
         model: holds the trained weights afterwards.
         source: draws the batches.
-        loss: its form.
+        loss: settings of the loss.
         config: settings of the run.
         out: folder of the run; a run in it is continued.
         trained: which parameters are trained, by their checkpoint name.
@@ -305,7 +308,7 @@ def train(
     # evaluation
     parts = config.gradient_accumulation_steps
     held_out = [fill_rows(batch, parts * row_devices(model.mesh)) for batch in held_out]
-    # Masks chosen by confidence would follow the weights.
+    # Held-out masks must not change with the weights, as masks by confidence would.
     constant = dataclasses.replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
     terms = held_out_terms(objective, config.dtype, parts)
@@ -317,10 +320,10 @@ def train(
 
 
 def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
-    """Return the loss with the blocks of the model; the model gets those of the loss if it has none.
+    """Return the loss with the model's block length; a model without one gets that of the loss.
 
     Raises:
-        ValueError: they differ, or the model cannot have blocks.
+        ValueError: both have one and they differ, or the model cannot attend by blocks.
     """
     if loss.block_length is not None:
         model.become(model.config.with_blocks(loss.block_length))
@@ -365,7 +368,7 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
 
 
 def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
-    """Compile the loss of a held-out batch, in the parts of a training batch, whose memory it takes.
+    """Compile the loss of a held-out batch, cut into parts so that it fits the memory of training.
 
     Args:
         objective: the loss.
@@ -390,10 +393,10 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
         if parts == 1:
             return part(params, batch)
         # Tied to its rows, as in an update: TPUs would keep a copy made before the loop.
-        found = jax.lax.map(
+        terms_of_parts = jax.lax.map(
             lambda rows: part(*tie_operands("tpu", params, rows)), split_rows(batch, parts)
         )
-        return jax.tree.map(jnp.sum, found)
+        return jax.tree.map(jnp.sum, terms_of_parts)
 
     return compute_terms
 
@@ -408,11 +411,12 @@ def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> 
     """
 
     def evaluate(params: Params) -> Metrics:
-        found = [
+        results = [
             terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]
         return {
-            "loss": sum(float(each) for each, _ in found) / sum(float(each) for _, each in found)
+            "loss": sum(float(each) for each, _ in results)
+            / sum(float(each) for _, each in results)
         }
 
     return evaluate

@@ -1,7 +1,7 @@
 """Metrics of a run: averaging, and writing to console, metrics.jsonl, TensorBoard and W&B.
 
-Console and metrics.jsonl are always written, trackers on request. Knows names, steps and numbers,
-nothing of training.
+Console and metrics.jsonl are always written, trackers on request. Knows names, steps and numbers, but
+nothing about training.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ METRICS_FILE = "metrics.jsonl"
 # Metrics whose name starts with this are combined by maximum, all others by mean.
 LARGEST = "max_"
 
-# Metrics on the console, besides those of evaluations.
+# Metrics on the console, in addition to those of evaluations.
 SHOWN = (
     "loss",
     "reward",
@@ -49,7 +49,7 @@ class Meter:
     Attributes:
         sums: sum and count of each metric; for names in max_, the maximum and 1.
         tokens: tokens since the last entry.
-        seconds: seconds since the last entry, without those since `clock`.
+        seconds: seconds since the last entry that earlier processes of the run measured.
         earlier: seconds of the run up to the last entry.
         clock: when this process began to count.
     """
@@ -113,7 +113,7 @@ def require_trackers(names: Sequence[str]) -> None:
 def open_writers(
     out: Path, track: Sequence[str], *, steps: int, resumed_at: int, config: Mapping[str, object]
 ) -> Iterator[Write]:
-    """Open console, metrics.jsonl and the requested trackers; yields a function that writes to all.
+    """Open metrics.jsonl and the requested trackers; yields a function that writes to all and logs.
 
     Args:
         out: folder of the run.
@@ -122,7 +122,7 @@ def open_writers(
         resumed_at: step of the checkpoint that the run continues from, 0 for a new one.
         config: settings of the run, for trackers that show them.
     """
-    opened = {
+    openers = {
         "tensorboard": lambda: tensorboard_writer(out / "tensorboard", resumed_at),
         "wandb": lambda: wandb_writer(out, config),
     }
@@ -130,11 +130,11 @@ def open_writers(
     require_trackers(track)
     logger.info("all metrics: %s", out / METRICS_FILE)
     with ExitStack() as stack:
-        trackers = [stack.enter_context(opened[name]()) for name in track]
+        trackers = [stack.enter_context(openers[name]()) for name in track]
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
 
         def write(step: int, metrics: Metrics) -> None:
-            # the file has all of them
+            # the console shows some metrics, the file and trackers get all
             shown = [name for name in metrics if name in SHOWN or name.startswith("eval_")]
             text = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown)
             logger.info("step %d/%d  %s", step, steps, text)

@@ -15,7 +15,8 @@ from jax_lm.training.config import OptimizerConfig
 def schedule(config: OptimizerConfig, steps: int, peak: float) -> optax.Schedule:
     """Make a linear warm-up to `peak`, and a cosine decay that reaches its minimum at `steps`.
 
-    The first update has a rate, too: update w of w has the peak.
+    The rate of the first update is not 0: with w warm-up steps it is peak / w, and update w has the
+    peak.
     """
     # 100 steps, 10 of warm-up, peak 1e-3, ratio 0.1: 1e-4 at step 0, 1e-3 at 9, 1e-4 at 100
     warmup = max(config.warmup(steps), 1)
@@ -56,7 +57,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 def muon_or_adamw(params: optax.Params) -> optax.Params:
     """Label the leaves: muon for matrices inside decoder layers, adamw for everything else.
 
-    Embedding and head are not among the former: they do not map activations to activations.
+    Embedding and head get adamw, because they do not map activations to activations.
     """
 
     def label(path: tuple, leaf: Array) -> str:

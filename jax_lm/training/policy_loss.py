@@ -48,7 +48,9 @@ MAX_LOG_RATIO = 20.0
 
 
 class Copies(NamedTuple):
-    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair; or others.
+    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair.
+
+    Other estimators than `coupled` have other copies (`forward_process`).
 
     One pair on a completion A B C D, with t = 0.25 and m1 masking B alone, has three copies:
 
@@ -133,11 +135,12 @@ def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> Weight
 
 
 def draw_bound_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
-    """Draw pairs that mask l random tokens of a row, and the others; l is uniform in 0 to L.
+    """Draw pairs of masks for a row of L tokens: l random tokens, and the other L - l.
 
-    A copy with l masks has weight (L + 1) / l: each l has probability 1 / (L + 1), and l of the L
-    tokens are summed. The mean over all masks is the evidence bound, the mean over l from 1 to L of
-    the mean over masks (ESPO, arXiv 2512.03759, `_get_elbo` of its code).
+    l is uniform on 0 to L. A copy with l masks has weight (L + 1) / l, because each l has
+    probability 1 / (L + 1), and l of the L tokens are summed. The mean over all masks is then the
+    evidence bound: the mean over l from 1 to L, and over masks of l tokens (ESPO, arXiv 2512.03759,
+    `_get_elbo` of its code).
     """
     key_count, key_order = jax.random.split(key)
     shape = (estimator.num_mask_pairs, length)
@@ -239,7 +242,7 @@ def completion_scores(
         attention_mask: as in sampling.
         copies: masked copies of the rows.
         chunk: as in `score_in_chunks`.
-        remat: keep only the inputs of layers of the activations.
+        remat: of the activations, keep only the inputs of layers, and recompute the others.
         temperature: divides the logits.
     """
     completion_length = copies.scored.shape[2]
@@ -269,10 +272,10 @@ def score_in_chunks(
     Args:
         score: maps a chunk of the rows to its scores.
         rows: a tree of arrays whose first axis is the samples.
-        chunk: samples that go through model and head at a time. They are computed again in the
-            backward pass, so memory holds the activations and logits of one chunk. One chunk of
-            all samples, which is None, would save nothing that way and keeps its activations.
-            Samples that fill up the last chunk are scored twice and dropped.
+        chunk: samples that go through model and head at a time. A chunk is recomputed in the
+            backward pass, so memory holds the activations and logits of one chunk. None is a single
+            chunk of all samples; it is not recomputed, which would save nothing. Samples that fill
+            up the last chunk are scored twice, and the second score is dropped.
         mesh: devices that split the samples.
     """
     count = len(jax.tree.leaves(rows)[0])
@@ -303,12 +306,12 @@ def row_weights(
     #   grpo, gspo   (A / 2 + B / 4) / 2
     lengths = jnp.sum(completion_mask, axis=1).astype(jnp.float32)
     rows = jnp.sum(lengths > 0).astype(jnp.float32)
-    each = jnp.ones_like(lengths)
+    ones = jnp.ones_like(lengths)
     if loss_type in ("bnpo", "dapo"):
-        return each, jnp.sum(lengths)
+        return ones, jnp.sum(lengths)
     if loss_type == "dr_grpo":
-        return each, rows * completion_mask.shape[1]
-    return each / jnp.maximum(lengths, 1.0), rows
+        return ones, rows * completion_mask.shape[1]
+    return ones / jnp.maximum(lengths, 1.0), rows
 
 
 def divergence(scores: TokenScores, reference_scores: TokenScores, clamp: float) -> TokenScores:
@@ -378,7 +381,7 @@ def policy_loss(
     bounded = ratio if form.delta is None else jnp.minimum(ratio, form.delta)
     surrogate = jnp.where(advantage < 0, bounded, ratio) * advantage
     terms = -jnp.minimum(surrogate, clipped * advantage)
-    # The gradient of log p grows as p falls: without bound, unlikely tokens of bad rows rule it.
+    # The gradient of log p grows as p falls: unlikely tokens of bad rows would dominate the update.
     probability = jnp.exp(old_scores)
     weight = form.negative_scale * probability**form.negative_power
     weight = jnp.where(probability < form.negative_floor, 0.0, weight)
@@ -395,7 +398,7 @@ def policy_loss(
     metrics: dict[str, Mean | Array] = {
         "logprob": over_tokens(scores),
         "rewarded_logprob": over_tokens(scores, mask * (advantage > 0)),
-        # Adam would move as far for two groups with variance as for all of them.
+        # Adam's steps do not shrink with the gradient, so few rows with tokens must shrink them.
         RATE_SCALE: Mean(jnp.sum(has_tokens), jnp.float32(len(scores))),
         "clipped_share": over_tokens(is_clipped),
         "max_log_ratio": jnp.max(jnp.abs(token_log_ratio)),
@@ -403,9 +406,9 @@ def policy_loss(
     }
     # penalty
     if reference_scores is not None:
-        # Outside the completion both agree: there e^d may be infinite, and infinity times 0 is NaN.
-        counted = jnp.where(completion_mask, scores, reference_scores)
-        kl = divergence(counted, reference_scores, form.kl_clamp)
+        # Outside the completion, d is set to 0: e^d may be infinite there, and infinity * 0 is NaN.
+        compared = jnp.where(completion_mask, scores, reference_scores)
+        kl = divergence(compared, reference_scores, form.kl_clamp)
         terms = terms + form.beta * kl
         metrics["kl"] = over_tokens(kl)
     # normalisation

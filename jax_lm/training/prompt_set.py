@@ -46,7 +46,8 @@ class PromptSet:
     Attributes:
         prompts: the prompts that fit.
         too_long: number of prompts dropped because they exceed the allowed length.
-        width: columns that hold any of the prompts; one for all, so that everything compiles once.
+        width: columns that fit the longest prompt; the same for all, so that everything compiles
+            once.
     """
 
     prompts: tuple[Prompt, ...]
@@ -121,7 +122,7 @@ class PromptSet:
         """
         size = len(self.prompts)
         numbers = range(first, first + count)
-        # Draw 0 has the key of a run without dynamic sampling.
+        # Without dynamic sampling there is only draw 0, whose seed has no third number.
         stream = (draw,) if draw else ()
         orders = {
             epoch: np.random.default_rng((seed, epoch, *stream)).permutation(size)

@@ -63,7 +63,7 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     # memory that training holds: masters and moments of trained weights, and the compute copy
     held = bytes_on_device(trained, config, mesh, HELD_PER_WEIGHT)
     held += bytes_on_device(policy, config, mesh)
-    # None on a CPU, whose devices share the memory of the host.
+    # `memory_stats` is None on a CPU, whose devices share the memory of the host.
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
     def copy_bytes(shape: MeshShape) -> int:

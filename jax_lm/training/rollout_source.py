@@ -55,7 +55,8 @@ class MaskedRows(NamedTuple):
     """Rows to score, and the keys and steps that determine their masks.
 
     Attributes:
-        tokens: prompts and completions; as sampled where steps are read.
+        tokens: prompts and completions; as sampled, including what follows a stop token, if
+            `commit_step` is set.
         attention_mask: as in sampling.
         completion_mask: the tokens that count.
         keys: data of the keys that draw the masks.
@@ -106,14 +107,14 @@ def policy_scores(
     """Score rows under a policy."""
     model = graph.merge(params)
     tokens = rows.tokens
-    how = {
+    settings = {
         "remat": remat,
         "temperature": generation.temperature if masks.sampling_temperature else 1.0,
     }
     if rows.commit_step is not None:
         steps = rows.commit_step
         if masks.estimator == "left_to_right":
-            # Its blocks bound the canvases in memory: 96 tokens are three times 32 canvases.
+            # Blocks limit the canvases in memory at a time: 96 tokens are 3 blocks of 32 canvases.
             length = steps.shape[1]
             blocks = Decoding(block_length=BLOCK_LENGTH)
             generation = GenerationOptions(max_new_tokens=length, decoding=blocks)
@@ -121,7 +122,7 @@ def policy_scores(
         blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
 
         def score(part: tuple[Array, Array, Array]) -> TokenScores:
-            return trace_log_probs(model, *part, blocks, mask_id, **how)
+            return trace_log_probs(model, *part, blocks, mask_id, **settings)
 
         parts = tokens, rows.attention_mask, steps
         return replicate(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
@@ -129,7 +130,7 @@ def policy_scores(
     keys = jax.random.wrap_key_data(rows.keys)
     length = generation.max_new_tokens
     copies = forward_process(keys, tokens, length, mask_id, masks)
-    scores = completion_scores(model, tokens, rows.attention_mask, copies, chunk, **how)
+    scores = completion_scores(model, tokens, rows.attention_mask, copies, chunk, **settings)
     return replicate(scores, model.mesh)
 
 
@@ -219,21 +220,22 @@ class RolloutSource:
         if config.loss.beta:
             # A copy: the trainer overwrites its own arrays.
             self.arrays = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
-        # On the host: the start is read at evaluations alone.
+        # The initial policy stays on the host, because only evaluations read it.
         self.start = None
         if config.held_out_prompts and jax.process_count() == 1:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
             self.start = jax.device_get(compute_copy(params, self.dtype)), shardings
         # scoring: one compiled function for the old, reference and current policy
         self.score_rows = make_scorer(sampler.graph, sampler.mask_id, config)
-        # sampling: shapes alone, as the policy's copy in the compute dtype does not exist yet
+        # sampling: from shapes only, because the policy's compute copy does not exist yet
         shapes = jax.eval_shape(self.policy, params)
         sampler, shardings = place_sampler(
             sampler, config.rollout_mesh, trained=params, policy=shapes
         )
         self.rollouts = Rollouts(sampler, shardings, tokenizer, prompts, rewards, config)
         self.batches: list[PolicyBatch] = []
-        # The step at which the reference moved last: a rollout that was interrupted is drawn again.
+        # Step at which the reference moved last. An interrupted rollout is drawn again at the same
+        # step, and must not move it twice.
         self.mixed_at: int | None = None
         self.finished_at: float | None = None
 
@@ -251,13 +253,13 @@ class RolloutSource:
         metrics = {}
         # make a rollout
         if iteration == 0:
-            # Wait for the last update, whose time would count as the rollout's.
+            # Wait for the last update, or its time would count as the rollout's.
             jax.block_until_ready(state.params)
             if self.finished_at is not None:
-                # Since the previous rollout, including what the trainer did between its updates.
+                # Time since the previous rollout, including the trainer's work between updates.
                 metrics["update_seconds"] = time.monotonic() - self.finished_at
-            self.batches, made = self.make(self.policy(state.params), number)
-            metrics |= made
+            self.batches, rollout_metrics = self.make(self.policy(state.params), number)
+            metrics |= rollout_metrics
             self.finished_at = time.monotonic()
         return self.batches[iteration], metrics
 
@@ -279,34 +281,34 @@ class RolloutSource:
         updates = self.score(policy, number, rollout.completions)
         if sampled.totals is None:
             if jax.default_backend() == "cpu":
-                # Judged programs would compete with the scores for cores, and miss time limits.
+                # Programs being judged would compete with scoring for cores and miss time limits.
                 jax.block_until_ready(updates)
             sampled = self.rollouts.judge_rollout(sampled)
             rollout = sampled
         require_rewards(sampled, number)
         # compare
-        advantage, mask = map(self.put, self.rollouts.compare(rollout, number))
+        advantages, mask = map(self.put, self.rollouts.compare(rollout, number))
         batches = [
-            update._replace(rows=update.rows._replace(completion_mask=mask), advantages=advantage)
-            for update in updates
+            batch._replace(rows=batch.rows._replace(completion_mask=mask), advantages=advantages)
+            for batch in updates
         ]
         # report
         self.log(number, rollout)
         return batches, self.rollouts.rollout_metrics(sampled)
 
     def score(self, policy: Params, number: int, completions: Completions) -> list[PolicyBatch]:
-        """Start to score completions under the masks of each update; advantages are not known."""
+        """Start scoring completions under the masks of each update; advantages stay None."""
         config = self.config
         rows = [
             self.make_rows(completions, number, update)
             for update in range(1, 1 + config.num_iterations)
         ]
-        old = policy if config.needs_old_scores else None
+        old_policy = policy if config.needs_old_scores else None
         reference = self.policy(self.arrays) if self.arrays else None
         return [
             PolicyBatch(
                 masked,
-                None if old is None else self.score_rows(old, masked),
+                None if old_policy is None else self.score_rows(old_policy, masked),
                 None if reference is None else self.score_rows(reference, masked),
                 None,
             )
@@ -319,7 +321,7 @@ class RolloutSource:
         ids = jnp.arange(len(completions.tokens))
         keys = sample_keys(self.config.training.seed, number, update, ids)
         return MaskedRows(
-            # The sampler saw what it decided after the stop token, too.
+            # In sampling, tokens after the stop token were visible, too.
             tokens=self.put(completions.sampled if reads_steps else completions.tokens),
             attention_mask=self.put(completions.attention_mask),
             completion_mask=self.put(completions.completion_mask),

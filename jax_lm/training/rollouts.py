@@ -49,7 +49,7 @@ class Completions(NamedTuple):
         tokens: prompt and completion, padded before the prompt and after the completion.
         attention_mask: False on the padding before the prompt, as in sampling.
         completion_mask: the completion up to and including its first stop token.
-        sampled: the tokens before what follows the stop token was replaced by padding.
+        sampled: the tokens as sampled, including those after the stop token.
         commit_step: sampler step that decided each position.
         confidence: probability of each token when it was decided, after temperature and filters.
         texts: the completions as strings, without the stop token.
@@ -192,7 +192,7 @@ class Rollouts:
         """Sample one completion for each prompt with the random numbers of a rollout.
 
         Args:
-            policy: as in `sample_rollout`; copied to where rollouts sample while they do.
+            policy: as in `sample_rollout`; copied to the mesh of rollouts for the call.
             prompts: one per completion.
             number: number of the rollout.
             first: number of the first completion among those of the rollout.
@@ -220,7 +220,7 @@ class Rollouts:
         return rollout
 
     def missing(self, rollout: Rollout) -> int:
-        """Count the groups with variance that a rollout lacks."""
+        """Return how many more groups with variance a rollout needs."""
         varied = has_variance(rollout.rewards, self.config.num_generations)
         return self.config.prompts_per_step - int(varied.sum())
 
@@ -237,9 +237,9 @@ class Rollouts:
         return jax.tree.map(lambda leaf: leaf[rows], rollout)
 
     def compare(self, rollout: Rollout, number: int) -> tuple[RewardArray, Bool[np.ndarray, "b c"]]:
-        """Return the completions' advantages, and the tokens that count.
+        """Return the completions' advantages, and which tokens count.
 
-        None count of a completion that was not judged, or whose group has no variance.
+        No token counts in a completion that was not judged, or whose group has no variance.
         """
         config = self.config
         rewards = rollout.rewards
@@ -257,9 +257,9 @@ class Rollouts:
         return compared, rollout.completions.completion_mask & counts[:, None]
 
     def rollout_metrics(self, rollout: Rollout) -> Metrics:
-        """Summarise a rollout with all that was drawn for it: rewards, lengths, entropy, times.
+        """Summarise all completions drawn for a rollout: rewards, lengths, entropy, times.
 
-        The entropy is that of sampling, per token, estimated from what was drawn.
+        The entropy of sampling, per token, is estimated from the sampled tokens.
         """
         completions = rollout.completions
         confidence = completions.confidence[completions.completion_mask]
@@ -286,7 +286,7 @@ def sample_keys(
     iteration: Int[Array, ""] | int,
     sample_ids: Int[Array, "b"],
 ) -> Key[Array, "b"]:
-    """Derive one key per sample from its global id, independent of how a batch is cut."""
+    """Derive one key per sample from its global id, whatever batch the sample is in."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
     return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(sample_ids)
 
@@ -414,8 +414,8 @@ def advantages(
 ) -> RewardArray:
     """Compute advantages: compare each reward with the others of its group of consecutive rows.
 
-    NaN is the reward of a completion that was not judged. It enters no baseline, and its advantage
-    is 0. So is that of a completion without another judged one in its group.
+    A reward is NaN if the completion was not judged: it enters no baseline, and its advantage is 0.
+    A completion without another judged one in its group has advantage 0, too.
 
     Args:
         rewards: one per completion.

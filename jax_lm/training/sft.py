@@ -32,13 +32,14 @@ from jax_lm.training.run_defaults import resolve_trainer
 
 logger = logging.getLogger(__name__)
 
-# Part of the random generator's key, apart from those that order the samples.
+# Part of the random generator's seed, to differ from the generators that order the samples.
 HELD_OUT_SEED = 1
 # Passes over the samples after which a small model has memorised them.
 MANY_PASSES = 30
-# Updates below which a model answers as before: examples of a few lines took 80 (docs/guides).
+# With fewer updates, a model answers as before: examples of a few lines took 80 (docs/guides).
 FEW_UPDATES = 40
-# Longest sample that is taken if no length is set, and multiple of the length that is chosen.
+# If no length is set: the longest sample that is accepted, and the multiple that rows are rounded
+# up to.
 LONGEST = 2048
 LENGTH_BUCKET = 32
 
@@ -62,7 +63,7 @@ def fine_tune(
         config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
-        expansion: shows a sample with a hole (`jax_lm.data.expansion`), for `expand_delete`.
+        expansion: opens a hole in each sample (`jax_lm.data.expansion`), for `expand_delete`.
         trained: which parameters are trained, by name.
         identity: further settings that a resumed run must agree on.
 
@@ -81,7 +82,7 @@ def fine_tune(
     if config.num_train_epochs is not None:
         training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
     report_length(len(samples), config.batch_size, training.steps, stream().steps(1.0))
-    # variation of samples: prompts are masked too at first, or holes are shown
+    # variation of samples: at first prompts are masked, too; or holes are opened
     reveal_steps = round(config.condition_share * training.steps)
     vary = reveal_prompts(reveal_steps) if config.condition_share else expansion
     require_memory(model, config, "sft", trained)
@@ -98,7 +99,7 @@ def fine_tune(
 
 
 def longest_allowed(config: SftConfig, context: int) -> int:
-    """Return the longest sample that is taken, in tokens.
+    """Return the longest sample that is accepted, in tokens.
 
     Raises:
         ValueError: `max_length` exceeds the context.
@@ -111,7 +112,7 @@ def longest_allowed(config: SftConfig, context: int) -> int:
 
 
 def resolve_length(config: SftConfig, samples: TrainingSamples, context: int) -> SftConfig:
-    """Choose rows as long as the longest sample and the pads after it, unless a length is set.
+    """Set `max_length`, if it is None, to fit the longest sample and the pads after it.
 
     Raises:
         ValueError: `max_length` exceeds the context.
@@ -221,7 +222,7 @@ def make_streams(
     config: SftConfig | AdaptConfig,
     pad_id: int,
     spare_pads: int | None,
-    shown: Vary | None = None,
+    held_out_vary: Vary | None = None,
 ) -> tuple[Callable[..., SampleStream], list[Batch]]:
     """Split samples into a training stream and held-out batches.
 
@@ -233,7 +234,7 @@ def make_streams(
         config: settings of the run.
         pad_id: id of the pad token.
         spare_pads: pads between samples that share a row; None gives each a row of its own.
-        shown: `vary` of the held-out samples.
+        held_out_vary: `vary` of the held-out samples.
     """
     seed = config.training.seed
     share = config.held_out_share
@@ -242,16 +243,16 @@ def make_streams(
     # or alone
     if isinstance(samples, TokenShards) and samples.kind == "text":
         rows: Any = TextRows.of(samples, config.max_length, seed)
-        learnt, held_out = rows.split(share)
+        training_order, held_out = rows.split(share)
     else:
         rows = samples
         lengths = lengths_of(samples, config.max_length, spare_pads)
         capacity = None if spare_pads is None else config.max_length
         parts = split(len(samples), share, seed)
         orders = (Order(lengths[part], seed, capacity, part) for part in parts)
-        learnt = next(orders)
+        training_order = next(orders)
         held_out = next(orders, None)
-    # What the streams of both parts share; each adds its order.
+    # Arguments that both streams share; each adds its order.
     stream = partial(
         SampleStream,
         rows,
@@ -263,9 +264,9 @@ def make_streams(
     )
     batches = []
     if held_out:
-        evaluated = stream(held_out, vary=shown)
+        evaluated = stream(held_out, vary=held_out_vary)
         batches = [evaluated.batch(number) for number in range(evaluated.steps(1.0))]
-    return partial(stream, learnt), batches
+    return partial(stream, training_order), batches
 
 
 def lengths_of(samples: TrainingSamples, limit: int, spare_pads: int | None) -> Indices:

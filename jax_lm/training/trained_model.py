@@ -28,9 +28,9 @@ class TrainedModel:
         tokenizer: tokenizer of the model.
         dtype: dtype of the saved weights.
         source: folder of the model before the training.
-        adapters: their size, if adapters are trained instead of the weights.
-        base: the model as its adapters name it.
-        start: the adapter that is trained further.
+        adapters: settings of the adapters, if adapters are trained instead of the weights.
+        base: the base model that saved adapters name.
+        start: a stored adapter that is trained further.
     """
 
     out: Path
@@ -108,10 +108,10 @@ def load_for_training(
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     # where the result is saved; checked before the weights are loaded, which takes longest
     adapters = found.adapter.config if found.adapter else adapters
-    of_adapters = (
+    adapter_fields = (
         {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
     )
-    target = TrainedModel(out, tokenizer, save_dtype, found.folder, **of_adapters)
+    target = TrainedModel(out, tokenizer, save_dtype, found.folder, **adapter_fields)
     # weights, then adapters
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), int8=int8
@@ -127,10 +127,10 @@ def load_for_training(
 def add_expansion(
     model: DreamForCausalLM, target: TrainedModel, settings: SftConfig, max_length: int
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
-    """Add the token for expanding to a model that has none.
+    """Prepare a model for training with `expand_delete`; adds the token for expanding if it is missing.
 
     Returns:
-        The model, its saved form, and the `Expansion` that makes samples for it.
+        The model, where it is saved, and the `Expansion` that makes its samples.
 
     Raises:
         ValueError: only adapters are trained, which cannot learn a new token; or no id ends a text.

@@ -128,8 +128,8 @@ class Trainer:
         # optimizer
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
-        # Copied, because the step overwrites its arguments and the caller keeps its arrays.
-        # weights and moments
+        # weights and moments; copied, because the step overwrites its arguments and the caller keeps
+        # its arrays
         masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
         optimizer = transform.init(masters)
         placement = placements(masters, optimizer)
@@ -200,9 +200,9 @@ class Trainer:
             with self.writer() as write, self.profiler() as profile:
                 bar = progress if terminal.shows_progress() else None
                 finish = partial(self.finish, write=write, bar=bar, check=check)
-                over = threading.Event()
-                leave = partial(self.leave_draw, over, checkpoints, source, finish)
-                start = threading.Thread(target=leave, daemon=True).start
+                ended = threading.Event()
+                leave_draw = partial(self.leave_draw, ended, checkpoints, source, finish)
+                start = threading.Thread(target=leave_draw, daemon=True).start
                 is_start = evaluates_start and self.state.step == 0
                 if evaluate and is_start and self.evaluate_weights(evaluate, write):
                     self.save(checkpoints, source)
@@ -210,7 +210,7 @@ class Trainer:
                     finished = self.loop(
                         source, checkpoints, write, finish, terminated, profile, evaluate
                     )
-                over.set()
+                ended.set()
             if finished and config.load_best_model_at_end and self.best.step is not None:
                 self.restore(checkpoints, source, self.best.step)
             return finished
@@ -272,7 +272,7 @@ class Trainer:
         """Draw a batch and start its step, without waiting for the devices."""
         self.is_drawing = True
         batch, drawn = source.draw(self.state)
-        # From here on the weights are overwritten: `leave_draw` must have seen the last step.
+        # The step overwrites the weights, so wait if `leave_draw` is saving them.
         with self.drawing_ends:
             self.is_drawing = False
         step = self.state.step + 1
@@ -302,7 +302,7 @@ class Trainer:
                 f"{metrics['gradient_norm']}; the batch is in {saved}"
             )
         check(running.step, metrics)
-        # A source draws the rows of this process, or all rows as arrays that every process holds.
+        # A batch holds the rows of this process only, or is a global array with all rows.
         tokens = running.batch.tokens
         shared = isinstance(tokens, jax.Array) and not tokens.is_fully_addressable
         self.meter.add(
@@ -318,11 +318,11 @@ class Trainer:
                 entry["mfu"] = entry["tokens_per_second"] * self.token_flops(tokens.shape[1]) / peak
             write(running.step, entry)
             if bar:
-                shown = [
+                texts = [
                     f"{name} {entry[name]:.4g}" for name in ("loss", "reward") if name in entry
                 ]
                 speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
-                bar(running.step, last, "  ".join([*shown, speed]))
+                bar(running.step, last, "  ".join([*texts, speed]))
 
     def leave_draw(
         self,
@@ -393,10 +393,10 @@ class Trainer:
     def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
         """Load weights, moments and the source's arrays from a checkpoint."""
         # Keep only shapes and shardings, to free the current arrays before the saved ones load.
-        like = abstract_of((self.state._replace(step=()), source.arrays))
+        template = abstract_of((self.state._replace(step=()), source.arrays))
         self.state = State({}, (), 0)
         source.arrays = ()
-        state, source.arrays = checkpoints.load_state(like, step)
+        state, source.arrays = checkpoints.load_state(template, step)
         self.state = state._replace(step=step)
 
     def writer(self) -> AbstractContextManager[Write]:
@@ -438,7 +438,7 @@ class Trainer:
 
 
 class Running(NamedTuple):
-    """A step that the devices are computing."""
+    """A step that the devices are computing; `drawn` holds the source's metrics of its batch."""
 
     step: int
     batch: Batch
@@ -481,7 +481,7 @@ class BestEvaluation:
         patience: evaluations in a row without improvement that end a run; None never does.
         value: metric of the best evaluation; None before the first.
         step: step of the best evaluation.
-        since: evaluations since then.
+        since: evaluations since the best one.
     """
 
     metric: str | None

@@ -24,13 +24,13 @@ Params = dict[Any, Any]
 Batch = Any
 
 
-# On a CPU, XLA begins each operation as soon as its operands are there, to run many of them in
-# parallel. With remat, the operands of a layer's recomputation are there from its forward pass on,
-# so that the activations of all layers would be kept: recomputing would save nothing.
+# On a CPU, XLA starts each operation as soon as its operands are available, to run many in parallel.
+# With remat, the operands of a layer's recomputation are available from its forward pass on, so all
+# layers would be recomputed early and kept: remat would save nothing.
 IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
-# A metric of a loss by which its steps are scaled.
+# Name of the metric by which a loss may scale the optimizer's step.
 RATE_SCALE = "rate_scale"
 
 
@@ -129,7 +129,7 @@ def make_update(
 
 
 def platform(placement: Any) -> str:
-    """Return the platform of a tree of shardings, or of the devices that are there."""
+    """Return the platform of a tree of shardings; without any, that of this process's devices."""
     shardings = jax.tree.leaves(placement)
     devices = shardings[0].device_set if shardings else jax.devices()
     return next(iter(devices)).platform
@@ -267,14 +267,16 @@ def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
     random draw is a hash of salt and index.
     """
     # Number of each element: in a [2, 3] array, element [1, 2] is 1 * 3 + 2 = 5.
-    place = jnp.zeros(weights.shape, jnp.uint32)
+    hashed = jnp.zeros(weights.shape, jnp.uint32)
     for axis, size in enumerate(weights.shape):
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, weights.shape, axis)
-    place ^= jnp.uint32(salt)
+        hashed = hashed * jnp.uint32(size) + jax.lax.broadcasted_iota(
+            jnp.uint32, weights.shape, axis
+        )
+    hashed ^= jnp.uint32(salt)
     # The finalizer of MurmurHash3.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        place = (place ^ (place >> shift)) * jnp.uint32(factor)
-    draw = (place ^ (place >> 16)) & 0xFFFF
+        hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
+    draw = (hashed ^ (hashed >> 16)) & 0xFFFF
     # bfloat16 is the upper half of float32. Adding a draw from 0 to 0xFFFF to the lower half
     # carries into the upper one with probability lower / 0x10000.
     bits = jax.lax.bitcast_convert_type(weights, jnp.uint32) + draw
@@ -294,7 +296,7 @@ def merge_params(first: Params, second: Params) -> Params:
 
 
 def partition(tree: Params, belongs: Callable[[str], bool]) -> Params:
-    """Keep the leaves of a nested dict whose dotted names belong to it."""
+    """Return the part of a nested dict whose dotted leaf names satisfy `belongs`."""
     # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}}
     leaves = flatten_dict(tree).items()
     return unflatten_dict(
