@@ -313,9 +313,9 @@ def test_wrong_options_are_refused_by_name(address, param):
         ({"prompt": None}, "prompt: must be given"),
         (
             {"tool_choice": "required"},
-            "tool_choice='required': this server does not have it; 'none' or 'auto' means nothing",
+            "tool_choice='required': not supported by this server; only 'none' or 'auto' is accepted",
         ),
-        ({"surprise": 1}, "surprise: this server does not have it"),
+        ({"surprise": 1}, "surprise: not supported by this server"),
         ({"top_k": 51}, "top_k=51: must be less than or equal to 50"),
         ({"max_tokens": 0}, "max_tokens=0: must be at least 1, or 0 with the echo of a completion"),
     ],

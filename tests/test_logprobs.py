@@ -143,7 +143,7 @@ def test_nobody_who_does_not_ask_is_told(client):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_logprobs": 2}, "top_logprobs=2: goes with logprobs=true"),
+        ({"top_logprobs": 2}, "top_logprobs=2: needs logprobs=true"),
         (
             {"logprobs": True, "top_logprobs": 21},
             "top_logprobs=21: must be less than or equal to 20",

@@ -541,7 +541,7 @@ REFUSALS = [
     ),
     (
         {"response_format": NAMED | {"extra": 1}},
-        "response_format.extra: this server does not have it",
+        "response_format.extra: not supported by this server",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},

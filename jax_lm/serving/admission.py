@@ -23,7 +23,7 @@ PREPARING_SECONDS = 10.0
 
 
 class ContextLengthError(ValueError):
-    """Raised for a request that exceeds the context, in the words by which OpenAI's clients know it."""
+    """Raised for a request that exceeds the context; clients of OpenAI recognise the message."""
 
     def __init__(self, given: int, hole: int, context: int) -> None:
         super().__init__(
@@ -58,9 +58,9 @@ def sequence_of(
     if given + hole > context:
         raise ContextLengthError(given, hole, context)
     fields: Fields = {
-        # a key of its own for each answer
+        # each answer has its own key
         "key": request_key(request.seed, request.index),
-        # the grammar is the repair's, not the step's
+        # the repair applies the grammar, not the step
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
         "is_left_to_right": inference.is_autoregressive,

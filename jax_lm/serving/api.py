@@ -50,7 +50,7 @@ ENDPOINTS: dict[str, tuple[type[schemas.DecodingBody], type[AnswerFormat]]] = {
     "/v1/denoise": (DenoiseBody, DenoiseFormat),
     "/infill": (InfillBody, InfillFormat),
 }
-# How an answer ends for which no tokens were asked.
+# The end of an answer to a request for 0 tokens.
 NO_TOKENS = Event(reason="length")
 
 
@@ -62,7 +62,7 @@ class ServerSettings:
         model: name under which the model is offered.
         notice: remark about the model, shown on the page.
         logs_prompts: write prompts to the log, and answers that are not streamed.
-        defaults: values of fields that a request does not give (`schemas.SERVER_DEFAULTS`).
+        defaults: default values of fields of requests (`schemas.SERVER_DEFAULTS`).
     """
 
     model: str
@@ -80,13 +80,13 @@ class Server:
         is_left_to_right = engine.inference.is_autoregressive
         self.presets = () if is_left_to_right else tuple(PRESETS)
         self.markers = len(GAP_TOKENS) if is_left_to_right else 0
-        # requests with a grammar, or with a prompt to score, are prepared one at a time
+        # slow requests (a grammar, or a prompt to score) are prepared one at a time
         self.turn, self.places = asyncio.Lock(), asyncio.Semaphore(MAX_PREPARING)
 
     # Create jobs from request bodies.
 
     def defaults(self, body: schemas.DecodingBody, *, is_gap: bool = False) -> Mapping[str, Any]:
-        """Return the defaults for a request, with the preset of its model's name."""
+        """Return the defaults for a request, with the preset that its model name selects."""
         defaults = dict(self.settings.defaults)
         # holes that find their length are filled without a cache
         if is_gap and self.engine.inference.sampler.growth and body.growth != "off":
@@ -114,13 +114,13 @@ class Server:
         return preset
 
     def gaps(self, body: schemas.DecodingBody) -> list[Gap]:
-        """Encode the texts of a request, none of them empty.
+        """Encode the texts of a request; each prompt gets at least one token.
 
         Raises:
             ValueError: a text cannot be encoded, or one that is returned or scored does not fit.
         """
         context = self.engine.context
-        # an empty prompt is the beginning of a text, as in OpenAI's interface
+        # an empty prompt becomes the end-of-text token, as in OpenAI's interface
         gaps = [
             gap._replace(before=gap.before or [self.tokenizer.end_id])
             for gap in body.gaps(self.tokenizer, context - self.markers)
@@ -143,8 +143,8 @@ class Server:
         """Create the requests for the answers to one prompt."""
         # tokens of the context that are left for the hole
         room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
-        most = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens)
-        length = body.length or max(1, min(most, room))
+        default = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens)
+        length = body.length or max(1, min(default, room))
         is_gap = gap.after is not None
         # answers to one prompt differ only in their index
         request = jobs.Request(
@@ -164,7 +164,7 @@ class Server:
     ) -> list[Job]:
         """Encode the texts of a request and submit it to the engine.
 
-        On a thread, as a long text takes seconds to encode.
+        This runs on a thread, because a long text takes seconds to encode.
 
         Raises:
             Refusal: the engine cannot decode the request.
@@ -202,14 +202,14 @@ class Server:
             raise Refusal(501, message, code="not_installed") from missing
 
     async def prepare_in_turn(self, prepare: Callable[[], list[Job]], http: Request) -> list[Job]:
-        """Prepare a request that takes long after those that came before it.
+        """Prepare a slow request on a thread, after earlier slow requests.
 
-        A preparation may take seconds, during which the event loop and the engine continue.
+        Meanwhile the event loop and the engine continue.
 
         Raises:
             RejectedError: too many requests wait already, or the client has disconnected.
         """
-        # one place for each that waits, and for the one being prepared
+        # waiting requests have places, and so has the one being prepared
         if self.places.locked():
             raise RejectedError("queue_full", self.engine.queue.retry_after)
         # The lock is fair: requests are prepared in order of arrival.
@@ -239,7 +239,7 @@ class Server:
             if not task.done():
                 raise failure("cancelled")
             return task.result()
-        except BaseException:  # cancelled, refused or failed: nobody waits for the jobs
+        except BaseException:  # cancelled, refused or failed: nobody needs the jobs any more
             self.engine.cancel(submitted)
             raise
         finally:
@@ -251,7 +251,7 @@ class Server:
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
     ) -> AsyncIterator[tuple[int, Event]]:
         """Yield the events of a request with the numbers of their choices, and SILENCE."""
-        # without jobs, no tokens were asked for
+        # without jobs, the request asked for 0 tokens
         for number in range(0 if submitted else len(answer_format.choices)):
             yield number, NO_TOKENS
         numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
@@ -261,7 +261,7 @@ class Server:
     async def collect(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
     ) -> Response:
-        """Wait for all jobs, and format their answers. Jobs of a lost client are cancelled.
+        """Wait for all jobs, and format their answers. If the client disconnects, jobs are cancelled.
 
         Raises:
             Refusal: a job ended without an answer; if others have one, a timeout is no error.
@@ -271,8 +271,8 @@ class Server:
             events = self.events(submitted, stream, answer_format)
             return {number: event async for number, event in events if event.reason}
 
-        found = await self.unless_gone(wait(), submitted, http)
-        ends = [found[number] for number in sorted(found)]
+        last_events = await self.unless_gone(wait(), submitted, http)
+        ends = [last_events[number] for number in sorted(last_events)]
         is_any_answered = answer_format.allows_partial or any(end.is_answer for end in ends)
         for end in ends:
             is_late = end.reason in ("timeout", "compiling")
@@ -284,9 +284,9 @@ class Server:
     async def pieces(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
     ) -> AsyncIterator[str]:
-        """Yield the events of a stream; once it has begun, comments while nothing comes.
+        """Yield the events of a stream, and comments during pauses after the first event.
 
-        Proxies cut off a connection that is silent for long.
+        Without comments, proxies close a connection that is silent for long.
 
         Raises:
             Refusal: a job ended without an answer.
@@ -332,7 +332,7 @@ class Server:
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
     def note(self, submitted: Sequence[Job], http: Request) -> None:
-        """Note what the jobs of a request took, for the log and the metrics of the middleware."""
+        """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end is not None]
         waits = [(job.started or job.arrived) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
@@ -406,7 +406,7 @@ class Server:
             # The page offers these; autoregressive models have none.
             "presets": self.presets,
             "preset": self.preset_named(name) or self.settings.defaults.get("preset", "exact"),
-            # names for which clients of llama.cpp and of vLLM look
+            # names that clients of llama.cpp and of vLLM read
             "context_length": context,
             "max_model_len": context,
             # A prompt has at least one token.

@@ -51,7 +51,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
 
 def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> list[Gap]:
     """Encode a conversation for its next message. Raises ValueError if there is no chat template."""
-    # chat templates have no developers
+    # chat templates have no role "developer"
     roles = {"developer": "system"}
     plain = [
         {
@@ -90,19 +90,20 @@ class ChatBody(OpenAIBody):
     @model_validator(mode="after")
     def check_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
-            raise ValueError(f"top_logprobs={self.top_logprobs}: goes with logprobs=true")
+            raise ValueError(f"top_logprobs={self.top_logprobs}: needs logprobs=true")
         return self
 
     @property
     def length(self) -> int | None:
-        # none is 0
+        # at least 1 if given, so `or` skips only None
         return self.max_completion_tokens or super().length
 
 
 class ResponsesBody(OpenAIBody):
     """POST /v1/responses: text in, text out; nothing is stored.
 
-    `input` is a text or a conversation, `text.format` what `response_format` is elsewhere.
+    `input` is a text or a conversation; `text.format` corresponds to `response_format` of the other
+    endpoints.
     """
 
     is_message = True
@@ -135,7 +136,7 @@ class ResponsesBody(OpenAIBody):
 
     @property
     def length(self) -> int | None:
-        # none is 0
+        # at least 1 if given, so `or` skips only None
         return self.max_output_tokens or super().length
 
 
@@ -170,7 +171,7 @@ class DenoiseBody(SourceBody, DecodingBody):
     @model_validator(mode="after")
     def check_suffix(self) -> "DenoiseBody":
         if self.messages is not None and self.suffix is not None:
-            raise ValueError("suffix: goes with a prompt, not with messages")
+            raise ValueError("suffix: must be given with a prompt, not with messages")
         return self
 
 

@@ -1,8 +1,8 @@
 """Decide which programs are compiled, and when.
 
 A program belongs to slots (one width, with or without a KV cache), one of their passes and a number
-of sequences. Those of a stated list are compiled before anything is served. All others follow from
-what was asked for (`Slots.missing`), and are compiled on another thread while the slots decode.
+of sequences. The shapes of `warm_up` are compiled before anything is served. All other programs are
+compiled when requests need them (`Slots.missing`), on another thread while the slots decode.
 """
 
 import logging
@@ -23,8 +23,8 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-# Seconds until the first new attempt after a compilation that failed, for example because no file
-# descriptor was left. They double up to the limit.
+# Seconds until the next attempt after a failed compilation, for example because no file descriptor
+# was left. They double with each failure, up to the limit.
 FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0
 
 
@@ -33,7 +33,7 @@ class WarmUp:
     """A shape to compile before the server is ready.
 
     Attributes:
-        preset: the preset for which it is; presets with a cache share their programs.
+        preset: preset of the requests; presets with a cache share their programs.
         tokens: tokens of prompt and answer.
         sequences: sequences decoded together.
     """
@@ -70,7 +70,7 @@ class CompileScheduler:
         seconds: how long the last compilation took.
         failed: slots for which a compilation has failed.
         pause: seconds between a failure and the next attempt.
-        is_cancelled: whether nothing more is to be compiled.
+        is_cancelled: whether to compile nothing more.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CompileScheduler:
         """
         inference = self.inference
         for shape in shapes:
-            # from left to right there is one kind of program, which takes the memory of a cache
+            # left-to-right decoding always has a cache
             decoding = Decoding(preset="fast" if inference.is_autoregressive else shape.preset)
             is_cached = decoding.settings.cache != "none"
             slots = next(
@@ -120,7 +120,7 @@ class CompileScheduler:
         return not self.is_cancelled
 
     def try_step(self, slots: Slots) -> None:
-        """Take a step with a sequence of our own; the time of a step is known then."""
+        """Take a step with a dummy sequence, to measure its time."""
         sequence = self.sequence(slots)
         slots.join(sequence)
         try:
@@ -129,11 +129,11 @@ class CompileScheduler:
             slots.leave(sequence)
 
     def start_next(self) -> None:
-        """Start to compile the next program that is missing, unless another one is being compiled.
+        """Start compiling the next missing program, unless another one is being compiled.
 
         Requests share the processor with the compilation, but do not wait for it.
         """
-        # one at a time, few sequences first: a lone request must not wait for a large program
+        # one at a time, smallest batch first: a lone request must not wait for a large program
         missing = [
             (size, slots.columns, number, slots)
             for slots in self.groups
@@ -153,12 +153,12 @@ class CompileScheduler:
             self.postpone(slots)
 
     def try_to_compile(self, slots: Slots, number: int, size: int) -> None:
-        """Compile a program, or try again later."""
+        """Compile a program; after an error, postpone it."""
         try:
             self.compile(slots, number, size)
             self.pause = FIRST_PAUSE
             self.failed.discard(slots)
-        except Exception:  # the border: wider slots may still serve everything
+        except Exception:  # not fatal: wider slots may still serve everything
             self.postpone(slots)
 
     def postpone(self, slots: Slots) -> None:
@@ -169,7 +169,7 @@ class CompileScheduler:
         self.pause = min(2 * self.pause, MAX_PAUSE)
 
     def compile(self, slots: Slots, number: int, size: int) -> None:
-        """Compile a program."""
+        """Compile a pass of some slots for `size` sequences."""
         if self.is_cancelled:
             return
         begun = time.monotonic()
@@ -178,7 +178,7 @@ class CompileScheduler:
         return_freed_memory()
 
     def sequence(self, slots: Slots) -> Any:
-        """Create a short sequence that these slots hold."""
+        """Create a short dummy sequence that fits these slots."""
         is_windowed = slots.is_cached and not self.inference.is_autoregressive
         decoding = Decoding(preset="fast" if is_windowed else "exact")
         # one given token and a hole of two: content and length do not matter for the shape

@@ -1,7 +1,7 @@
-"""Limits of connections: their number, the time they may idle, and which are dropped beyond that.
+"""Limits of connections: how many, how long they may idle, and which of them to drop.
 
-uvicorn limits neither, and the middleware sees a request only once its head is complete. Knows
-nothing about the content of requests.
+uvicorn limits neither number nor time, and the middleware sees a request only once its head is
+complete. Knows nothing about the content of requests.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+# Default and minimum of the number of connections.
 MOST, LEAST = 1024, 8
 # Connections that the event loop accepts in one go, before it reads from any of them.
 ACCEPTED_AT_ONCE = 8
@@ -33,8 +34,9 @@ class ConnectionLimits:
 
     Attributes:
         total: number of open connections.
-        head_seconds: time for the head of a request, from the connection or from its first byte.
-        unread_seconds: time in which a client must read at least some of what it is sent.
+        head_seconds: time for the head of a request: of the first from connecting, of later ones
+            from their first byte.
+        unread_seconds: time in which a client must read at least some of its answer.
         idle_seconds: time between two requests.
     """
 
@@ -60,7 +62,7 @@ class ConnectionLimits:
         Raises:
             ValueError: the limit of open files leaves fewer connections.
         """
-        # files that may still be opened, without those that are open now
+        # files that may still be opened, in addition to those that are open now
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = allowed - len(os.listdir("/dev/fd")) - RESERVED
         total = min(MOST, room) if wanted is None else wanted
@@ -116,7 +118,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that records since when it has been waiting for its client."""
+    """A connection of uvicorn that measures how long it has been waiting for its client."""
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -22,10 +22,9 @@ from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 # Number of threads that check texts; a sequence occupies at most one at a time.
 READERS = 4
-# Candidates of a repair, likeliest first. A grammar that allows none of them is asked for a token of
-# its own.
+# Candidates of a repair, most likely first. If the grammar allows none of them, it supplies a token.
 REPAIR_CANDIDATES = 50
-# Longest time in seconds that the engine waits for a grammar if no sequence can be decoded.
+# Seconds that the engine waits for a grammar at a time if no sequence can be decoded.
 MAX_WAIT = 0.01
 
 
@@ -37,7 +36,7 @@ class ConstrainedSequence(Sequence):
         repair: repair of the text in the hole.
         kept: number of tokens of the hole that are final.
         is_met: whether the text meets the constraint.
-        is_waiting: whether a thread reads the text.
+        is_waiting: whether a thread is checking or repairing the text.
     """
 
     repair: Repair
@@ -47,7 +46,7 @@ class ConstrainedSequence(Sequence):
 
     @property
     def is_decoded(self) -> bool:
-        """Whether the text is complete, so that no step changes it. It may still be invalid."""
+        """Whether the text is complete, so that no step changes it; it may violate the grammar."""
         # tokens before the first mask
         clear = self.tokens[self.hole.start : super().settled]
         return not self.masked.any() or bool(np.isin(clear, self.stop_ids).any())
@@ -95,8 +94,8 @@ class ConstrainedSequence(Sequence):
         self.commit_step[column], self.confidence[column] = self.step, np.exp(log_probs[token])
         if self.logprobs is not None:
             top = most_likely(raw, TOP_LOGPROBS)
-            for values, own in zip(self.logprobs, (raw[token], raw[top], top), strict=True):
-                values[column] = own
+            for values, new in zip(self.logprobs, (raw[token], raw[top], top), strict=True):
+                values[column] = new
         self.kept += 1
         self.step += 1
         # The next steps begin the block of the first mask again.
@@ -122,12 +121,12 @@ class Repairs:
         self.pending: dict[Any, Future] = {}
 
     def advance(self, sequence: Any) -> None:
-        """Begin or end the repair of a held sequence, without waiting. Ignores other sequences."""
+        """Start or finish the repair of a held sequence, without waiting. Ignores other sequences."""
         if sequence in self.pending:
             if self.pending[sequence].done():
                 sequence.is_waiting = False
                 self.pending.pop(sequence).result()
-        # others are still being decoded, or valid
+        # other constrained sequences are still being decoded, or valid
         elif isinstance(sequence, ConstrainedSequence) and sequence.is_held and not sequence.is_met:
             sequence.is_waiting = True
             self.pending[sequence] = self.readers.submit(self.repair, sequence)
@@ -135,7 +134,7 @@ class Repairs:
     def forget(self, sequence: Any) -> None:
         """Drop a sequence that has ended, even while a thread checks its text."""
         if isinstance(sequence, ConstrainedSequence):
-            # ends a search that is still running
+            # stop a search that is still running
             sequence.repair.constraint.given_up.set()
             self.pending.pop(sequence, None)
 
@@ -152,8 +151,8 @@ class Repairs:
     def repair(self, sequence: ConstrainedSequence) -> None:
         """Check a decoded sequence and decide its first wrong token, on a reader's thread.
 
-        At the end, the sequence either satisfies its constraint or has masks to decode. Nobody else
-        reads it meanwhile.
+        Afterwards, the sequence either satisfies its constraint or has masks to decode. Meanwhile no
+        other thread reads it.
         """
         while sequence.is_decoded:
             # 1. how many tokens are valid
@@ -176,7 +175,7 @@ class Repairs:
             # a key of its own for each step of each sequence
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)
-            # 3. the first candidate that the grammar allows, and the rest again unless it stays
+            # 3. decide the first candidate that the grammar allows; mask the rest unless it stays
             token = sequence.repair.choose(key, log_probs[top], top)
             if not sequence.repair.keeps(rest):
                 sequence.mask(first, end)

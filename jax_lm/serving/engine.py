@@ -1,4 +1,4 @@
-"""The engine: takes requests, and lets its workers decode them together.
+"""The engine: accepts requests, which its workers decode together.
 
     engine = Engine(DiffuCoderInference(), EngineOptions())
     engine.start()
@@ -43,15 +43,15 @@ class EngineOptions:
     Attributes:
         slots: sequences decoded together, per width and with or without a KV cache.
         queue: sequences that may wait for a slot.
-        context: tokens that prompt and answer may take together; None is 2048, or less if the
-            model holds less.
+        context: tokens that prompt and answer may take together; None is 2048, or the model's
+            context if that is shorter.
         max_tokens: length of the longest hole.
         draft: steps drafted ahead for every sequence (`jax_lm.options.GenerationOptions`); 0 is
             off.
         timeout: seconds that a request may take from its arrival.
-        preset: the preset of requests that name none, for which `warm_up` compiles by default.
+        preset: preset of requests that name none; `warm_up` compiles for it by default.
         warm_up: shapes to compile before the engine is ready (`WarmUp`); by default the narrowest
-            and the widest for one sequence. Shapes wider than the context are as wide as it.
+            and the widest for one sequence. A shape is at most as wide as the context.
     """
 
     slots: int = SLOTS[0]
@@ -100,7 +100,7 @@ class Engine:
         *,
         slots_type: type[Slots] = Slots,
     ) -> None:
-        # options that an autoregressive model cannot follow
+        # refuse options that an autoregressive model cannot follow
         inference.fit(
             GenerationOptions(draft=options.draft, decoding=Decoding(preset=options.preset))
         )
@@ -184,14 +184,14 @@ class Engine:
         """Accept no more jobs; those left after `grace` seconds end with the reason `shutdown`."""
         self.metrics.ready.set(0)
         for worker in self.workers:
-            # without a program nothing can be decoded any more; later, jobs may wait for one
+            # cancel the warm-up; later compilations go on, because queued jobs may need them
             if not worker.is_ready:
                 worker.compilations.is_cancelled = True
         self.queue.close(grace)
 
     def give_up(self) -> None:
         """End all jobs, even while the device is still busy."""
-        # a worker's thread may hang in a call of the device: deliver from this thread
+        # a worker's thread may hang in a device call, so deliver from this thread
         for job in self.queue.jobs:
             job.deliver(job.ending(self.queue.refusal))
 
@@ -200,7 +200,7 @@ class Engine:
 
         Args:
             wait: seconds to wait for each worker's thread, which may be inside a call of the device
-                or the compiler; None waits as long as that takes.
+                or the compiler; None waits until it ends.
 
         Returns:
             Whether the threads have ended.
@@ -224,7 +224,7 @@ class Engine:
         is_compiling = any(
             not each.is_ready or each.compilations.thread.is_alive() for each in self.workers
         )
-        # with a free slot, a sequence waits for a program that fits it
+        # if a slot is free, a sequence can only be waiting for a program of its width
         has_room = len(self.queue.running) < self.queue.slots
         return "compiler" if is_compiling and has_room else "queue"
 
@@ -237,7 +237,7 @@ class Engine:
     # Called by the workers' threads.
 
     def on_ready(self) -> None:
-        """Accept requests once every worker has compiled what is necessary."""
+        """Accept requests once every worker has finished its warm-up."""
         if all(worker.is_ready for worker in self.workers):
             self.ready.set()
             self.metrics.ready.set(1)
@@ -246,9 +246,11 @@ class Engine:
         """End all jobs after a failure, or once every worker has ended."""
         if failure is not None and self.failure is None:
             self.failure, self.queue.refusal = failure, "engine_failed"
-            # a lack of memory is for the operator, everything else is a defect
-            is_told = isinstance(failure, OutOfMemoryError)
-            logger.critical("the engine failed: %s", failure, exc_info=None if is_told else failure)
+            # the operator can fix a lack of memory; everything else is a defect, with its traceback
+            is_known = isinstance(failure, OutOfMemoryError)
+            logger.critical(
+                "the engine failed: %s", failure, exc_info=None if is_known else failure
+            )
         if failure is None and any(worker.is_ready for worker in self.workers):
             return
         self.stopped.set()

@@ -15,10 +15,10 @@ from jax_lm.serving.queue import RejectedError
 
 logger = logging.getLogger(__name__)
 
-# Statuses after which a client may try again; others would end in the same way, and OpenAI's clients
-# repeat all from 500 on.
+# Statuses after which a retry may succeed. For others, a header tells OpenAI's clients not to retry,
+# which they would do for all from 500 on.
 WORTH_RETRYING = (408, 409, 429, 503)
-# Names of OpenAI's interface; all others are invalid requests or errors of the server.
+# OpenAI's error type by status; all others are invalid requests or server errors.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Status and message for each reason why a request has no answer.
 FAILURES = {
@@ -60,7 +60,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 
 def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
-    """Return the Refusal for a request without an answer, by the reason for which it has none."""
+    """Return the Refusal for a request without an answer, for a reason of `FAILURES`."""
     assert reason is not None
     return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
 
@@ -69,7 +69,7 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
     """Return the Refusal for a request that cannot be decoded. Its message begins with the field.
 
     Args:
-        body: the request, whose names of the fields are used.
+        body: the request, whose field names the message uses.
     """
     # "top_k=0: must be positive" is about the field top_k
     message = str(problem)
@@ -87,14 +87,14 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
 
 
 async def on_error(http: Request, problem: Any) -> Response:
-    """Answer with an error: a refusal, an error of Starlette's, or a defect of the server."""
+    """Answer with an error: a refusal, an error of Starlette, or a defect of the server."""
     match problem:
         case Refusal():
             return problem.response
         case RejectedError():
             return failure(problem.code, problem.retry_after).response
         case RequestValidationError():
-            # one error is enough for a person to go on
+            # report only the first error
             first = problem.errors()[0]
             if first["type"] == "json_invalid":
                 return Refusal(400, "the body is not JSON").response
@@ -110,7 +110,7 @@ async def on_error(http: Request, problem: Any) -> Response:
             refusal = Refusal(problem.status_code, message)
             refusal.headers |= problem.headers or {}
             return refusal.response
-    # the client does not see what went wrong
+    # a defect: details go to the log, not to the client
     fields = {"request_id": request_id(http)}
     logger.error("a request failed", exc_info=problem, extra={"fields": fields})
     return Refusal(500, "the server failed").response

@@ -1,9 +1,9 @@
-"""Prompts in which an editor has marked a gap, in the template of some model.
+"""Prompts in which an editor has marked a gap, in the infilling template of some model.
 
     split_gap("<fim_prefix>def f(x):\\n<fim_suffix>\\n    return y<fim_middle>")
 
-Editors choose a template by the name of the model. This server fills gaps whatever the template, so
-that it reads all of them. Knows neither tokens nor HTTP.
+Editors choose a template by the name of the model. This server reads all of these templates,
+whichever model it serves. Knows neither tokens nor HTTP.
 """
 
 import re
@@ -24,24 +24,24 @@ MARKERS = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     CODE_LLAMA,
 )
-# Markers of other files of a project, which come before the text, and of a turn of CodeGeeX4: they
-# begin a comment here.
+# Markers of other files of a project, which precede the text, and of a turn of CodeGeeX4. They are
+# replaced by "# ", so that names of files become comments.
 FILES = re.compile(
     r"<\|repo_name\|>|<\|file_sep\|>|<reponame>|<repo_name>|<file_sep>|<filename>|<\|user\|>"
 )
-# What may stand behind the marker of the gap.
+# Texts allowed after the marker of the gap.
 ENDS = ("", "<|assistant|>")
 
 
 def split_gap(prompt: str) -> tuple[str, str | None] | None:
     """Return the texts before and after the gap of a prompt; None if it has no markers.
 
-    A prompt that has only markers of files is a text to complete: nothing stands after its gap.
+    A prompt with markers of files only is a text to complete, so nothing follows its gap.
 
     Raises:
         ValueError: there are markers, but not in an order that can be read.
     """
-    # Codestral has no marker of the gap, and the text after it comes first
+    # Codestral: the text after the gap comes first, and the gap has no marker
     files, _, rest = prompt.partition("[SUFFIX]")
     after, marker, before = rest.partition("[PREFIX]")
     if marker:
@@ -51,14 +51,14 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
         files, *parts = re.split(f"({'|'.join(map(re.escape, markers))})", prompt)
         if not parts:
             continue
-        found, texts = tuple(parts[::2]), parts[1::2]
+        order, texts = tuple(parts[::2]), parts[1::2]
         prefix, suffix, middle = markers
-        if found == markers and texts[2].strip() in ENDS:
+        if order == markers and texts[2].strip() in ENDS:
             before, after, _ = texts
-        elif found == markers and texts[0] == "":
+        elif order == markers and texts[0] == "":
             # the text after the gap, then the text before it
             _, after, before = texts
-        elif found == (suffix, prefix, middle) and texts[2].strip() in ENDS:
+        elif order == (suffix, prefix, middle) and texts[2].strip() in ENDS:
             after, before, _ = texts
         else:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Sequences whose hole finds its own length, and their slots.
 
-The columns of such a canvas move, so sequences share nothing but the compiled loop. Each has a loop
-of its own, and they take turns. Knows neither text nor queues.
+The columns of such a canvas move, so sequences share only the compiled program. Each has its own
+sampler loop, and they take turns. Knows neither text nor queues.
 """
 
 import time
@@ -59,7 +59,7 @@ class GrowingSequence(Sequence):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the hole ended before it had to."""
+        """Whether the hole ended before its maximum length."""
         return not self.masked.any() and self.hole.length < self.most
 
     def canvas(self, columns: int) -> Canvas:
@@ -92,7 +92,7 @@ class GrowingSlots(Slots):
         self.loops = dict[Sequence, Iterator[SamplerState]]()
 
     def missing(self) -> list[tuple[int, int]]:
-        """List what is not compiled: the loop of one sequence, or nothing."""
+        """List the program for one sequence if it is needed and not compiled."""
         return [(0, 1)] if self.peak and not self.is_compiled else []
 
     def leave(self, sequence: Sequence) -> None:
@@ -100,13 +100,13 @@ class GrowingSlots(Slots):
         self.loops.pop(sequence, None)
 
     def compile(self, number: int, size: int, sequence: Any) -> None:
-        # One state is enough to compile the loop. Requests are told if logits are not finite.
+        # One state is enough to compile the loop. NaN logits are reported by requests, not here.
         with suppress(FloatingPointError):
             list(islice(self.loop(sequence, 1), 1))
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """Take steps with the sequence whose last are longest ago, and return it."""
+        """Take steps with the sequence that has waited longest, and return it."""
         begun = time.monotonic()
         sequence: Any = min(self.sequences, key=lambda each: each.served_at)
         if sequence not in self.loops:
@@ -118,7 +118,7 @@ class GrowingSlots(Slots):
         return [sequence]
 
     def loop(self, sequence: GrowingSequence, steps: int) -> Iterator[SamplerState]:
-        """Return an iterator over every so many states of a sequence, from the start."""
+        """Return an iterator over the states of a sequence after every `steps` steps."""
         key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
             sequence.canvas(self.columns), sequence.options, seed=key, every=steps

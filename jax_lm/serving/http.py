@@ -29,9 +29,9 @@ class ListenOptions:
         host: address or name.
         port: 0 takes a free port.
         grace: seconds from the signal to the end of the process; a supervisor must wait longer
-            before it kills the process. Sequences are ended after `engine` seconds, requests whose
-            sequences are still on the device are answered after `http` seconds, and the rest is
-            for clients that read slowly and threads that end late.
+            before it kills the process. Sequences are ended after `engine` seconds, and requests
+            whose sequences are still on the device are answered after `http` seconds. The remaining
+            time is for clients that read slowly and threads that end late.
         connections: limits of connections.
     """
 
@@ -65,7 +65,7 @@ class ListenOptions:
 def require_free_address(host: str, port: int) -> None:
     """Raise ValueError unless a server can listen on an address.
 
-    It is called before the model is loaded, so that the mistake shows early.
+    Called before the model is loaded, so that the mistake is reported early.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -117,7 +117,8 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # a duplicate of the socket, as `listen` again changes the length of the queue
+        # Raise the length of the kernel's queue: uvicorn passes `backlog` also to asyncio, which
+        # accepts that many connections at once. `listen` on a duplicate changes the same socket.
         for listener in [listener for server in self.servers for listener in server.sockets]:
             with listener.dup() as same:
                 same.listen(connections.KERNEL_QUEUE)

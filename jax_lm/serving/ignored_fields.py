@@ -1,8 +1,8 @@
 """Fields that are accepted only with values that change nothing.
 
 Clients send default values of many fields that we do not support. A `Part` of a request accepts
-these values and refuses all others by name. Some are ignored whatever their value, and with
-`--lenient` all of them: the answer names those in a header. Knows none of the supported fields.
+these values and refuses all others by name. Some fields are ignored with any value, and with
+`--lenient` all unsupported ones; a header of the answer lists them. Knows no supported field.
 """
 
 import json
@@ -31,16 +31,16 @@ class Ignored:
     names: list[str] = field(default_factory=list)
 
 
-# Of the request that is being answered; the middleware sets it.
+# Ignored fields of the current request; set by the middleware.
 IGNORED: ContextVar[Ignored] = ContextVar("ignored")
 
 
 def ignored() -> Ignored:
-    """Return the list of the request that is being answered."""
+    """Return the record of ignored fields of the current request."""
     return IGNORED.get(None) or Ignored()
 
 
-# Fields for the accounting of a proxy in front of the server, and for the slots of llama.cpp.
+# Fields that are ignored silently: for the accounting of a proxy, and for the slots of llama.cpp.
 UNREAD = (
     "user",
     "metadata",
@@ -51,15 +51,15 @@ UNREAD = (
     "id_slot",
 )
 
-# Fields of OpenAI, vLLM, SGLang and llama.cpp, by the part of a request that has them, and the values
-# that change nothing. Those of a message stand in answers, which clients send back.
+# Fields of OpenAI, vLLM, SGLang and llama.cpp with the values that change nothing, by the part of a
+# request. Those of a message appear in answers, which clients send back.
 NEUTRAL: Mapping[str, Neutral] = json.loads(
     Path(__file__).with_name("neutral_fields.json").read_text(encoding="utf-8")
 )
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Compare as JSON does, where true is not 1."""
+    """Whether two JSON values are equal; in Python alone, True == 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -101,24 +101,24 @@ class Part(BaseModel):
         """
         if not isinstance(given, dict):
             return given
-        own = {each.alias or name for name, each in cls.model_fields.items()}
-        own.update(cls.other_names)
-        fields, others = {}, ignored()
+        supported = {each.alias or name for name, each in cls.model_fields.items()}
+        supported.update(cls.other_names)
+        fields, record = {}, ignored()
         for name, value in given.items():
             if (value is None and name not in cls.nullable) or name in cls.unread:
                 continue
             # keep our own fields; unknown fields are kept too, and refused by pydantic
-            if name in own or (name not in cls.neutral and not others.is_lenient):
+            if name in supported or (name not in cls.neutral and not record.is_lenient):
                 fields[name] = value
-            # a known field of others, with a value that would change something
+            # an unsupported field with a value that would change something
             elif not any(is_same(value, other) for other in cls.neutral.get(name, ())):
-                if others.is_lenient or name in cls.reported:
-                    others.names.append(name)
+                if record.is_lenient or name in cls.reported:
+                    record.names.append(name)
                     continue
                 allowed = " or ".join(map(repr, cls.neutral[name]))
                 message = (
-                    f"{name}={reprlib.repr(value)}: this server does not have it; "
-                    f"{allowed} means nothing"
+                    f"{name}={reprlib.repr(value)}: not supported by this server; "
+                    f"only {allowed} is accepted"
                 )
                 raise PydanticCustomError("unsupported", "{message}", {"message": message})
         return fields

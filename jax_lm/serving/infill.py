@@ -35,8 +35,8 @@ class InfillBody(DecodingBody):
     - `t_max_predict_ms` is a time limit, after which the text that is final is the answer.
     - Lines indented less than `n_indent` end the answer.
     - `response_fields` names the fields of the answer, inner ones as `timings/prompt_n`.
-    - Snippets go before the prefix, as far as there is room. What does not fit of prefix and
-      suffix is cut off far from the cursor.
+    - Snippets go before the prefix if there is room. If prefix and suffix do not fit, they are cut
+      at the ends that are far from the cursor.
     """
 
     neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["infill"]}
@@ -76,7 +76,7 @@ class InfillBody(DecodingBody):
 def cut_to_fit(
     snippets: list[int], before: list[int], after: list[int], room: int
 ) -> tuple[list[int], list[int], bool]:
-    """Cut texts to `room` tokens in all. Tokens far from the cursor are dropped.
+    """Cut texts to `room` tokens in total, dropping tokens far from the cursor.
 
     Returns:
         The ids before and after the cursor, and whether prefix or suffix was cut.
@@ -89,8 +89,8 @@ def cut_to_fit(
 
 
 def indented(text: str, least: int) -> str:
-    """Cut a text before the first line, after the first, with an indentation below `least`."""
-    # least 4: "    a\n  b" -> "    a"; the first line continues the one with the cursor
+    """Cut a text before a line with an indentation below `least`, but never before the first."""
+    # least 4: "    a\n  b" -> "    a"; the first line continues the cursor's line, so it stays
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if number and line.strip() and len(line) - len(line.lstrip()) < least:
@@ -125,7 +125,7 @@ class InfillFormat(AnswerFormat):
         return answers[0] if self.body.choices == 1 else answers
 
     def timings(self, end: Event) -> Fields:
-        """Return the time that the device has spent on an answer; a prompt takes none of its own."""
+        """Return llama.cpp's timings of an answer; prompts are not processed separately."""
         seconds, tokens = end.job.sequence.seconds if end.job else 0.0, len(end.tokens)
         return {
             "prompt_n": self.prompt_tokens,
@@ -140,11 +140,11 @@ class InfillFormat(AnswerFormat):
 def chosen_fields(answer: Fields, paths: Sequence[str]) -> Fields:
     """Return fields of an answer by their paths, as llama.cpp does; unknown ones are left out."""
     # "timings/prompt_n" -> {"timings/prompt_n": 12}
-    found = {}
+    fields = {}
     for path in paths:
         value: Any = answer
         for name in path.split("/"):
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
-            found[path] = value
-    return found
+            fields[path] = value
+    return fields

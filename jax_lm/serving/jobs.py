@@ -21,7 +21,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
-# Decoded in place of a character whose last bytes are missing.
+# The tokenizer decodes an incomplete UTF-8 sequence to this character.
 REPLACEMENT = "\ufffd"
 # Log-probability of a practically impossible token, as in OpenAI's interface.
 MIN_LOGPROB = -9999.0
@@ -34,10 +34,10 @@ class Request:
     Attributes:
         before: ids before the hole; at least one.
         after: ids after the hole.
-        is_gap: whether a text follows the hole, even an empty one: only then the hole may find
-            its own length.
-        is_message: whether the answer stands alone, as in a conversation: a grammar does not read
-            the text around it.
+        is_gap: whether the hole lies between two texts, of which the second may be empty. Only then
+            it may find its own length.
+        is_message: whether the answer is a message of its own: a grammar does not read the text
+            around it.
         options: how to decode; max_new_tokens is the length of the hole.
         stop: texts that end the answer and do not belong to it.
         seed: seed of the random draws.
@@ -116,7 +116,7 @@ class Event:
         return self.reason in ("stop", "length")
 
 
-# In place of an event that does not come.
+# Yielded when no event has arrived for some time.
 SILENCE = Event()
 
 Listener = Callable[[Event], None]
@@ -132,7 +132,8 @@ class Job:
         started: when it got a slot; None while it waits.
         end: the last event; None until the listener has received it.
         text: the part of the answer that is final.
-        reported: whether the listener knows each position of the hole; False before the first event.
+        reported: positions of the hole that the listener knows [n]; False before the first event.
+        delivering: held while an event is marked as the last one.
     """
 
     request: Request
@@ -162,7 +163,7 @@ class Job:
             self.end = event if event.reason is not None else None
         try:
             self.listen(event)
-        except Exception:  # the border: a listener that fails must not end the engine
+        except Exception:  # whatever a listener raises must not end the engine
             logger.exception("a listener failed")
 
     def ending(self, reason: str, error: Exception | None = None) -> Event:
@@ -216,13 +217,13 @@ class Job:
         """Describe a decided position of the hole."""
         sequence, column = self.sequence, self.sequence.hole.start + position
         # positions count from the hole, columns from the start of the canvas
-        token, found = int(sequence.tokens[column]), []
+        token, logprobs = int(sequence.tokens[column]), []
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
-            most = ids[: self.request.logprobs].tolist()
-            found = [(token, chosen), *zip(most, values, strict=False)]
+            top_ids = ids[: self.request.logprobs].tolist()
+            logprobs = [(token, chosen), *zip(top_ids, values, strict=False)]
         return replace(
-            describe(self.tokenizer, position, token, found),
+            describe(self.tokenizer, position, token, logprobs),
             confidence=float(sequence.confidence[column]),
             step=int(sequence.commit_step[column]),
         )
@@ -230,7 +231,7 @@ class Job:
     def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
         """Return the tokens of the text, up to the first stop text; `ids` have no stop token."""
         end = len(ids)
-        # Without stop tokens every token counts, even one that adds no text.
+        # With `ignore_eos` (no stop tokens), every token counts, even one that adds no text.
         if is_cut or self.sequence.stop_ids:
             # drop tokens at the end that add nothing to the text
             while end and len(self.decode(ids[: end - 1])) >= len(self.text):
@@ -239,30 +240,30 @@ class Job:
 
 
 def describe(
-    tokenizer: DiffuCoderTokenizer, position: int, token: int, found: Iterable[tuple] = ()
+    tokenizer: DiffuCoderTokenizer, position: int, token: int, logprobs: Iterable[tuple] = ()
 ) -> Commit:
     """Describe a token.
 
     Args:
-        found: pairs of a token and its log-probability: this token, then the most likely ones.
+        logprobs: (token, log-probability) pairs: the token itself, then the most likely ones.
     """
-    logprobs = tuple(
+    reported = tuple(
         TokenLogProb(
             text=tokenizer.decode([each]),
             content=tokenizer.token_bytes(each),
             # finite, as JSON has no -inf for impossible tokens
             value=max(float(value), MIN_LOGPROB),
         )
-        for each, value in found
+        for each, value in logprobs
     )
     text = tokenizer.decode([token])
-    return Commit(position=position, token_id=token, text=text, logprobs=logprobs)
+    return Commit(position=position, token_id=token, text=text, logprobs=reported)
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
-    """Remove the end of a text if it may become a stop text."""
+    """Remove the end of a text if it may be the beginning of a stop text."""
     # "ab\n" -> "ab" if "\n\n" is a stop text
-    # the whole stop text would have ended the answer, so that one character less is enough
+    # a complete stop text would already have ended the answer, so the longest is one shorter
     longest = max(map(len, stops), default=0) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-length:]) for stop in stops):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import UInt32
 
+# The low 32 bits.
 WORD = 2**32 - 1
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the server, in Prometheus' terms. Knows no HTTP."""
+"""Metrics of the server for Prometheus. Knows no HTTP."""
 
 import ctypes
 from functools import partial
@@ -16,7 +16,7 @@ SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class Metrics:
-    """All metrics. They have a registry of their own, so that a process can run several servers."""
+    """All metrics, with their own registry, so that a process can run several servers."""
 
     def __init__(self, slots: int = 16) -> None:
         self.registry = CollectorRegistry()

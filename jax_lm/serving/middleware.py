@@ -31,8 +31,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 # Characters of the shortest key.
 MIN_KEY = 16
-# A secret (ASCII, as headers are), a label, and requests per minute, the last two optional. "KEY 60" is
-# refused: the 60 is probably meant as a limit, but would be a label.
+# A secret (ASCII, as headers are), then optionally a label and requests per minute. "KEY 60" is
+# refused, because 60 would be the label, but is probably meant as a limit.
 KEY_LINE = re.compile(
     rf"(?P<secret>[!-~]{{{MIN_KEY},}})(\s+(?P<label>(?!\d+$)\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
 )
@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Paths that need no key, and paths that monitoring calls every few seconds.
 OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
 PROBES = ("/health", "/ready", "/metrics")
-# Ids that clients may choose; others are replaced, as they go to the log.
+# Request ids that clients may choose; others are replaced, because ids are written to the log.
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # The header by which traces name a request (W3C Trace Context).
 TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -70,12 +70,12 @@ class RequestLimits:
     Attributes:
         keys: API keys, one of which must be sent as a bearer token; empty if none is needed. Each
             may be followed by a label, and by the requests that it may send per minute.
-        hosts: host names that the server answers for; empty for any. A web page whose own name
-            points at 127.0.0.1 must not get an answer.
+        hosts: host names that the server answers for; empty for any. This prevents DNS rebinding: a
+            web page whose own host name resolves to 127.0.0.1 gets no answer.
         body_bytes: longest body.
         body_seconds: time that a body may take to arrive.
         requests: requests in progress.
-        is_lenient: ignore unknown fields, and name them in a header.
+        is_lenient: ignore unknown fields, and list them in a header of the answer.
     """
 
     keys: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class RequestLimits:
 
 
 class Key:
-    """An API key: the digest of its secret, its label, and what it may still send.
+    """An API key: the digest of its secret, its label, and the requests that it has left.
 
     Args:
         line: the secret, a label for logs and metrics, and the requests per minute, the last two
@@ -95,7 +95,7 @@ class Key:
         number: number of the line, the label of a key without one.
 
     Raises:
-        ValueError: the line is none; the message does not show it, as it may be a secret.
+        ValueError: the line is not a key; the message does not show it, as it may be a secret.
     """
 
     def __init__(self, line: str, number: int) -> None:
@@ -110,14 +110,14 @@ class Key:
         self.left, self.counted_at = float(self.rate), time.monotonic()
 
     def take(self) -> dict[str, str]:
-        """Count a request. Returns the headers that tell a client its limit.
+        """Count a request. Returns the rate limit headers of the answer.
 
         Raises:
             Refusal: the key has no request left.
         """
         if not self.rate:
             return {}
-        # 60 per minute: one more each second, at most 60
+        # a token bucket: with 60 per minute, one more request each second, at most 60
         now = time.monotonic()
         self.left = min(self.rate, self.left + (now - self.counted_at) * self.rate / 60)
         self.counted_at = now
@@ -137,7 +137,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Read the lines of a key file.
 
     Raises:
-        ValueError: the file cannot be read or has no key, or a line is no key.
+        ValueError: the file cannot be read or has no key, or a line is not a key.
     """
     try:
         # Some editors begin a file with a byte order mark.
@@ -154,7 +154,7 @@ def parse_keys(lines: Sequence[str]) -> dict[bytes, Key]:
     """Parse the lines of a key file, by digest. Empty lines and lines that begin with # are skipped.
 
     Raises:
-        ValueError: a line is no key, or has the key of an earlier one.
+        ValueError: a line is not a key, or repeats an earlier one.
     """
     keys: dict[bytes, Key] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -168,8 +168,7 @@ def parse_keys(lines: Sequence[str]) -> dict[bytes, Key]:
 def digest_of(secret: str) -> bytes:
     """Return the digest by which a key is found.
 
-    The time of the search depends on the digest alone, which does not show how much of a guess is
-    right.
+    The time of a lookup by digest does not reveal how much of a guessed secret is correct.
     """
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
@@ -185,7 +184,7 @@ class Guard:
         self.open_requests = 0
 
     def reload_keys(self, path: Path) -> None:
-        """Take the keys of a file from now on; a file that cannot be read changes nothing."""
+        """Replace the keys by those of a file; if it cannot be read, nothing changes."""
         try:
             self.keys = parse_keys(read_keys(path))
         except ValueError as problem:
@@ -246,7 +245,7 @@ class Guard:
             self.record(scope, status, fields)
 
     def admit(self, scope: Message, headers: Headers) -> Key | None:
-        """Return the key of a request, if keys are needed; raise Refusal if it may not be read."""
+        """Return the key of a request, or None. Raises Refusal for a request beyond the limits."""
         if self.open_requests > self.limits.requests:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         # "[::1]:8000" -> "::1"; "localhost:8000" -> "localhost"
@@ -262,17 +261,17 @@ class Guard:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            # Web pages may let a browser post other types to any address without permission (CORS).
+            # Without CORS permission, web pages can make browsers post only other types than JSON.
             if kind != "application/json":
                 message = f"Content-Type={kind[:100]!r}: must be application/json"
                 raise Refusal(415, message, code="wrong_content_type")
         return key
 
     async def with_body(self, receive: Receive) -> Receive:
-        """Read the body of a request. Return a `receive` that returns it, then what arrives later.
+        """Read the body of a request, and return a `receive` that yields it before later messages.
 
         A body up to `PATIENCE` times too long is read to its end before it is refused, because a
-        client that is still writing would lose the answer.
+        client that is still writing would not read the answer.
 
         Raises:
             Refusal: the body is too long or takes too long, or the client has disconnected.
@@ -283,7 +282,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refusal(400, "the client went away")
+                        raise Refusal(400, "the client has disconnected")
                     # bytes beyond the limit are counted, not kept
                     part = message.get("body", b"")
                     size += len(part)
@@ -309,7 +308,7 @@ class Guard:
         # the route's pattern, not the path, so that there are few labels
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        # what the endpoint noted: tokens, time in the queue, how the answers ended
+        # recorded by the endpoint: tokens, time in the queue, how the answers ended
         noted, key = scope["state"].get("noted", {}), scope["state"].get("key", "")
         self.metrics.http_requests.labels(path, str(status), key).inc()
         self.metrics.key_tokens.labels(key).inc(noted.get("completion_tokens", 0))
@@ -320,7 +319,7 @@ class Guard:
 
 
 def header_list(names: Sequence[str]) -> str:
-    """Return names for a header: each once, without characters that a header cannot have."""
+    """Format names for a header: each once, without characters that a header cannot contain."""
     safe = (re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:64] for name in dict.fromkeys(names))
     return ", ".join(safe)[:1000]
 

@@ -4,18 +4,18 @@ import jax
 
 from jax_lm.planning.serving import FIXED_ROWS, FIXED_ROWS_CPU
 
-# Seconds that a call may take, if more than one step is wanted: a request that arrives during a
-# call, or that is cancelled, waits for its end.
+# Seconds that a call of several steps may take: a request that arrives, or is cancelled, during a call
+# waits for its end.
 CALL_SECONDS = 0.2
 # Weight of the last call in the moving average.
 WEIGHT = 0.2
 
 
 class Pace:
-    """Predicts the time of a call from the rows of tokens that a step of it computes.
+    """Predicts the time of a call from the number of token rows that each step computes.
 
     Attributes:
-        fixed_rows: rows whose arithmetic takes as long as the fixed part of a call.
+        fixed_rows: the fixed cost of a step, as the number of rows that take the same time.
         seconds_per_row: moving average; 0 until a call was observed.
     """
 
@@ -29,7 +29,7 @@ class Pace:
         return (self.fixed_rows + rows) * self.seconds_per_row
 
     def observe(self, rows: int, steps: int, seconds: float) -> None:
-        """Learn from a call."""
+        """Update the average with the time of a call."""
         if steps:
             now = seconds / steps / (self.fixed_rows + rows)
             weight = WEIGHT if self.seconds_per_row else 1.0

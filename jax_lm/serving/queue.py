@@ -1,4 +1,4 @@
-"""The queue of the engine: its jobs either wait for a slot, in bounded number, or occupy one.
+"""The queue of the engine: a limited number of waiting jobs, and the jobs that occupy slots.
 
 Threads that serve clients add jobs, and the engine's thread removes them. Every method is thread
 safe. Knows neither sequences nor HTTP.
@@ -16,7 +16,7 @@ class RejectedError(Exception):
     """Raised when requests are not accepted.
 
     Attributes:
-        code: why: queue_full, cancelled, shutdown or engine_failed (no more requests are accepted).
+        code: queue_full, cancelled, shutdown or engine_failed.
         retry_after: seconds after which the queue should have space; None if a retry is useless.
     """
 
@@ -38,7 +38,7 @@ class JobQueue:
         arrivals: number that changes whenever jobs arrive or the queue closes.
         closes_at: when jobs that still run are ended; None while new jobs are accepted.
         refusal: why a closed queue accepts no jobs.
-        seconds_per_job: moving average.
+        seconds_per_job: moving average of the seconds from arrival to end.
     """
 
     def __init__(self, capacity: int, slots: int) -> None:
@@ -109,7 +109,7 @@ class JobQueue:
             self.changed.wait_for(lambda: self.arrivals != arrivals, seconds)
 
     def close(self, grace: float) -> None:
-        """Accept no more jobs, and end those that run longer than `grace` seconds."""
+        """Accept no more jobs; those left after `grace` seconds are ended."""
         # The lock of a condition is reentrant: `close` and `jobs` take it again.
         with self.changed:
             self.closes_at = time.monotonic() + grace

@@ -14,7 +14,7 @@ from jax_lm.serving.schemas import DecodingBody, Gap
 
 Json = dict[str, Any]
 
-# How the log-probabilities of a prompt were made: a masked-diffusion model has none of its own.
+# How the log-probabilities of a prompt were computed; a masked-diffusion model defines none.
 PROMPT_ESTIMATOR = "left to right: each token given those before it, the later ones masked"
 # Fields of a commit that clients of /v1/denoise receive.
 COMMIT_FIELDS = ("position", "token_id", "text", "confidence", "step")
@@ -44,15 +44,15 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
             has no log-probability.
         count: number of most likely tokens to report.
     """
-    # OpenAI reports the chosen token along with the most likely ones
-    found = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
+    # OpenAI's lists of top tokens include the chosen token
+    top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
     values = [token.logprobs[0].value if token.logprobs else None for token in tokens]
     # Texts "ab", "c", "" begin at 0, 2, 3.
     ends = accumulate((len(token.text) for token in tokens), initial=0)
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": values,
-        "top_logprobs": [top or None for top in found] if count else None,
+        "top_logprobs": [top or None for top in top_logprobs] if count else None,
         "text_offset": list(ends)[:-1],
         "confidences": [token.confidence for token in tokens],
         "commit_steps": [token.step for token in tokens],
@@ -67,9 +67,9 @@ def chat_logprobs(tokens: Sequence[Commit]) -> Json:
 
     content = []
     for token in tokens:
-        own, *top = map(describe, token.logprobs)
-        more = {"confidence": token.confidence, "commit_step": token.step}
-        content.append(own | {"top_logprobs": top} | more)
+        chosen, *top = map(describe, token.logprobs)
+        extras = {"confidence": token.confidence, "commit_step": token.step}
+        content.append(chosen | {"top_logprobs": top} | extras)
     return {"content": content, "refusal": None}
 
 
@@ -92,8 +92,8 @@ class AnswerFormat:
 
     Attributes:
         error_event: name of the event by which a stream reports an error.
-        streams: whether an answer is a stream if the request does not say so.
-        allows_partial: whether the text that is final when the time is over is an answer.
+        streams: whether the answer is a stream by default.
+        allows_partial: whether, after a timeout, the text that is final counts as an answer.
     """
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
@@ -115,7 +115,7 @@ class AnswerFormat:
         self.prompt_tokens = sum(len(gap.before) + len(gap.after or ()) for gap in gaps)
         self.choices = [gap for gap in gaps for _ in range(self.body.choices)]
         self.requests = requests
-        # of a stream: tokens of all choices, and characters of each
+        # progress of a stream: tokens of all choices, and characters sent of each
         self.tokens, self.sent = 0, [0] * len(self.choices)
 
     def whole(self, ends: Sequence[Event]) -> Any:
@@ -184,8 +184,8 @@ class AnswerFormat:
         count, scored = self.body.logprobs, self.choices[index].scored
         if count is None:
             return None
-        found = completion_logprobs([*scored, *tokens], count)
-        return found | {"prompt_estimator": PROMPT_ESTIMATOR} if scored else found
+        logprobs = completion_logprobs([*scored, *tokens], count)
+        return logprobs | {"prompt_estimator": PROMPT_ESTIMATOR} if scored else logprobs
 
 
 class ChatFormat(AnswerFormat):
@@ -210,7 +210,7 @@ class ChatFormat(AnswerFormat):
 
 
 class DenoiseFormat(AnswerFormat):
-    """Format of /v1/denoise, every commit: `start`, any number of `commits`, then `done`."""
+    """Format of /v1/denoise: the events `start`, any number of `commits`, and `done`."""
 
     error_event, streams = "error", True
 

@@ -1,7 +1,8 @@
-"""Schemas of request bodies: the fields of OpenAI that we have, and those of diffusion.
+"""Schemas of request bodies: the OpenAI fields that we support, and fields for diffusion.
 
-A field that we do not have may say that it is off (`jax_lm.serving.ignored_fields`); any other
-value of it is refused by name, never ignored. Knows neither HTTP nor the engine.
+A field that we do not support is accepted with a value that turns it off
+(`jax_lm.serving.ignored_fields`); any other value is refused by name, never ignored. Knows neither
+HTTP nor the engine.
 """
 
 import json
@@ -19,19 +20,19 @@ from jax_lm.serving.ignored_fields import NEUTRAL, UNREAD, Part, ignored
 from jax_lm.serving.jobs import Commit
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
-# Limits of one request: answers per prompt, prompts, and stop texts. The length of the queue bounds
-# the answers to all of its prompts.
+# Limits of one request: answers per prompt, prompts, and stop texts. The total number of answers is
+# limited by the length of the queue.
 MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 128, 2048, 256
-# Length of the hole if a request does not name one.
+# Length of the hole if a request does not set one.
 DEFAULT_TOKENS = 128
 # Maximum alternatives per position, as in OpenAI's two endpoints.
 MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
 # Characters of a text, or ids in a list of token ids.
 MAX_TEXT = 200_000
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
-# A seed, and values of `top_k`, by which clients say that they have no preference.
+# The seed, and the values of `top_k`, that clients send for "no preference".
 ANY_SEED, ALL_TOKENS = -1, (-1, 0)
-# Fields that give the length of an answer; the first of them counts.
+# Fields that set the length of an answer, in order of precedence.
 LENGTH_FIELDS = ("max_completion_tokens", "max_output_tokens", "n_predict", "max_tokens")
 # Fields of a request that a server may have defaults for.
 SERVER_DEFAULTS = ("preset", "temperature", "top_p", "top_k", "min_p", "alg")
@@ -55,7 +56,7 @@ def as_list(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str | None:
-    """Return the tag of the alternative that a value is meant for, so that errors refer to it."""
+    """Return the tag of the alternative of `Prompts` that a value is meant for, for its errors."""
     if not isinstance(value, list):
         return "#text" if isinstance(value, str) else None
     # [] counts as a list of texts
@@ -85,11 +86,11 @@ class Gap(NamedTuple):
     """The tokens around a hole.
 
     Attributes:
-        before: ids before it.
-        after: ids after it; None if no text follows.
-        echo: the text before it that the answer repeats.
+        before: ids before the hole.
+        after: ids after the hole; None if no text follows.
+        echo: text before the hole that the answer repeats.
         is_cut: whether text that does not fit was left out.
-        scored: the tokens before the hole with their log-probabilities, if they were asked for.
+        scored: the tokens before the hole with their log-probabilities, if requested.
     """
 
     before: list[int]
@@ -100,7 +101,7 @@ class Gap(NamedTuple):
 
 
 def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
-    """Return ids as they are. Raises ValueError if the tokenizer does not know one of them."""
+    """Return the ids. Raises ValueError if the tokenizer does not know one of them."""
     size = tokenizer.vocab_size
     if unknown := [token for token in ids if token >= size]:
         raise ValueError(f"{field}: token {unknown[0]} must lie in [0, {size - 1}]")
@@ -108,16 +109,16 @@ def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> lis
 
 
 class DecodingBody(Part):
-    """Fields that all requests share: the options of OpenAI that we have, and those of diffusion.
+    """Fields that all requests share: OpenAI options that we support, and options of diffusion.
 
-    - `threshold` commits all tokens of at least that probability at once, `entropy_bound` as many
-      as it admits; both in blocks of 32 unless `block_length` says otherwise (0 is the canvas).
+    - `threshold` commits all tokens of at least this probability at once, `entropy_bound` as many
+      as the bound admits; both in blocks of 32 unless `block_length` is set (0 is the canvas).
     - `steps` is the number of denoising steps, by default one per token.
     - `growth` (auto, on or off) lets the hole before a suffix find its own length, at most
       `max_tokens`, with checkpoints that were trained for it (DreamOn).
     - `ignore_eos` fills the whole canvas.
     - `n_predict` is llama.cpp's name of `max_tokens`; -1 asks for the default.
-    - `top_k` -1 and 0, which ask for all tokens, get the most that there are, and are reported.
+    - `top_k` -1 and 0, which ask for all tokens, are replaced by the maximum, and reported.
     - `seed` has up to 64 bits; -1 draws one.
     """
 
@@ -150,7 +151,7 @@ class DecodingBody(Part):
     """Whether the answer stands alone, as in a conversation."""
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
-        """Encode the texts around each hole. A body of settings alone has none.
+        """Encode the texts around each hole; without texts, there is none.
 
         Args:
             context: tokens that prompt and answer may take together.
@@ -172,7 +173,7 @@ class DecodingBody(Part):
 
     @property
     def length_field(self) -> str:
-        """The field that gives the length."""
+        """The field that sets the length, for error messages."""
         names = (name for name in LENGTH_FIELDS if getattr(self, name, None) is not None)
         return next(names, "max_tokens")
 
@@ -212,13 +213,13 @@ class DecodingBody(Part):
         return None
 
     def preset_of(self, default: str) -> str:
-        """Return the preset of an answer: as given, else the default where it can be met."""
+        """Return the given preset, else the default, or another that the other fields allow."""
         if self.preset is not None:
             return self.preset
-        # a number of steps is a schedule, which `turbo` has none of
+        # `steps` needs a schedule, which `turbo` does not have
         if self.steps is not None and Decoding(preset=default).settings.commit != "steps":
             return "fast" if self.block_length in (None, BLOCK_LENGTH) else "exact"
-        # a repair decodes its block again, and without blocks all of the text
+        # a repair decodes its block again; without blocks, that would be all of the text
         if self.grammar_name is not None and default == "exact" and self.block_length is None:
             return "fast"
         return default
@@ -227,9 +228,9 @@ class DecodingBody(Part):
         """Return the options of an answer of this many tokens.
 
         Args:
-            defaults: values of `SERVER_DEFAULTS` that the server has.
+            defaults: the server's defaults of `SERVER_DEFAULTS`.
         """
-        # the preset decides unless one of the two is given
+        # threshold and entropy_bound override the commit rule of the preset
         commit = None
         if self.threshold is not None:
             commit = "threshold"
@@ -380,8 +381,8 @@ class CompletionBody(OpenAIBody):
             ValueError: the prompt has markers that cannot be read.
         """
         # without a suffix, editors mark the gap in the prompt
-        found = split_gap(prompt) if self.suffix is None else None
-        return found or (prompt, self.suffix)
+        texts = split_gap(prompt) if self.suffix is None else None
+        return texts or (prompt, self.suffix)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -417,7 +418,7 @@ class FimBody(CompletionBody):
 
     @model_validator(mode="after")
     def with_suffix(self) -> "FimBody":
-        """Take Mistral's name of the seed, and an empty text after the gap if there is none."""
+        """Read Mistral's name of the seed, and add an empty suffix if there is none."""
         if len(self.prompts) != 1 or not isinstance(self.prompts[0], str):
             raise ValueError("prompt: must be one text")
         self.seed = self.random_seed if self.seed is None else self.seed
@@ -439,7 +440,7 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     kind, value = problem["type"], problem.get("input")
     templates = {
         "missing": "must be given",
-        "extra_forbidden": "this server does not have it",
+        "extra_forbidden": "not supported by this server",
         "too_long": "at most {max_length}, not {actual_length}",
         "too_short": "must not be empty",
         "string_too_long": "at most {max_length} characters",
@@ -450,7 +451,7 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     if kind in templates:
         message = templates[kind].format(**problem.get("ctx", {}))
     else:
-        # pydantic's own words otherwise
+        # otherwise pydantic's message, adapted
         message = problem["msg"].removeprefix("Value error, ")
         message = message.replace("Input should be", "must be")
     if not field:

@@ -1,8 +1,8 @@
 """Log-probabilities of the tokens of a prompt, each given those before it.
 
-A masked-diffusion model has no likelihood of its own for that. This is the likelihood of decoding the
-text from left to right, one of the orders over which `jax_lm.diffusion.likelihood` averages. Its sum
-over any end of a text is that end's likelihood given what stands before it. Knows no HTTP.
+A masked-diffusion model does not define these. They are the probabilities of decoding the text from
+left to right, one of the orders over which `jax_lm.diffusion.likelihood` averages. The sum over the
+last tokens of a text is their log-likelihood given the tokens before them. Knows no HTTP.
 """
 
 import time
@@ -29,10 +29,10 @@ def score(
 
     Args:
         top: number of most likely tokens to report per position.
-        deadline: when it must be done, by the monotonic clock.
+        deadline: when the result must be ready, by the monotonic clock.
 
     Raises:
-        TimeoutError: it is not.
+        TimeoutError: the deadline has passed.
     """
     tokens, columns = np.array(ids, np.int32), np.arange(len(ids))
     commits = [describe(tokenizer, 0, ids[0])]

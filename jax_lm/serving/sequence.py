@@ -25,8 +25,8 @@ TOP_K = 50
 # reports.
 TOP_LOGPROBS = 20
 
-# Options, and settings of decoding, that are part of the compiled program: the value that the
-# sequences of a batch have.
+# Options and settings of decoding that are part of the compiled program, with the value that all
+# sequences of a batch must have.
 SAME_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
 SAME_SETTINGS = {
     "refresh_every": 1,
@@ -55,14 +55,14 @@ class Sequence:
         first_step: value of `step` when the current block began.
         forwards: forward passes.
         block: number of the current block.
-        extra: state of the decoding method: draft canvases that the next forward pass verifies.
+        extra: draft canvases that the next forward pass verifies, with `draft`; else None.
         keeps_logprobs: whether log-probabilities are kept.
         logprobs: log-probabilities of decided columns; None if they are not kept.
-        seconds: time that the device has spent on it.
-        served_at: when its last call ended, by the monotonic clock; sequences take turns by it.
+        seconds: time that the device has spent on the sequence.
+        served_at: when its last call ended (monotonic clock); those that waited longest are next.
 
     Raises:
-        ValueError: settings in which the sequences of one batch cannot differ.
+        ValueError: settings that differ from those of all sequences of a batch.
     """
 
     tokens: Int[np.ndarray, "t"]
@@ -101,7 +101,7 @@ class Sequence:
             self.logprobs = jax.tree.map(np.array, empty)
 
     def require_batchable(self) -> None:
-        """Raise ValueError for options in which the sequences of one batch cannot differ."""
+        """Raise ValueError for options that a batch of different sequences does not support."""
         options, decoding = self.options, self.options.decoding.settings
         # The token before the hole is needed because each logit predicts the next position.
         if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
@@ -183,14 +183,14 @@ class Sequence:
 
     @property
     def settled(self) -> int:
-        """The column before which the hole is final."""
+        """First column of the hole that is not final; its end if all are."""
         # masks at columns 7 and 9: everything before 7 is settled
         masks = np.flatnonzero(self.masked)
         return int(masks[0]) if len(masks) else self.hole.end
 
     @property
     def most(self) -> int:
-        """Tokens that the hole can have."""
+        """Largest number of tokens that the hole can have."""
         return self.hole.length
 
     @property
@@ -209,7 +209,7 @@ class Sequence:
 
     @property
     def fixed(self) -> int:
-        """The column before which no token is ever undone."""
+        """First column that may still be masked again."""
         return self.hole.start
 
     def params(self, columns: int) -> SamplingParams:
@@ -228,18 +228,18 @@ class Sequence:
     def take(self, state: SamplerState) -> None:
         """Copy what steps have decided from a state [1, columns] on the host."""
         self.step, self.forwards, self.extra = int(state.step), int(state.forwards), state.extra
-        # only columns of the current block that the steps decided: the others stay as they were
+        # copy only columns of the current block that the steps decided
         fresh = self.open & ~state.masked[0, : len(self.tokens)]
         # a batch keeps log-probabilities if any of its sequences does
-        own = (self.tokens, self.commit_step, self.confidence, *(self.logprobs or ()))
+        fields = (self.tokens, self.commit_step, self.confidence, *(self.logprobs or ()))
         new = (state.tokens, state.commit_step, state.confidence, *(state.logprobs or ()))
-        for values, decided in zip(own, new, strict=False):
+        for values, decided in zip(fields, new, strict=False):
             values[fresh] = decided[0, : len(self.tokens)][fresh]
         self.masked &= ~fresh
 
     def next_block(self) -> None:
         """Begin the next block that has masks."""
-        # after a repair, which begins again at block 0, this skips the blocks that are final
+        # a repair restarts at block 0: skip blocks that are already final
         while self.masked.any() and not self.open.any():
             self.block += 1
             self.first_step = self.step

@@ -4,8 +4,8 @@
     slots.join(sequence)     # whenever `slots.has_room`
     slots.advance(steps=4)   # again, until sequence.is_done
 
-Each sequence is at a step of its own: it is a batch of one under `jax.vmap` of `step`, so that its
-text depends on nothing else in the batch. Canvas, block, settings and randomness are traced. There
+Each sequence is at its own step: it is a batch of one under `jax.vmap` of `step`, so that its text
+does not depend on the rest of the batch. Canvas, block, settings and randomness are traced. There
 is one compilation per number of sequences, width and pass, with and without a cache. Knows neither
 text nor queues.
 """
@@ -42,9 +42,9 @@ SlotInputs = tuple[SamplerState, BatchInputs]
 class Slots:
     """Slots for sequences of one width, either all with a KV cache or all without.
 
-    With a cache, all columns of a sequence are computed when it begins a block, together with the
-    other sequences that begin one. Its further steps compute a window, together with the other
-    sequences inside a block. Neither group waits for the other to end a block.
+    With a cache, a call is one of two passes. The refresh computes all columns of sequences that
+    begin a block; the other pass computes a window for sequences inside a block. Each call takes
+    sequences of one kind, so neither kind waits until the other has finished a block.
 
     Args:
         columns: width of every sequence's canvas; shorter ones are padded on the right.
@@ -56,7 +56,7 @@ class Slots:
     Attributes:
         is_growing: whether the holes of their sequences find their own length.
         sizes: for each pass, the numbers of sequences for which it is compiled.
-        peak: the most sequences that wanted these slots at a time, for which more is compiled.
+        peak: the most sequences that needed these slots at once; `missing` compiles for them.
     """
 
     is_growing = False
@@ -97,25 +97,25 @@ class Slots:
         return self.is_compiled and None in self.held
 
     def rows(self, number: int) -> int:
-        """Return the rows of tokens that a pass computes for each sequence."""
+        """Return the number of token rows that a pass computes per sequence."""
         return (self.passes[number].config.rows or self.columns) * (1 + self.draft)
 
     def seconds(self, sequence: Sequence) -> float:
-        """Predict the seconds that the passes over all columns take until a sequence is done."""
+        """Predict the seconds of the full-width passes that a sequence needs until it is done."""
         passes = len(sequence.blocks) if self.is_cached else sequence.most
         return passes * self.pace.seconds(self.rows(0))
 
     def missing(self) -> list[tuple[int, int]]:
-        """List passes and numbers of sequences that would have served the peak at less cost."""
-        found = []
+        """List the programs that would serve the peak cheaper, as pass and number of sequences."""
+        programs = []
         for number, sizes in enumerate(self.sizes if self.peak else ()):
             cost = self.rows(number), self.pace.fixed_rows
-            # the first program of a pass is for one sequence, which must never wait for more
+            # compile a pass for one sequence first, so that a lone request need not wait
             useful = useful_sizes(len(self.held), *cost) if sizes else [1]
             size = cheapest_size(useful, self.peak, *cost)
             if size not in sizes:
-                found.append((number, size))
-        return found
+                programs.append((number, size))
+        return programs
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
@@ -125,7 +125,7 @@ class Slots:
         )
 
     def join(self, sequence: Sequence) -> None:
-        """Take a slot, at any time; ValueError if the sequence does not fit."""
+        """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
         if not self.holds(sequence) or not self.has_room:
             raise ValueError(
                 f"a row of {sequence.columns} columns cannot join {len(self.sequences)} of {self.columns}"
@@ -147,15 +147,15 @@ class Slots:
         """
         trial = copy(self)
         trial.held, trial.cache = [sequence, *[None] * (len(self.held) - 1)], KVCache()
-        # no step is taken: the program is compiled all the same, and a wide one would take long
+        # with 0 steps, the program is compiled but does not run, which could take long
         trial.run([sequence], number, 0, size)
         self.sizes[number].append(size)
 
     def advance(self, steps: int) -> list[Sequence]:
-        """Make one call for the sequences whose last call is longest ago, and return them.
+        """Make one call for the sequences that have waited longest, and return them.
 
-        It takes up to `steps` steps, fewer if a sequence ends its block or if they take long.
-        Sequences that are held are left out. With a cache, they refresh it before their next step.
+        The call takes up to `steps` steps, or fewer if a sequence ends its block or steps are slow.
+        Sequences that are held are skipped; with a cache, they refresh it before their next step.
         """
         active = [each for each in self.sequences if not each.is_held]
         self.begun.intersection_update(active)
@@ -163,19 +163,23 @@ class Slots:
             return []
         # with a cache, pass 0 is the refresh of the rows that begin a block
         active.sort(key=lambda each: each.served_at)
-        numbers = [
+        pass_numbers = [
             0 if each.is_between_blocks or each not in self.begun else len(self.passes) - 1
             for each in active
         ]
-        alike = [each for each, number in zip(active, numbers, strict=True) if number == numbers[0]]
-        number, rows = numbers[0], self.rows(numbers[0])
-        size = cheapest_size(self.sizes[number], len(alike), rows, self.pace.fixed_rows)
-        chosen = alike[:size]
+        same_pass = [
+            each
+            for each, number in zip(active, pass_numbers, strict=True)
+            if number == pass_numbers[0]
+        ]
+        number, rows = pass_numbers[0], self.rows(pass_numbers[0])
+        size = cheapest_size(self.sizes[number], len(same_pass), rows, self.pace.fixed_rows)
+        chosen = same_pass[:size]
         for sequence in chosen:
             sequence.next_block()
         self.run(chosen, number, self.pace.steps(size * rows, steps), size)
         if self.is_cached:
-            # a sequence that is held is repaired before its next call: its cache is stale then
+            # a held sequence is repaired before its next call, which makes its cache stale
             self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
         return chosen
 
@@ -187,7 +191,7 @@ class Slots:
         variant = Drafts(self.draft) if self.draft else PLAIN
         if not self.sampler.config.family.is_diffusion:
             variant = LeftToRight()
-        # rows of a pass: all columns to refresh, then a block and the column before it
+        # rows per pass: all columns for the refresh; a block and the column before it for steps
         rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
         make_config = partial(
             StepConfig,
@@ -202,7 +206,7 @@ class Slots:
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int) -> None:
         """Run a pass for some of the sequences, in the program for `size` of them."""
         begun, config = time.monotonic(), self.passes[number].config
-        # a refresh is one forward pass, however many steps of the schedule decide nothing
+        # a refresh takes one forward pass, even if it skips idle steps of the schedule
         is_refresh = self.is_cached and number == 0
         limits = (NEVER, min(steps, 1)) if is_refresh else (steps, NEVER)
         # 5 sequences in the program for 16: eleven rows are blank
@@ -212,10 +216,12 @@ class Slots:
             # All slots at once, in their order, so that no part of the cache is copied.
             batch = [sequence if sequence in sequences else None for sequence in self.held]
         elif self.is_cached:
-            # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. Blank rows have
-            # the slot after the last one: what they compute is dropped.
-            places = {sequence: slot for slot, sequence in enumerate(self.held)}
-            slots = np.array([places[each] if each else len(self.held) for each in batch], np.int32)
+            # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. A blank row
+            # gets the slot past the last one, so that its results are dropped.
+            slot_of = {sequence: slot for slot, sequence in enumerate(self.held)}
+            slots = np.array(
+                [slot_of[each] if each else len(self.held) for each in batch], np.int32
+            )
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [sequence and self.inputs(sequence, config, *limits) for sequence in batch]
         blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
@@ -223,8 +229,7 @@ class Slots:
         # allocated on first use
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
-        # The cache is donated: if the call fails, the cache is lost, and the open blocks cannot
-        # be continued.
+        # The cache is donated: if the call fails, it is lost, and open blocks must be restarted.
         cache, self.cache = self.cache, KVCache()
         state, self.cache = run_slots(
             self.sampler.graph, self.sampler.params, cache, slots, stacked, config
@@ -295,9 +300,9 @@ class Slots:
         inputs = BatchInputs(canvas, window, sequence.params(self.columns))
         extra = sequence.extra
         if self.draft and extra is None:
-            # No step confirms these drafts, because a canvas never equals the step from it.
-            own = DraftCanvases(state.tokens, state.masked, state.step)
-            extra = jax.tree.map(lambda part: np.stack([part] * self.draft), own)
+            # These drafts will be rejected, because a canvas never equals the step from it.
+            unchanged = DraftCanvases(state.tokens, state.masked, state.step)
+            extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
         return state._replace(extra=extra), inputs
 
 
@@ -316,10 +321,10 @@ def run_slots(
     stacked: SlotInputs,
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
-    """Take steps as `sampler.run` does, for several sequences with states and inputs of their own.
+    """Take steps as `sampler.run` does, for several sequences, each with its own state and inputs.
 
-    All leaves have an additional leading axis. The loop ends when the first of the sequences has
-    ended its block, or all have taken their steps.
+    All leaves have an additional leading axis. The loop ends when one of the sequences has finished
+    its block, or all have taken their steps.
 
     Args:
         cache: cache of all slots.
@@ -328,9 +333,9 @@ def run_slots(
     model = graph.merge(params)
     # on a mesh: rows split over the devices if they divide, and results whole on every device
     states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), stacked)
-    # log-probabilities of this call's commits; sequences that report them collect them
-    kept = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
-    states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=kept)
+    # log-probabilities of this call's commits, for sequences that report them
+    no_logprobs = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
+    states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=no_logprobs)
     window, columns = inputs.window, states.tokens.shape[-1]
 
     def is_open(states: SamplerState) -> Bool[Array, "l"]:
@@ -348,21 +353,23 @@ def run_slots(
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
     # rows of the cache for these sequences; a slot out of range is clipped, and dropped below
-    own = (
+    rows_cache = (
         cache
         if slots is None
         else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
-    # step until one of the rows has ended its block, or all have taken their steps
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
-    rows, own = jax.lax.while_loop(is_running, advance, (started, own))
+    rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
     rows = replicate(rows, model.mesh)
     if slots is None:
-        return rows, own
+        return rows, rows_cache
     if config.rows != columns and not isinstance(config.variant, LeftToRight):
-        # A window is recomputed before it is read, and columns outside it have not changed.
+        # Nothing to write back: the next step recomputes its window, and columns outside of it have
+        # not changed.
         return rows, cache
-    return rows, jax.tree.map(lambda part, new: part.at[slots].set(new, mode="drop"), cache, own)
+    return rows, jax.tree.map(
+        lambda part, new: part.at[slots].set(new, mode="drop"), cache, rows_cache
+    )
 
 
 @partial(jax.jit, static_argnames=("graph", "size", "columns"))

@@ -1,7 +1,7 @@
 """A worker: one thread that decodes jobs of the queue together, in the slots of one device or mesh.
 
-Several workers may share a queue, each with weights of its own (`serve --replicas`). An answer
-depends only on its request, and an error ends only the job that it belongs to. Knows tokens and
+Several workers may share a queue, each with its own copy of the weights (`serve --replicas`). An
+answer depends only on its request, and an error ends only the job that caused it. Knows tokens and
 text, no HTTP. `compilations` decides which programs are compiled.
 """
 
@@ -29,12 +29,12 @@ from jax_lm.serving.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-# Most steps of a call, after which the queue is looked at, and a job reports progress.
+# Maximum number of steps per call. Between calls, the queue is checked and progress is reported.
 STEPS_PER_CALL = 4
-# A sequence is young until the device has spent this many seconds on it. Of so many calls one is for
-# those that are not, if there are both.
+# A sequence is young until the device has spent YOUNG_SECONDS on it. Young sequences go first, except
+# in one of OLD_TURN calls.
 YOUNG_SECONDS, OLD_TURN = 1.0, 8
-# Seconds between two looks at jobs that wait for a program, or at a compilation.
+# Seconds between checks while jobs wait for a program, or something is being compiled.
 POLL_SECONDS = 0.02
 
 
@@ -57,7 +57,7 @@ class EngineWorker:
     Attributes:
         running: this worker's jobs, by the sequence that occupies a slot.
         device: held during each call of the device; two at a time might block each other on a mesh.
-        siblings: all workers of the queue, this one among them.
+        siblings: all workers of the queue, including this one.
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class EngineWorker:
                 return
             self.is_ready = True
             on_ready()
-            # one round: one call of the device
+            # one device call per round
             while self.running or self.queue.is_open:
                 arrivals = self.queue.arrivals
                 self.end_overdue()
                 self.admit()
-                # after the shutdown, only for jobs that wait for a program
+                # during shutdown, compile only if jobs still wait for a program
                 if self.queue.closes_at is None or self.queue.waiting:
                     self.compilations.start_next()
                 if self.running:
                     self.step()
-                # it may have been closed meanwhile, and nothing would end the wait
+                # check again: after `close`, nothing would end the wait
                 elif self.queue.is_open:
                     self.queue.wait(arrivals, self.idle_seconds)
         finally:
@@ -131,7 +131,7 @@ class EngineWorker:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Seconds to wait for a job, if none is running; None is without a limit."""
+        """Seconds to wait for a job if none is running; None waits without a limit."""
         is_compiling = self.compilations.thread.is_alive()
         is_busy = is_compiling or any(each.missing() for each in self.groups)
         return POLL_SECONDS if is_busy or self.queue.waiting else None
@@ -156,7 +156,7 @@ class EngineWorker:
         """Move waiting sequences to slots, in order of arrival."""
         for job in list(self.queue.waiting):
             sequence = job.sequence
-            # slots that fit best, even if the sequence has to take wider ones
+            # count demand for the best fit, even if the sequence has to take wider slots
             best = next(self.fitting(sequence))
             best.peak = max(best.peak, len(best.sequences) + 1)
             slots = self.place(sequence)
@@ -168,7 +168,7 @@ class EngineWorker:
             self.metrics.queue_seconds.observe(job.age)
 
     def is_busier(self, sequence: Sequence) -> bool:
-        """Whether another worker could take a sequence and has fewer of them."""
+        """Whether another worker could take a sequence and is running fewer."""
         return any(
             len(each.running) < len(self.running) and each.place(sequence) is not None
             for each in self.siblings
@@ -182,7 +182,7 @@ class EngineWorker:
     def place(self, sequence: Sequence) -> Any:
         """Return the narrowest slots that can hold a sequence and have room, or None.
 
-        None also if it would be done earlier after waiting for a program that fits it better.
+        Also None if waiting for a better-fitting program would finish the sequence earlier.
         """
         best, *wider = self.fitting(sequence)
         free = next((slots for slots in (best, *wider) if slots.has_room), None)
@@ -196,8 +196,8 @@ class EngineWorker:
     def step(self) -> None:
         """Make one call, and deliver the events of its sequences.
 
-        Sequences on which the device has spent little go first, so that a short answer does not
-        wait for a round of long ones; every few calls it is the turn of the others.
+        Young sequences go first, so that a short answer does not wait for a round of long ones;
+        every few calls, old ones have their turn.
         """
         waiting = [each for each in self.running if not each.is_held]
         if waiting:
@@ -209,7 +209,7 @@ class EngineWorker:
             )
             slots: Any = next(each for each in self.groups if first in each.sequences)
             self.advance(slots)
-        # those whose text a thread has read meanwhile
+        # sequences whose text a thread has checked meanwhile
         for sequence in [each for each in self.running if each.is_held]:
             self.deliver(self.running[sequence])
         self.repairs.wait_if_idle(self.running)
@@ -220,7 +220,7 @@ class EngineWorker:
             try:
                 sequences = slots.advance(STEPS_PER_CALL)
                 self.metrics.batch_rows.observe(len(sequences))
-            except Exception:  # the border: only the sequence that caused it may suffer
+            except Exception:  # only the job that caused it may fail
                 sequences = slots.sequences
                 logger.exception("a batch failed; its slots hold %d sequences", len(sequences))
                 self.isolate(slots, sequences)
@@ -233,14 +233,14 @@ class EngineWorker:
         """Advance each sequence alone, and end the jobs of those that fail again.
 
         Raises:
-            DeviceError: a sequence of ours fails too.
+            DeviceError: a dummy sequence fails too.
         """
-        # empty the slots; a failed call has lost the cache, so that open blocks begin anew
+        # empty the slots; a failed call has lost the cache, so open blocks start again
         for sequence in sequences:
             slots.leave(sequence)
             if sequence.is_windowed:
                 sequence.reopen()
-        # each sequence alone, to the end of its block: only then does its cache not matter
+        # each sequence alone, to the end of its block: at a new block it needs no cache
         failed = []
         for sequence in sequences:
             slots.join(sequence)
@@ -248,7 +248,7 @@ class EngineWorker:
                 slots.advance(STEPS_PER_CALL)
                 while sequence.is_windowed and not sequence.is_between_blocks:
                     slots.advance(STEPS_PER_CALL)
-            except Exception as error:  # the border: this is the sequence that failed
+            except Exception as error:  # whatever it is, this sequence caused it
                 logger.error("a sequence failed alone too: %s", error)
                 failed.append((sequence, error))
             slots.leave(sequence)
@@ -263,7 +263,7 @@ class EngineWorker:
                 slots.join(sequence)
 
     def require_device(self, slots: Any) -> None:
-        """Raise DeviceError if slots cannot decode even a sequence of ours."""
+        """Raise DeviceError if slots cannot decode even a dummy sequence."""
         try:
             self.compilations.try_step(slots)
         except FloatingPointError:
@@ -279,11 +279,11 @@ class EngineWorker:
             if np.isnan(job.sequence.confidence).any():
                 raise FloatingPointError(NOT_FINITE)
             self.repairs.advance(job.sequence)
-            # a thread repairs it: what it reads as final may change while it is read
+            # while a thread repairs the sequence, its tokens may change
             if job.sequence in self.repairs.pending:
                 return
             event = job.next_event()
-        except Exception as error:  # the border: one job's answer must not end the others
+        except Exception as error:  # one job's answer must not end the others
             logger.exception("a job failed")
             event = job.ending("error", error)
         if job.text and not had_text:
@@ -302,23 +302,23 @@ class EngineWorker:
         for slots in self.groups:
             if job.sequence in slots.sequences:
                 slots.leave(job.sequence)
-        # of several workers, one ends a job that waits
+        # several workers may try to end a waiting job; the first one does
         if not self.queue.remove(job):
             return
-        # count and estimate waiting times: moving average with weight 0.1
+        # count it, and update the average behind `retry_after` (weight 0.1)
         self.metrics.count_end(event, job.age)
         if event.is_answer:
             self.queue.seconds_per_job += 0.1 * (job.age - self.queue.seconds_per_job)
         job.deliver(event)
 
     def start(self, warm_up: list[WarmUp], on_ready: Callable, on_end: Callable) -> None:
-        """Run on a thread of its own; `on_end` is called with what ended it, or None."""
+        """Run on a new thread; at the end, `on_end` is called with the exception, or None."""
 
         def run() -> None:
             failure = None
             try:
                 self.run(warm_up, on_ready)
-            except BaseException as error:  # the border: the server ends with it
+            except BaseException as error:  # reported to `on_end`, which ends the server
                 failure = error
             on_end(failure)
             # an interpreter exit during a compilation would crash
