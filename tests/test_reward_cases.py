@@ -118,7 +118,7 @@ BAD = {
     "a call of nothing": ({"public_test_cases": [{"input": "1", "output": "1", "testtype": "functional"}]},
                           "has a call without fn_name, and column 'metadata' without func_name"),
     "a call with a wrong argument": (benchmark_row([("[1", "2")], [], "functional", "f"),
-                                     r"input: '\[1' is no JSON value"),
+                                     r"input: '\[1' is not a JSON value"),
     "a call with a number": ({"test_cases": [{"input": 3, "output": 3, "type": "function_call", "fn_name": "f"}]},
                              "has a call with input=3: must be a list of arguments"),
     "another language": ({"verification_info": OPEN_R1 | {"language": "cpp"}}, "has language='cpp': programs are"),

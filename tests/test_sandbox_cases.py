@@ -382,7 +382,7 @@ def test_calls_with_json_values(tier):
     [
         ({"input": 3, "output": ""}, "input=3: must be text"),
         ({"input": "", "output": None}, "output=None: must be text"),
-        ({"input": "\ud800", "output": ""}, "input: is no text that UTF-8 can hold"),
+        ({"input": "\ud800", "output": ""}, "input: is not text that UTF-8 can encode"),
         (
             {"input": "", "output": "", "comparison": "sorted"},
             "comparison='sorted': must be one of exact, tolerant",
@@ -391,9 +391,9 @@ def test_calls_with_json_values(tier):
             {"input": "", "output": "x" * (MAX_OUTPUT + 1)},
             f"output: has {MAX_OUTPUT + 1} bytes, a program may write",
         ),
-        ({"input": "[1", "output": "1", "function": "f"}, r"input: '\[1' is no JSON value"),
-        ({"input": "1", "output": "", "function": "f"}, "output: '' is no JSON value"),
-        ({"input": "NaN", "output": "1", "function": "f"}, "NaN is none of JSON's numbers"),
+        ({"input": "[1", "output": "1", "function": "f"}, r"input: '\[1' is not a JSON value"),
+        ({"input": "1", "output": "", "function": "f"}, "output: '' is not a JSON value"),
+        ({"input": "NaN", "output": "1", "function": "f"}, "NaN is not a JSON number"),
         ({"input": "1", "output": "1", "function": "f()"}, r"function='f\(\)': must be a name"),
     ],
 )

@@ -2,8 +2,7 @@
 
 For hosts that are reached by a command line:
 
-echo '{"executor": "auto", "jobs": [{"code": "x = 1", "tests": ["assert x == 1"]}]}' | python -m
-untrusted
+    echo '{"jobs": [{"code": "x = 1", "tests": ["assert x == 1"]}]}' | python -m untrusted
 """
 
 import sys

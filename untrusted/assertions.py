@@ -15,7 +15,7 @@ from untrusted.inside.checks import test_names
 # CPython 3.11 counts the depth of all syntax trees under construction in one place: two threads
 # that build large ones at a time get a SystemError ("AST constructor recursion depth mismatch").
 PARSING = threading.Lock()
-# What is in tests that a framework runs, and in those that catch a failed assertion.
+# Matches tests that a framework runs, and tests that catch a failed assertion.
 FRAMED = re.compile(r"AssertionError|TestCase|^\s*(async )?def test|^\s*class Test", re.MULTILINE)
 
 
@@ -24,9 +24,13 @@ class Call:
     """A test of the form `assert function(*arguments, **keywords) == expected`, all literals.
 
     Attributes:
-        others: other right results.
-        is_method: the function is a method of the program's class Solution.
-        prelude: import statements that the program may take for granted.
+        function: name of the function.
+        arguments: positional arguments.
+        keywords: keyword arguments.
+        expected: the expected result.
+        others: other accepted results.
+        is_method: whether the function is a method of the program's class Solution.
+        prelude: import statements to execute before the program.
     """
 
     function: str
@@ -39,11 +43,11 @@ class Call:
 
     @property
     def request(self) -> Fields:
-        """The call as the program's process takes it."""
+        """The call as part of the job of the program's process."""
         return {
             "function": self.function,
             "is_method": self.is_method,
-            # Literals as they are: no other form keeps the order of a dictionary and every type.
+            # marshal keeps the order of dictionaries and the type of every literal; JSON does not.
             "arguments": marshal.dumps((self.arguments, self.keywords)).hex(),
         }
 
@@ -80,7 +84,7 @@ def read_call(test: str) -> Call | None:
     """Return the call that a test makes, or None unless it is one assertion of one call.
 
     The other side must be a literal. A function named like a builtin is left to the tester, which
-    decides by the whole test whose function the name means.
+    reads the whole test to decide whether the name means the program's function.
     """
     try:
         with PARSING:
@@ -122,9 +126,10 @@ def is_script(test: Test) -> TypeGuard[str]:
 def split_tests(source: str, name: str = "<tests>") -> list[str]:
     """Split a file into its tests.
 
-    Tests are the assertions at the top level, each with all statements above it that are no
-    assertions, and whatever pytest would collect there, each with all statements that are no test.
-    A file with neither is one test. Raises ValueError if the file is no Python, or is empty.
+    Each assertion at the top level is a test, with all statements above it that are not assertions.
+    Each function or class that pytest would collect is a test, with all statements that are not
+    tests. A file with neither is a single test. Raises ValueError if the file is not Python, or is
+    empty.
 
     "x = 1; assert f(x); y = 2; assert f(y)" -> "x = 1; assert f(x)", "x = 1; y = 2; assert f(y)"
     """
@@ -140,8 +145,8 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
     checks = [statement for statement in body if isinstance(statement, ast.Assert)]
     setup = [statement for statement in body if statement not in checks]
     tests = [[s for s in setup if s.lineno <= check.lineno] + [check] for check in checks]
-    # In its own place: after the fixtures, which may stand anywhere, and before `unittest.main()`,
-    # which must find it.
+    # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a call of
+    # `unittest.main()`, which must find it.
     tests += [sorted([*setup, item], key=lambda statement: statement.lineno) for item in items]
     return [ast.unparse(ast.Module(test, [])) for test in tests] or [source]
 

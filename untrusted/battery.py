@@ -1,8 +1,8 @@
 """Attacks on this host's own sandbox: what a hostile program would try, and whether it succeeded.
 
 `diffucoder sandbox check` prints the table. The tests run the same attacks, also without
-containment, to notice an attack that could not succeed anywhere. Each attack has a target of its
-own: a folder with a secret, listening sockets, and a process of the same user.
+containment, to detect an attack that could not succeed anywhere. Each attack gets its own target: a
+folder with a secret, listening sockets, and a process of the same user.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from untrusted.session import Session
 from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
-# Code that reaches for something, by name.
+# Attacks that try to reach something: code by name.
 REACH: dict[str, str] = ATTACKS["reach"]
-# Code that uses up something (`program`) and the outcomes that stop it (`outcomes`), by name.
+# Attacks that use up a resource, by name: code (`program`), and outcomes that count as stopped.
 EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
 
 KILLED_BY_SECCOMP = "SIGSYS"
@@ -85,7 +85,7 @@ class AttackTarget(contextlib.ExitStack):
         return server
 
     def program(self, body: str) -> str:
-        """Return the attack's code with its target's details; `attack()` lists what it reached."""
+        """Return the code of an attack on this target; its `attack()` returns what was reached."""
         values = {
             "FOLDER": str(self.folder),
             "SECRET": self.secret,
@@ -97,7 +97,7 @@ class AttackTarget(contextlib.ExitStack):
             "ALLOWED": [*PACKAGES, *HARNESS],
             "HOST": os.uname().nodename,
         }
-        # An attack that names nothing counts as successful if it comes to its end.
+        # An attack that does not fill `reached` itself is successful if it runs to its end.
         attempt = (
             body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
         )
@@ -110,26 +110,26 @@ class AttackTarget(contextlib.ExitStack):
         )
 
     def harm(self) -> list[str]:
-        """List the harm that has been done to the target."""
+        """List the traces of a successful attack on the target."""
         # A socket is readable once someone has connected or sent.
-        found = [
+        traces = [
             f"{name} heard something"
             for name, server in self.listeners.items()
             if select.select([server], [], [], 0)[0]
         ]
         names = sorted(path.name for path in self.folder.iterdir())
-        found += [f"files: {names}"] if names != ["secret"] else []
+        traces += [f"files: {names}"] if names != ["secret"] else []
         if self.victim.poll() is not None:
-            return [*found, "the process has ended"]
+            return [*traces, "the process has ended"]
         # The attacks set 77 open files and priority 7, which nothing else does.
         if (
             sys.platform == "linux"
             and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77
         ):
-            found.append("its limits were changed")
+            traces.append("its limits were changed")
         if os.getpriority(os.PRIO_PROCESS, self.victim.pid) == 7:
-            found.append("its priority was changed")
-        return found
+            traces.append("its priority was changed")
+        return traces
 
 
 def package_sites() -> list[str]:
@@ -147,7 +147,7 @@ def reach(session: Session, name: str) -> AttackResult:
             target.program(REACH[name]), ("assert attack() == []",), Limits(seconds=10)
         )
         result = run_program(session, program)
-        # A process that outlives the program needs time to show what it does.
+        # A process that outlives the program needs time to act.
         if "orphan" in name:
             time.sleep(0.8)
         harm = target.harm()

@@ -1,4 +1,4 @@
-"""Cases: the input of a program and its expected output, compared here, out of the program's reach.
+"""Cases: the input of a program and its expected output, compared in the parent process.
 
     Case("1 2\\n", "3\\n")                              a run: standard input, expected standard output
     Case("[1, 2]\\n3", "6", function="total")           a call: arguments and result as JSON
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 Comparison = Literal["exact", "tolerant"]
 
-# Bytes that a program may write in a run that is compared; with more, it has failed.
+# Bytes that a program may write to standard output; with more, the case has failed.
 MAX_OUTPUT = 16 * 2**20
 
 # Largest distance of a number from the expected one: absolute, or relative if the expected one has
@@ -26,8 +26,9 @@ MAX_OUTPUT = 16 * 2**20
 # let 50000000000000001 pass for 50000000000000000.
 TOLERANCE = Decimal("1e-6")
 
-# Tokens compared as numbers. Longer ones are text: a program must not make the comparison slow. So
-# are those with a plus sign or a leading zero, such as telephone numbers, dates and bits: 007 is not 7.
+# Tokens that are compared as numbers. Longer ones are compared as text, so that a program cannot make
+# the comparison slow. So are tokens with a plus sign or a leading zero, such as telephone numbers,
+# dates and bits: 007 is not 7.
 NUMBER = re.compile(
     r"-?(?:(?:0|[1-9][0-9]{0,399})(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?"
 )
@@ -91,12 +92,16 @@ class Case:
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """The right results of a call."""
+        """The accepted results of a call."""
         # tolerant: [[1, 2]] -> [[1, 2]], [1, 2], ([1, 2],), (1, 2)
-        right = [parse_json("output", self.output)]
-        if self.comparison == "tolerant" and isinstance(right[0], list) and len(right[0]) == 1:
-            right += right[0]
-        return (*right, *(tuple(value) for value in right if isinstance(value, list)))
+        accepted = [parse_json("output", self.output)]
+        if (
+            self.comparison == "tolerant"
+            and isinstance(accepted[0], list)
+            and len(accepted[0]) == 1
+        ):
+            accepted += accepted[0]
+        return (*accepted, *(tuple(value) for value in accepted if isinstance(value, list)))
 
 
 # A test of a program: statements to run after it, or a case.
@@ -104,13 +109,13 @@ Test = str | Case
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raise ValueError unless the value of a field is text that UTF-8 can hold."""
+    """Raise ValueError unless the value of a field is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r:.80}: must be text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: is no text that UTF-8 can hold ({error.reason})") from error
+        raise ValueError(f"{name}: is not text that UTF-8 can encode ({error.reason})") from error
 
 
 def parse_json(name: str, text: str) -> Any:
@@ -119,11 +124,11 @@ def parse_json(name: str, text: str) -> Any:
         # Python's parser accepts NaN and Infinity, JSON does not.
         return json.loads(text, parse_constant=float_refused)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: {text!r:.80} is no JSON value ({error})") from error
+        raise ValueError(f"{name}: {text!r:.80} is not a JSON value ({error})") from error
 
 
 def float_refused(name: str) -> None:
-    raise ValueError(f"{name} is none of JSON's numbers")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def same_token(expected: str, found: str) -> bool:
@@ -150,7 +155,7 @@ LINES: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str
 
 
 def difference(expected: str, found: str, comparison: Comparison) -> str:
-    """Return the first line in which an output differs, in words; empty if it does not."""
+    """Describe the first line in which an output differs; empty if it does not."""
     if expected == found:
         return ""
     divide, same = LINES[comparison]
@@ -161,7 +166,7 @@ def difference(expected: str, found: str, comparison: Comparison) -> str:
 
 
 def quote_line(line: str | None, other: str | None) -> str:
-    """Quote a line around the place where it differs from another one; None is a missing line."""
+    """Quote a line around the first difference from another one; None is a missing line."""
     if line is None:
         return "no such line"
     common = len(commonprefix([line, other or ""]))  # noqa: RUF071 texts, no paths

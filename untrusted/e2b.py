@@ -18,7 +18,7 @@ from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
 HOME = "/home/user/sandbox"
-# Time for the machine itself: uploads and starting the sandbox.
+# Additional seconds for uploads and for starting the sandbox in the machine.
 MARGIN_SECONDS = 60
 
 
@@ -29,7 +29,7 @@ class E2B(Executor):
     Untested against the service itself.
 
     Attributes:
-        template: of the machines; None is E2B's own. It needs Python 3.11 or newer.
+        template: template of the machines, with Python 3.11 or newer; None is E2B's default.
         executor, allow_unsafe: as in `Local`, inside the machine. Without containment there, a
             program could read the tests that its machine holds.
     """
@@ -51,7 +51,7 @@ class E2B(Executor):
     ) -> list[Result]:
         try:
             return read_results(self.run_in_machine(client, programs), programs)
-        except Exception as error:  # the border to a service: its client has many ways to fail
+        except Exception as error:  # the client of the service raises many types of errors
             raise OSError(f"E2B: {error}") from error
 
     def run_in_machine(self, client: Any, programs: Sequence[Program]) -> str:

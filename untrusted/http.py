@@ -2,11 +2,10 @@
 
     DIFFUCODER_SANDBOX_TOKEN=… diffucoder sandbox serve --port 8700
 
-One request: `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}`, if need be also
-`packages` and `same_process`, and the token as a bearer token; the answer is `{"results": […]}`. A
-worker whose queue is full answers 503. The token is read from the environment, compared in constant
-time and never printed. There is no encryption: across machines, put the worker behind a proxy or a
-tunnel.
+A request is `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}`, optionally `packages` and
+`same_process`, and the token as a bearer token; the answer is `{"results": […]}`. A worker whose
+queue is full answers 503. The token is read from the environment, compared in constant time and
+never printed. There is no encryption: across machines, put the worker behind a proxy or a tunnel.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """What a request may choose, as in `Local`; the rest was chosen when the worker was started."""
+    """Settings of `Local` that a request may choose; the others are those of the worker."""
 
     packages: tuple[str, ...] | None = None
     same_process: bool = False
@@ -62,7 +61,7 @@ def token_from_environment() -> str:
 
 
 class Worker(ThreadingHTTPServer):
-    """The listening side: a pool of sandboxes behind a bounded queue.
+    """The server: a pool of sandboxes behind a bounded queue.
 
     Args:
         address: host and port; port 0 chooses a free one.
@@ -164,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         # Run all jobs; the answer waits for the last one.
         try:
             answer = results_text(local.run_with(self.server.sandboxes, programs))
-        except Exception as error:  # the border: whatever broke is the worker's fault
+        except Exception as error:  # whatever failed is the worker's fault, not the client's
             logger.exception("a request failed")
             return self.refuse(500, type(error).__name__)
         finally:
@@ -181,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def read_request(self) -> tuple[tuple[Program, ...], Local]:
-        """Return the programs of a request, and how they are to be run."""
+        """Return the programs of a request, and the executor to run them."""
         length = self.headers.get("Content-Length", "")
         # Checked before reading: the length decides how much memory the body takes.
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:

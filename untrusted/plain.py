@@ -1,4 +1,4 @@
-"""Build dataclasses from plain data, as JSON has it: the types of their fields say what is allowed.
+"""Build dataclasses from plain data, such as parsed JSON, and check it by the types of their fields.
 
 Imports the standard library only.
 """
@@ -8,7 +8,7 @@ import dataclasses
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-# What plain data is called in an error.
+# Names of the types of plain data in error messages.
 TITLES = {
     str: "text", int: "a number", float: "a number", bool: "true or false", list: "a list", dict: "an object",
     NoneType: "null",
@@ -16,13 +16,14 @@ TITLES = {
 
 
 def from_plain(kind: Any, data: Any, name: str) -> Any:
-    """Build a value of a type from plain data; raises ValueError that names the part and the rule.
+    """Build a value of a type from plain data. Raises ValueError that names the field and the rule.
 
     Args:
-        kind: a dataclass, `tuple[kind, ...]`, a plain type, or a union of such.
-        name: of the part, for errors.
+        kind: a dataclass, `tuple[kind, ...]`, a plain type, or a union of these.
+        data: plain data.
+        name: name of the field, for error messages.
     """
-    # str | Case -> {str: str, dict: Case}: at most one of a union has the shape of the data.
+    # str | Case -> {str: str, dict: Case}: the type of the data selects one member of a union.
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     shapes = {shape_of(part): part for part in kinds}
     part = shapes.get(type(data))
@@ -36,14 +37,14 @@ def from_plain(kind: Any, data: Any, name: str) -> Any:
     hints = get_type_hints(part)
     if set(data) <= set(hints):
         fields = {field: from_plain(hints[field], value, field) for field, value in data.items()}
-        # One that has no default may be missing.
+        # A required field may be missing.
         with contextlib.suppress(TypeError):
             return part(**fields)
     raise ValueError(f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}")
 
 
 def shape_of(kind: Any) -> type:
-    """Return the type of plain data that stands for a type."""
+    """Return the type of plain data that represents a type, such as dict for a dataclass."""
     if dataclasses.is_dataclass(kind):
         return dict
     return {tuple: list, Literal: str}.get(get_origin(kind), kind)

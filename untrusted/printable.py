@@ -8,9 +8,9 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """Escape, as Python would, what a terminal would act on or could not show.
+    """Escape what a terminal would act on or could not show, in Python's notation.
 
-    That is: escape sequences and other control characters, lone surrogates.
+    These are escape sequences and other control characters, and lone surrogates.
     """
     return "".join(
         # Newlines and tabs stay, as the text may have several lines.

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 Outcome = Literal[
     "passed", "untested", "failed", "timeout", "out_of_memory", "cannot_judge", "sandbox_error"
 ]
-# Which outcome of a test decides about its program: the least; all others have rank 1.
+# Rank of a test's outcome; the lowest one is that of the program. All other outcomes have rank 1.
 RANKS = {"sandbox_error": 0, "cannot_judge": 2, "passed": 3}
 # Outcomes that say nothing about the program.
 UNJUDGED: tuple[Outcome, ...] = ("cannot_judge", "sandbox_error")
-# Least and largest value of each limit. An interpreter alone takes some 64 MiB.
+# Smallest and largest value of each limit. An interpreter alone takes about 64 MiB.
 RANGES = {
     "seconds": (1e-3, 3600.0),
     "total_seconds": (1e-3, 3600.0),
@@ -40,13 +40,13 @@ Cancel = threading.Event
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a program. It gets no files, processes or sockets at all.
+    """Limits of a program. In any case it gets no files, processes or sockets.
 
     Attributes:
-        seconds: wall clock per test; the program itself runs anew for each.
+        seconds: wall clock per test; each test starts the program again.
         total_seconds: wall clock for all tests of a program.
         memory_bytes: address space of the program.
-        output_bytes: bytes of each output stream that are kept; the rest is read and dropped.
+        output_bytes: bytes of each output stream that are kept; the remaining ones are dropped.
         canary: run a script of assertions that has passed once more with other assertions, if there
             is time left: if it passes again, it cannot be judged.
     """
@@ -80,14 +80,16 @@ class Program:
 
 @dataclass(frozen=True)
 class TestResult:
-    """How one test ended, and why, in one line that is safe to show in a terminal.
+    """Outcome of one test.
 
     Attributes:
-        border: whether test and program ran in processes of their own. Without it, the verdict is
-            the program's word.
+        outcome: how the test ended.
+        detail: the reason, in one line that is safe to show in a terminal.
+        border: whether test and program ran in separate processes. If not, the program could have
+            faked the outcome.
     """
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # pytest must not collect this class
 
     outcome: Outcome
     detail: str = ""
@@ -126,8 +128,8 @@ class Result:
         `out_of_memory` as the first test that did; `cannot_judge` if the remaining tests need what
         the border cannot carry. sandbox_error and cannot_judge say nothing about the program.
         """
-        # The first of the least: [failed, timeout, cannot_judge] -> failed
-        return min((test.outcome for test in self.tests), key=lambda told: RANKS.get(told, 1))
+        # The first with the lowest rank: [failed, timeout, cannot_judge] -> failed
+        return min((test.outcome for test in self.tests), key=lambda outcome: RANKS.get(outcome, 1))
 
     @property
     def unsafe(self) -> bool:
@@ -198,7 +200,7 @@ class Executor(ABC):
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> list[Result]:
-        """Run programs as `run_many` does, by what `connect` has given."""
+        """Run programs as `run_many` does, on a connection that `connect` has opened."""
         client, senders = connection
         stops = [Cancel(), cancel or Cancel()]
         # batch = 2: [a, b, c] -> [a, b], [c], numbers 0 and 1
@@ -216,7 +218,7 @@ class Executor(ABC):
                 done += len(future.result())
                 if on_progress:
                     on_progress(done, len(programs))
-        except BaseException:  # Ctrl-C, say: programs that are still running are stopped
+        except BaseException:  # such as Ctrl-C: stop programs that are still running
             stops[0].set()
             raise
         finally:
@@ -226,7 +228,7 @@ class Executor(ABC):
     def run_batch(
         self, client: Any, programs: Sequence[Program], number: int, stops: list[Cancel]
     ) -> list[Result]:
-        """Send a batch until it is answered; its results are sandbox errors if it never is."""
+        """Send a batch, again after failures; after the last attempt, return sandbox errors."""
         reason = ""
         for attempt in range(self.attempts):
             if any(stop.is_set() for stop in stops):
@@ -249,24 +251,26 @@ class Executor(ABC):
 
     @abstractmethod
     def connect(self) -> AbstractContextManager[tuple[Any, int]]:
-        """Return what `send` needs, and how many batches may be under way at a time.
+        """Open a connection: the client for `send`, and how many batches it can run at a time.
 
-        Raises ValueError that says what is missing.
+        Raises ValueError that names what is missing.
         """
 
     @abstractmethod
     def send(
         self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
-        """Run a batch once; raises OSError where another attempt may succeed.
+        """Run a batch once. Raises OSError if another attempt may succeed.
 
         Args:
-            turn: number of the batch, plus the attempts before this one.
-            stops: the batch is no longer wanted as soon as one of them is set.
+            client: from `connect`.
+            programs: the batch.
+            turn: number of the batch plus the number of earlier attempts, to choose a worker.
+            stops: the batch is cancelled as soon as one of them is set.
         """
 
 
-# The settings of `Local` that travel with a request, where an executor has them.
+# Settings of `Local` that are sent with a request if an executor has them.
 SETTINGS = ("executor", "allow_unsafe", "workers", "packages", "same_process")
 
 
@@ -286,7 +290,7 @@ def read_request(text: str | bytes, kind: type) -> tuple[tuple[Program, ...], An
 
 
 def import_client(name: str, title: str) -> Any:
-    """Import an optional package; raises ValueError that says how to install it."""
+    """Import an optional package. Raises ValueError that says how to install it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -316,14 +320,14 @@ def results_text(results: Sequence[Result]) -> str:
 def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
     """Read the answer to a request; raises OSError unless it has one result per program."""
     try:
-        told = json.loads(text)["results"]
-        for result in told:
-            # What follows from the tests is computed, not believed.
+        answers = json.loads(text)["results"]
+        for result in answers:
+            # Recomputed from the tests, not trusted.
             for name in ("outcome", "unsafe"):
                 result.pop(name, None)
-        results = from_plain(tuple[Result, ...], told, "results")
+        results = from_plain(tuple[Result, ...], answers, "results")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise OSError(f"the answer is no list of results: {error}") from error
+        raise OSError(f"the answer is not a list of results: {error}") from error
     if len(results) != len(programs):
         raise OSError("the answer does not have a result per job")
     return list(results)

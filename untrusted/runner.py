@@ -39,7 +39,7 @@ from untrusted.tiers import (
 
 # Characters of a reason.
 DETAIL_LENGTH = 400
-PASSES_CHANGED = "passes as well with its assertions negated and its literals changed"
+PASSES_CHANGED = "passes even with its assertions negated and its literals changed"
 
 # Tries to reach what a contained program must not. `diffucoder sandbox check` tries far more.
 SELF_TEST = """
@@ -80,9 +80,12 @@ def choose_tier(
     """Choose the tier to run in.
 
     Args:
+        executor: auto, bubblewrap, landlock or unsafe.
+        allow_unsafe: whether running without containment is allowed.
         probe: returns why a tier does not work here; empty if it works.
 
-    Raises SandboxUnavailableError, which names what is missing, if no tier works.
+    Raises:
+        SandboxUnavailableError: no tier works; the message names what is missing.
     """
     if executor not in ("auto", *SAFE, "unsafe"):
         raise ValueError(f"executor={executor!r}: must be auto, bubblewrap, landlock or unsafe")
@@ -201,21 +204,21 @@ def run_program(session: Session, program: Program, same_process: bool = False) 
     session.begin(program.limits, same_process)
     deadline = time.monotonic() + program.limits.total_seconds
     results: list[TestResult] = []
-    # Without tests, the program itself is run once.
+    # Without tests, only the program itself runs, once.
     for test in program.tests or (None,):
         seconds = min(program.limits.seconds, deadline - time.monotonic())
         results.append(run_test(session, program.code, test, seconds))
-    # The second run of a test takes no time from other tests.
+    # Second runs come last, so that they take no time from other tests.
     for number, test in enumerate(program.tests if program.limits.canary else ()):
         seconds = min(program.limits.seconds, deadline - time.monotonic())
-        believed = results[number].outcome == "passed" and results[number].border and seconds > 0
-        if believed and is_script(test) and passes_changed(session, program.code, test, seconds):
+        is_trusted = results[number].outcome == "passed" and results[number].border and seconds > 0
+        if is_trusted and is_script(test) and passes_changed(session, program.code, test, seconds):
             results[number] = failed(PASSES_CHANGED, "cannot_judge")
     return Result(tuple(results), session.text("stdout"), session.text("stderr"), session.tier)
 
 
 def run_test(session: Session, code: str, test: Test | None, seconds: float) -> TestResult:
-    """Run one test in processes of its own; `seconds` is wall clock.
+    """Run one test in new processes; `seconds` is wall clock.
 
     A test is a script with input and output, a single call whose answer is compared here, or
     statements, which a second process runs. Without a test, only the program runs.
@@ -226,7 +229,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     job: Fields = {"code": code}
     if test is None:
         (program,) = session.exchange([job], seconds)
-        # A program could claim to have ended, but as nothing is checked, nothing has passed.
+        # A program could fake this report, but "untested" is not "passed".
         ended = program.answer.get("ended") is True
         return TestResult("untested") if ended else reason_of(program)
     if isinstance(test, Case) and not test.function:
@@ -234,8 +237,8 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     call = call_of(test, code) if isinstance(test, Case) else read_call(test)
     if call is None:
         return run_statements(session, job, str(test), seconds)
-    # A call of literals needs one process only. If its answer is not a literal, a second process has
-    # to compare it.
+    # A call with literals needs one process. If its answer is not a literal, a second process compares
+    # it.
     job["prelude"] = call.prelude
     (program,) = session.exchange([job | call.request], seconds)
     judged = judge_call(call, program)
@@ -260,11 +263,11 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
 def run_statements(session: Session, job: Fields, statements: str, seconds: float) -> TestResult:
     """Run the statements of a test in a second process, against the program of a job."""
     test, program, tester = exchange_test(session, job, statements, seconds)
-    cannot = tester.answer.get("cannot")
-    if cannot is not None and session.same_process:
+    obstacle = tester.answer.get("cannot")
+    if obstacle is not None and session.same_process:
         return run_together(session, job | test, seconds)
-    if cannot is not None:
-        return failed(cannot, "cannot_judge")
+    if obstacle is not None:
+        return failed(obstacle, "cannot_judge")
     if has_passed(tester, test):
         return TestResult("passed")
     # If the program has ended, its error says more than the tester's, which lost its connection.
@@ -274,8 +277,8 @@ def run_statements(session: Session, job: Fields, statements: str, seconds: floa
 def exchange_test(
     session: Session, job: Fields, statements: str, seconds: float, *, changed: bool = False
 ) -> tuple[Fields, Child, Child]:
-    """Run a program and a test in a process each; returns the test's job and both processes."""
-    # The program cannot know this number, which the test's process reports at its end.
+    """Run a program and a test in two processes; returns the tester's job and both processes."""
+    # The program cannot know this number, by which the tester proves that the test has ended.
     sentinel = secrets.token_hex(16)
     test = {"test": statements, "sentinel": sentinel, "code": job["code"], "changed": changed}
     program, tester = session.exchange([job, test], seconds)
@@ -283,12 +286,12 @@ def exchange_test(
 
 
 def has_passed(child: Child, test: Fields) -> bool:
-    """Whether a process has reported that its test came to its end."""
+    """Whether a process has reported, with the sentinel, that its test ended without a failure."""
     return child.answer.get("ended") == test["sentinel"]
 
 
 def passes_changed(session: Session, code: str, test: str, seconds: float) -> bool:
-    """Whether a test that has passed passes with changed assertions, too, which must not happen."""
+    """Whether a test passes with changed assertions, too, so that its verdict means nothing."""
     kept, session.heads = session.heads, {name: bytearray() for name in session.heads}
     changed, _, tester = exchange_test(session, {"code": code}, test, seconds, changed=True)
     # The output of this run is not part of the result.
@@ -309,8 +312,8 @@ def run_together(session: Session, job: Fields, seconds: float) -> TestResult:
 def says_why(program: Child, tester: Child) -> bool:
     """Whether a test failed because its program ended."""
     lost = tester.answer.get("raised", "ChannelEndError") == "ChannelEndError"
-    # The tester may notice the end before this process does. In that case the program was not ended
-    # by our own SIGKILL.
+    # The tester may notice the end before this process does: then the status is not that of our own
+    # SIGKILL.
     ended = program.ended or program.status != signal.SIGKILL
     return bool(program.answer) or (ended and lost)
 
@@ -325,16 +328,16 @@ def judge_call(call: Call, child: Child) -> TestResult | None:
     if "value" not in child.answer:
         return reason_of(child)
     try:
-        # The program may have sent anything.
+        # Not trusted: the program may send any value.
         value = str(child.answer["value"])
-        right = [canonical(expected) for expected in (call.expected, *call.others)]
-        if value in right:
+        accepted = [canonical(expected) for expected in (call.expected, *call.others)]
+        if value in accepted:
             return TestResult("passed")
     except UnknownValueError:
         return None
     except RecursionError:
         return TestResult("failed", "returned a value that is too deep")
-    return failed(f"returned {short(value)}, expected {short(right[0])}")
+    return failed(f"returned {short(value)}, expected {short(accepted[0])}")
 
 
 def short(text: str) -> str:
@@ -347,7 +350,7 @@ def failed(detail: Any, outcome: Outcome = "failed") -> TestResult:
 
 
 def reason_of(child: Child, when: str = " before the end") -> TestResult:
-    """Return the result of a process that has not given the expected answer."""
+    """Return the result for a process without the expected answer: why it ended."""
     if child.reason:
         return failed(child.reason)
     if child.late:
@@ -359,7 +362,7 @@ def reason_of(child: Child, when: str = " before the end") -> TestResult:
         return failed(f"left with exit status {code}{when}")
     if -code == signal.SIGXCPU:
         return TestResult("timeout", "used up its processor time")
-    # Not by our own SIGKILL, as the process had ended before that.
+    # The kernel's SIGKILL, not ours: the process had ended before we sent one.
     if -code == signal.SIGKILL and child.ended:
         return TestResult("out_of_memory", "killed by the kernel")
     return failed(f"crashed with {signal.Signals(-code).name}")
@@ -368,7 +371,7 @@ def reason_of(child: Child, when: str = " before the end") -> TestResult:
 def reason_of_error(
     *, raised: Any = "no answer", base: Any = "", message: Any = "", line: Any = "", **_: Any
 ) -> TestResult:
-    """Return the result of a process that has reported an exception."""
+    """Return the result for a process that has reported an exception."""
     if base == "SystemExit":
         return failed(f"left with exit status {message or 0}")
     outcome: Outcome = "out_of_memory" if base == "MemoryError" else "failed"

@@ -37,7 +37,7 @@ from untrusted.tiers import PACKAGES, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
-# Generous, as a busy host may take long to start an interpreter.
+# Time limits of starting and stopping; a busy host may take long to start an interpreter.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
 # Bytes per read; seconds between two checks of `stops`.
 CHUNK = 2**16
@@ -55,14 +55,14 @@ class Child:
 
     Attributes:
         socket: the parent's end of its socket.
-        job: its task, as JSON.
+        job: what the process has to do, as JSON.
         buffer: received bytes that are not a complete message yet.
-        started: it has reported that it is confined.
-        answer: its answer as plain data; empty before.
-        ended: its end of the socket is closed.
+        started: whether it has reported that it is confined.
+        answer: its answer as plain data; empty until it has answered.
+        ended: whether its end of the socket is closed.
         status: wait status.
         reason: why the zygote ended it early; empty otherwise.
-        late: seconds that it was given, if it has not ended in time; else 0.
+        late: its time limit in seconds, if it has exceeded that; else 0.
     """
 
     socket: socket.socket
@@ -87,7 +87,7 @@ class Child:
 class Session:
     """A zygote in a tier, which runs one program after another.
 
-    If it ends, so do all its processes.
+    When the zygote ends, so do all its processes.
     """
 
     def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES) -> None:
@@ -95,22 +95,22 @@ class Session:
         # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []
         self.limits, self.same_process = Limits(), False
-        # bubblewrap makes this folder inside the sandbox; in the other tiers it is a real one, which
-        # is removed when the session is closed, or at the latest when this process ends.
+        # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of the
+        # host, which is removed when the session is closed, at the latest when this process ends.
         self.folder, self.remove = work_folder(packages), contextlib.nullcontext
         if tier != "bubblewrap":
             made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
             self.folder, self.remove = made.name, made.cleanup
-        # By stream: what the running processes have written, up to `room` bytes; the beginning of
-        # what all processes of a program have written; and the pipe.
+        # By stream: output of the running processes, up to `room` bytes; beginning of the output of
+        # all processes of a program; and the pipe.
         self.room, self.written, self.heads = 0, {}, {}
         self.pipes: dict[str, io.FileIO] = {}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
-        words = command(tier, far.fileno(), packages, self.folder)
+        arguments = command(tier, far.fileno(), packages, self.folder)
         try:
             self.process = subprocess.Popen(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -130,7 +130,7 @@ class Session:
         self.start()
 
     def start(self) -> None:
-        """Wait until the zygote is ready; raises with the message of bubblewrap or Python if not."""
+        """Wait until the zygote is ready. Raises SandboxFailureError with the message on stderr."""
         # If the host runs out of memory, the kernel ends the sandbox first.
         with (
             contextlib.suppress(OSError),
@@ -142,9 +142,9 @@ class Session:
         except SandboxFailureError:
             self.kill()
             assert self.process.stderr is not None
-            said = self.process.stderr.read().decode("utf-8", "replace").split("\n")
+            output = self.process.stderr.read().decode("utf-8", "replace").split("\n")
             self.close()
-            lines = ["the sandbox did not start", *(line for line in said if line.strip())]
+            lines = ["the sandbox did not start", *(line for line in output if line.strip())]
             raise SandboxFailureError(lines[-1]) from None
 
     def begin(self, limits: Limits, same_process: bool) -> None:
@@ -164,7 +164,7 @@ class Session:
             self.control.sendall(request)
             line = self.replies.readline()
         except OSError as error:
-            raise SandboxFailureError(f"no word from the sandbox: {error}") from error
+            raise SandboxFailureError(f"no answer from the sandbox: {error}") from error
         if not line.endswith(b"\n"):
             raise SandboxFailureError("the sandbox ended")
         return line
@@ -180,7 +180,7 @@ class Session:
         is_done = self.has_ended if "script" in jobs[0] else has_answered
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
         children: list[Child] = []
-        # Start: pipes and processes; our copies of the children's ends are closed at once
+        # Start pipes and processes; our copies of the children's ends are closed at once
         with contextlib.ExitStack() as theirs:
             outputs = self.open_pipes(theirs)
             peers = [theirs.enter_context(end) for end in socket.socketpair()]
@@ -201,14 +201,14 @@ class Session:
             answered = self.wait(lambda: is_done(children), seconds)
         # Collect, also after an error: no child may outlive its test
         finally:
-            # Their wait statuses, and why the zygote ended them early if it did.
-            told = json.loads(self.ask(COLLECT))
+            # Wait statuses, and the reason if the zygote ended the processes early.
+            collected = json.loads(self.ask(COLLECT))
             for child in children:
                 if not child.ended:
                     self.selector.unregister(child.socket)
                 child.socket.close()
-        for child, status in zip(children, told["statuses"], strict=True):
-            child.status, child.reason = status, told["reason"]
+        for child, status in zip(children, collected["statuses"], strict=True):
+            child.status, child.reason = status, collected["reason"]
             child.late = 0.0 if answered else seconds
         # What the pipes still hold
         for name, head in self.heads.items():
@@ -219,7 +219,7 @@ class Session:
 
     def has_ended(self, children: list[Child]) -> bool:
         """Whether the output of a script is complete or too long."""
-        # It may close its streams early; all are closed once its process has ended.
+        # A script may close its streams early, so its process must have ended, too.
         is_closed = all(pipe.closed for pipe in self.pipes.values())
         return len(self.written["stdout"]) > MAX_OUTPUT or (is_closed and children[0].ended)
 
@@ -249,7 +249,7 @@ class Session:
         near, far = socket.socketpair()
         try:
             request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            # Imported by the zygote before the fork, as that takes no time of the child.
+            # The zygote imports them before the fork, so that they take none of the child's time.
             request["load"] = [
                 name for name in (*self.packages, *ON_MENTION) if is_mentioned(name, job)
             ]
@@ -268,7 +268,7 @@ class Session:
         return Child(near, job)
 
     def give(self, child: Child) -> None:
-        """Hand a process its job."""
+        """Send a process its job."""
         child.socket.settimeout(START_SECONDS)
         try:
             child.socket.sendall(json.dumps(child.job).encode() + b"\n")
@@ -291,7 +291,7 @@ class Session:
     def drain(self, name: str) -> None:
         """Read the available output and keep its beginning."""
         pipe, written = self.pipes[name], self.written[name]
-        # Bounded, as a program may write without end: 16 chunks are 1 MiB.
+        # Bounded, because a program may write endlessly: 16 chunks are 1 MiB.
         for _ in range(0 if pipe.closed else 16):
             chunk = pipe.read(CHUNK)
             # None: nothing more is there yet.
@@ -305,7 +305,7 @@ class Session:
             written += chunk[: self.room - len(written)]
 
     def hear(self, child: Child) -> None:
-        """Read from a process: that it is confined, then its answer. All else is ignored."""
+        """Read from a process: first that it is confined, then its answer; ignore everything else."""
         try:
             chunk = child.socket.recv(CHUNK)
         except ConnectionResetError:
@@ -343,7 +343,7 @@ class Session:
         except subprocess.TimeoutExpired:
             logger.warning("the sandbox did not end by itself within %g s", STOP_SECONDS)
         self.kill()
-        # Leaving it waits, and closes its standard error.
+        # Leaving the block waits for the process and closes its standard error.
         with self.process:
             self.close_pipes()
         self.selector.close()
@@ -352,7 +352,7 @@ class Session:
 
 def has_answered(children: list[Child]) -> bool:
     """Whether a process has answered or ended."""
-    # If the program has ended, its tester would wait in vain.
+    # One is enough: if the program has ended, its tester would wait in vain.
     return any(child.ended or child.answer for child in children)
 
 
@@ -360,7 +360,7 @@ def open_input(content: bytes) -> int:
     """Return a descriptor of a file with this content and without a name."""
     if not content:
         return os.open(os.devnull, os.O_RDONLY)
-    # Not a pipe: fast programs ask for the file's size or map it, as they can in contests.
+    # Not a pipe: some fast programs read the file's size or map it, as contests allow.
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
@@ -370,12 +370,12 @@ def open_input(content: bytes) -> int:
 def is_mentioned(package: str, job: Fields) -> bool:
     """Whether a job may import a package."""
     text = f"{job.get('code', '')} {job.get('test', '')}"
-    # The fixture `monkeypatch` uses it.
+    # The fixture `monkeypatch` uses unittest.mock.
     return package in text or (package == "unittest.mock" and "monkeypatch" in text)
 
 
 def parse_answer(child: Child) -> Fields:
-    """Parse a process's answer; empty if it is not complete. Anything but an object is an error."""
+    """Parse a process's answer; empty if incomplete. Anything but a JSON object becomes an error."""
     line = child.line()
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}
@@ -384,4 +384,4 @@ def parse_answer(child: Child) -> Fields:
         answer = json.loads(line)
         if isinstance(answer, dict):
             return answer
-    return {"raised": "ValueError", "message": "the answer is no data"}
+    return {"raised": "ValueError", "message": "the answer is not valid data"}

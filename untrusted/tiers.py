@@ -20,8 +20,7 @@ Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 # In order of preference.
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
-# What programs may import by default in addition to the standard library: the package that most of
-# them know.
+# Packages that programs may import by default in addition to the standard library, if installed.
 PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
 # Packages that run tests: pytest and what it imports.
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
@@ -33,7 +32,7 @@ INSIDE = Path(__file__).parent / "inside"
 BOOTSTRAP = """
 import json, sys, types
 folder, control, tier, readable, hidden, work, packages = sys.argv[1:]
-# The packages above are not imported: the sandbox has no use for what they bring.
+# The parent packages are not imported: the sandbox does not need their code.
 for name in ("untrusted", "untrusted.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
@@ -47,13 +46,13 @@ class SandboxUnavailableError(OSError):
 
 
 def interpreter() -> str:
-    """Return the real Python behind a virtual environment; it finds its library by itself."""
+    """Return the real Python behind a virtual environment; it finds its own standard library."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 @functools.cache
 def library() -> tuple[str, ...]:
-    """List the parts of the interpreter that every program needs, and nothing else next to them."""
+    """List the files and folders of the interpreter that every program needs."""
     # The paths of the real interpreter: a virtual environment has no library.
     bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
     bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
@@ -86,15 +85,19 @@ def system_libraries() -> tuple[str, ...]:
 
     /usr/lib -> /usr/lib/x86_64-linux-gnu and the loader /usr/lib/ld-*.so*
     """
-    found = []
+    folders = []
     for folder in SYSTEM_LIBRARIES:
-        own = f"{folder}/{platform.machine()}-linux-gnu"
-        found += [own, *glob.glob(f"{folder}/ld-*.so*")] if os.path.isdir(own) else [folder]
-    return tuple(found)
+        machine_folder = f"{folder}/{platform.machine()}-linux-gnu"
+        folders += (
+            [machine_folder, *glob.glob(f"{folder}/ld-*.so*")]
+            if os.path.isdir(machine_folder)
+            else [folder]
+        )
+    return tuple(folders)
 
 
 def readable(folders: dict[str, str]) -> list[str]:
-    """List what a program may read: standard library, system libraries, time zones, packages."""
+    """List the paths that a program may read: standard and system libraries, time zones, packages."""
     paths = [
         *library(),
         str(INSIDE),
@@ -107,49 +110,51 @@ def readable(folders: dict[str, str]) -> list[str]:
 
 @functools.cache
 def shared_libraries(name: str, folder: str) -> str:
-    """Return where a wheel brings the shared libraries of a package; the folder need not exist.
+    """Return the folder of a package's shared libraries, as wheels install them; it may not exist.
 
     numpy -> numpy.libs; PIL, of the distribution Pillow -> pillow.libs
     """
-    above = os.path.dirname(folder)
-    if os.path.isdir(f"{folder}.libs") or not glob.glob(f"{glob.escape(above)}/*.libs"):
+    site = os.path.dirname(folder)
+    if os.path.isdir(f"{folder}.libs") or not glob.glob(f"{glob.escape(site)}/*.libs"):
         return f"{folder}.libs"
     owners = importlib.metadata.packages_distributions().get(name, [name])
-    return f"{above}/{owners[0].lower().replace('-', '_')}.libs"
+    return f"{site}/{owners[0].lower().replace('-', '_')}.libs"
 
 
 @functools.cache
 def hidden_in(path: str) -> list[str]:
     """List the folders of installed packages within a folder."""
     inner = [
-        f"{above}{kind}"
-        for above in ("", "python*/")
+        f"{prefix}{kind}"
+        for prefix in ("", "python*/")
         for kind in ("site-packages", "dist-packages")
     ]
-    found = {folder for pattern in inner for folder in glob.glob(f"{glob.escape(path)}/{pattern}")}
+    folders = {
+        folder for pattern in inner for folder in glob.glob(f"{glob.escape(path)}/{pattern}")
+    }
     return sorted(
-        folder for folder in found if os.path.isdir(folder) and not os.path.islink(folder)
+        folder for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)
     )
 
 
 def hidden(paths: list[str]) -> list[str]:
     """List the folders of installed packages below readable folders.
 
-    A program may read nothing in them but what is listed by itself.
+    A program may read nothing in them except what is listed explicitly.
     """
     return sorted({folder for path in paths for folder in hidden_in(path)})
 
 
 @functools.cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Return the folders of those packages that are installed, and the files of single modules."""
-    found = {}
+    """Return the folder of each installed package, or the file of a single module, by name."""
+    folders = {}
     for name in names:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is not None and spec.origin and spec.origin.endswith(".py"):
             is_package = spec.submodule_search_locations
-            found[name] = os.path.dirname(spec.origin) if is_package else spec.origin
-    return found
+            folders[name] = os.path.dirname(spec.origin) if is_package else spec.origin
+    return folders
 
 
 def work_folder(packages: tuple[str, ...]) -> str:
@@ -165,8 +170,10 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     """Return the command line that starts the zygote in a tier.
 
     Args:
+        tier: how to contain it.
         control: descriptor of its socket.
-        work: folder in which programs may write; bubblewrap creates it inside.
+        packages: packages that programs may import.
+        work: folder in which programs may write; bubblewrap creates it inside the sandbox.
     """
     folders = package_folders((*packages, *HARNESS))
     paths = readable(folders)
@@ -200,7 +207,7 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
         # Shorter paths first: a folder is mounted before what lies in it.
         *(word for path in sorted(shown, key=len) for word in shown[path]),
         *("--dev-bind", os.devnull, os.devnull),
-        # Last, when nothing needs to be mounted into them any more.
+        # Made read-only last, after everything has been mounted into them.
         *(word for path in closed for word in ("--remount-ro", path)),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,

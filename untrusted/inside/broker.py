@@ -1,12 +1,11 @@
 """Answers the system calls of a confined process that name a file or the host.
 
-It is used where no namespace hides the host's other names.
-
-Landlock decides what may be opened, but lets every process see that a file exists. So the kernel
-stops every call that takes a name (seccomp's user notification) and asks here. A name is read once,
-from the process's memory, and means what `World` says; an opened file is handed over as a
-descriptor. The process never has the kernel look up a name, so nothing can change between the check
-and the use. Imports the standard library only. Source: seccomp_unotify(2).
+Used in the Landlock tier, where no namespace hides the host's other files. Landlock decides what may
+be opened, but lets every process see whether a file exists. Therefore the kernel stops every call
+that takes a name (seccomp's user notification) and sends it here. The name is read once, from the
+process's memory, and resolved by `World`; an opened file is passed to the process as a descriptor.
+The kernel never looks up a name for the process, so nothing can change between check and use.
+Imports the standard library only. Source: seccomp_unotify(2).
 """
 
 import contextlib
@@ -48,23 +47,23 @@ HOST = "sandbox"
 
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Flags with which a file may be opened. O_PATH is not among them: Landlock lets it pass everywhere.
+# Flags with which a file may be opened. Not O_PATH, which Landlock does not restrict.
 OPENING = (
     ACCESS | WRITING | os.O_EXCL | os.O_NOCTTY | os.O_APPEND | os.O_NONBLOCK | os.O_DSYNC | os.O_SYNC | os.O_CLOEXEC
     | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_TMPFILE", 0)
 )  # fmt: skip
 
-# By older call, the newer one and its arguments, as `syscalls` writes them.
+# For each older call: the newer one and its arguments, in the notation of `syscalls`.
 OLDER = {name: newer for name, *newer in rows_of(syscalls.OLDER)}
 
 
 class Broker:
-    """Answers one process for as long as it lives.
+    """Answers the system calls of one process until it ends.
 
     Attributes:
         listener: descriptor on which the process's calls arrive.
-        where: its working directory, by the name that the process knows.
-        may_grow: returns whether its folder may hold more than it does.
+        where: working directory of the process, under the name that it knows.
+        may_grow: returns whether files in the work folder may be added or grow.
     """
 
     def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]) -> None:
@@ -80,7 +79,7 @@ class Broker:
         os.close(self.listener)
 
     def answer(self) -> None:
-        """Answer the waiting call; if its process has ended in between, no answer is needed."""
+        """Answer the waiting call. If its process has ended meanwhile, nothing happens."""
         notification = bytearray(struct.calcsize(NOTIFICATION))
         with contextlib.suppress(OSError):
             # Receive, carry out, send. Errors are negative in the answer, as within the kernel.
@@ -132,7 +131,7 @@ class Broker:
             done = act(self.memory, what, address)
         except (OSError, OverflowError):
             done = None
-        # 0 bytes, too, means that the memory has gone with its process.
+        # Also if no byte was transferred, because the process has ended.
         if not done:
             raise os_error(errno.EFAULT)
         return done
@@ -159,9 +158,9 @@ class Broker:
         return self.world.resolve(name, follow=follow, create=create)
 
     def own(self, folder: int, address: int, *, follow: bool = False, create: bool = False) -> str:
-        """Return the host's path of a file that the process may make, change, remove or rename.
+        """Return the host path of a file that the process may create, change, remove or rename.
 
-        The last part of the path is no link if `follow` is true.
+        With `follow`, the last part of the path is not a link.
         """
         place = self.place(folder, self.read_name(address), follow=follow, create=create)
         # Only within the work folder, and not the work folder itself.
@@ -177,8 +176,8 @@ class Broker:
         call_by_name(STAT, path, ctypes.addressof(result), flags)
         return result.raw
 
-    # The calls: each returns what the kernel would return (None is 0), and raises OSError where it would
-    # fail
+    # System calls: each returns what the kernel would return (None means 0), and raises OSError if the
+    # kernel would fail
 
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
         flags = read_int(flags)
@@ -269,7 +268,7 @@ class Broker:
     def renameat2(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
     ) -> None:
-        # No exchange, no "fail if it exists": flags of renameat2.
+        # The flags of renameat2 (exchange, fail if the target exists) are not supported.
         if read_int(flags):
             raise os_error(errno.EINVAL)
         os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
@@ -278,7 +277,7 @@ class Broker:
         os.chmod(self.own(folder, address, follow=True), mode & MODE)
 
     def symlinkat(self, target: int, folder: int, address: int) -> None:
-        # A link may say anything: what it leads to is resolved whenever it is used (`World`).
+        # Any target is allowed, because `World` resolves a link whenever it is used.
         os.symlink(self.read_name(target), self.own(folder, address, create=True))
 
     def linkat(
@@ -298,7 +297,7 @@ class Broker:
 
     def utimensat(self, folder: int, address: int, times: int, flags: int) -> int:
         path = self.own(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
-        # No times: now.
+        # A null pointer means the current time.
         data = self.transfer(os.pread, TIMES_BYTES, times) if times else b""
         given = ctypes.create_string_buffer(data)
         where = ctypes.addressof(given) if data else 0
@@ -306,8 +305,8 @@ class Broker:
 
     def uname(self, buffer: int) -> None:
         # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
-        told = os.uname()
-        fields = (told.sysname, HOST, told.release, told.version, told.machine, "(none)")
+        host = os.uname()
+        fields = (host.sysname, HOST, host.release, host.version, host.machine, "(none)")
         self.write(
             buffer, struct.pack("65s65s65s65s65s65s", *(os.fsencode(field) for field in fields))
         )

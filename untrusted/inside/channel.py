@@ -11,7 +11,7 @@ Fields = dict[str, Any]
 MAX_MESSAGE = 64 * 2**20
 
 
-# No cycles can occur, as a container is sent once, and detecting them takes time.
+# Checking for cycles takes time, and none can occur, because a container is sent once per message.
 ENCODER = json.JSONEncoder(check_circular=False)
 
 

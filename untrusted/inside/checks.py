@@ -1,4 +1,4 @@
-"""Read a test before it runs: which names it uses, where it checks, and what it compares with what.
+"""Analyse and rewrite a test before it runs: its names, its checks, and what they compare.
 
 Imports the standard library only.
 """
@@ -12,14 +12,16 @@ from typing import Any
 
 # The name of the `Tester` in a prepared test, which calls its methods.
 TESTER = "__tester__"
-# Prefixes of functions that check something, when called or used in a `with` statement.
+# Prefixes of functions that check something when they are called or used in a `with` statement.
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
+# Identity with an attribute of a module, class patterns, shared memory, comparison with a builtin.
 IDENTITY = re.compile(
     r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )
+# Statements that report an error.
 COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit)\(")
 # Special methods that iterate, called by their names.
 STEPS = ("__next__", "__anext__")
@@ -27,20 +29,20 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes_of(tree: ast.AST) -> list[Any]:
-    """List the nodes of a tree without contexts (Load), outermost first; faster than `ast.walk`."""
-    found = [tree]
+    """List the nodes of a tree, outermost first, without contexts (Load); faster than `ast.walk`."""
+    nodes = [tree]
     # Breadth first: the list grows while the loop reads it.
-    for node in found:
+    for node in nodes:
         # Generated tests consist mostly of literals.
         if type(node) is ast.Constant:
             continue
         for name in node._fields:
             part = None if name == "ctx" else getattr(node, name, None)
             if isinstance(part, list):
-                found += [item for item in part if isinstance(item, ast.AST)]
+                nodes += [item for item in part if isinstance(item, ast.AST)]
             elif isinstance(part, ast.AST):
-                found.append(part)
-    return found
+                nodes.append(part)
+    return nodes
 
 
 def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
@@ -48,14 +50,14 @@ def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
     read, defined = set(), set()
     for node in nodes:
         if isinstance(node, ast.Constant):
-            # A name as text: `globals()["Stack"]`.
+            # A text may be a name, as in `globals()["Stack"]`.
             if isinstance(node.value, str) and node.value.isidentifier():
                 read.add(node.value)
         elif isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
-        # Imports, functions, classes, handlers; `import a.b` binds "a".
+        # Imports, functions, classes, exception handlers; `import a.b` binds "a".
         elif name := getattr(node, "asname", None) or getattr(node, "name", None):
             defined.add(name.partition(".")[0])
     return read, defined
@@ -66,12 +68,12 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
 
     "import os.path as p; from re import sub" -> ("os.path", "p"), ("re", "sub")
     """
-    found = []
+    imports = []
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", "") or ""
-            found += [(module or alias.name, alias.asname or alias.name) for alias in node.names]
-    return found
+            imports += [(module or alias.name, alias.asname or alias.name) for alias in node.names]
+    return imports
 
 
 def words_of(nodes: list[Any]) -> set[str]:
@@ -89,7 +91,10 @@ def words_of(nodes: list[Any]) -> set[str]:
 
 
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
-    """Collect the modules that a test uses without an import, only by their attributes."""
+    """Collect the modules that a test uses without importing them; every use is an attribute access.
+
+    free {"math", "re"} in "math.sqrt(re)" -> {"math"}
+    """
     used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
                     and isinstance(root := node.value, ast.Name))  # fmt: skip
@@ -99,17 +104,17 @@ def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
 
 def test_names(tree: ast.Module) -> set[str]:
     """Collect the names of the functions and classes that a test framework would run."""
-    found = set()
+    names = set()
     for node in tree.body:
         if isinstance(node, FUNCTIONS) and node.name.startswith("test"):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.ClassDef):
             methods = [part.name for part in node.body if isinstance(part, FUNCTIONS)]
             has_tests = any(method.startswith("test") for method in methods)
             is_case = any(ast.unparse(base).endswith("TestCase") for base in node.bases)
             if is_case or (node.name.startswith("Test") and has_tests):
-                found.add(node.name)
-    return found
+                names.add(node.name)
+    return names
 
 
 def called_names(tree: ast.Module) -> set[str]:
@@ -144,12 +149,12 @@ def names_in(*trees: ast.AST) -> set[str]:
 
 def parts_of(node: Any, *fields: str) -> list[Any]:
     """List the nodes in these fields of a node."""
-    found = [getattr(node, field, None) or [] for field in fields]
-    return [part for parts in found for part in (parts if isinstance(parts, list) else [parts])]
+    values = [getattr(node, field, None) or [] for field in fields]
+    return [part for parts in values for part in (parts if isinstance(parts, list) else [parts])]
 
 
 def method_of_tester(name: str) -> ast.Attribute:
-    """Build `__tester__.name`. Its position is that of the node around it (`prepare`)."""
+    """Build `__tester__.name`. `prepare` fills in its position."""
     return ast.Attribute(ast.Name(TESTER, ast.Load()), name, ast.Load())
 
 
@@ -165,14 +170,14 @@ def count_check() -> ast.stmt:
 class TestPreparation:
     """Rewrites a test so that its checks are counted and the program cannot change expected values.
 
-    `result = f(data); assert result == sorted(data)` would be passed by a program that empties
-    `data` and returns []. So a side of a comparison that does not depend on the program is computed
-    from the data as the test has written them:
+    For example, a program that empties `data` and returns [] would pass
+    `result = f(data); assert result == sorted(data)`. Therefore a side of a comparison that does not
+    depend on the program is computed from the original data:
     `assert result == __tester__.as_written(lambda: sorted(data))`.
 
     Attributes:
-        program: names of the program that the test may call, and all parameters of the test's own
-            functions, as in `check(candidate)`.
+        program: names of the program that the test may call, and parameters of the test's functions,
+            which may be functions of the program, as in `check(candidate)`.
         derived: names whose values depend on results of the program.
     """
 
@@ -187,7 +192,7 @@ class TestPreparation:
             for node, targets in bound
             if targets
         ]
-        # To a fixed point: y = f(x); z = y + 1 -> {y}, then {y, z}
+        # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         known = -1
         while known < len(self.derived):
             known = len(self.derived)
@@ -212,11 +217,11 @@ class TestPreparation:
         return name_of(call.func).startswith(CHECKING)
 
     def restore_sides(self, node: Any) -> None:
-        """Compute the sides of a comparison that do not depend on the program from data as written."""
-        # Not for `is`, as a copy is another object.
+        """Compute sides of a comparison that do not depend on the program from the original data."""
+        # Not for `is`, because a copy is another object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             sides = [node.left, *node.comparators]
-            # Only if another side does: `f(data); assert data == [1, 2]` checks the changed data.
+            # Only if another side depends on it: `f(data); assert data == [1, 2]` checks changed data.
             if any(map(self.depends, sides)):
                 node.left, *node.comparators = map(self.as_written, sides)
         elif isinstance(node, ast.Call):
@@ -226,8 +231,9 @@ class TestPreparation:
                 node.args = list(map(self.as_written, node.args))
 
     def as_written(self, side: ast.expr) -> ast.expr:
+        """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
         nodes = nodes_of(side)
-        # Moved into a function, these would no longer act on the function around them.
+        # Inside of a lambda, these would no longer act on the enclosing function.
         kept = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
         # Literals need no protection.
         is_kept = isinstance(side, ast.Starred) or any(isinstance(node, kept) for node in nodes)
@@ -237,7 +243,7 @@ class TestPreparation:
         return call_tester("as_written", ast.Lambda(nothing, side))
 
     def is_check(self, statement: Any) -> bool:
-        """Whether a statement is a check that has passed once the statement has ended."""
+        """Whether a statement is a check, which has passed if the statement ends normally."""
         if isinstance(statement, ast.If):
             # if result != 3: raise ...
             return complains(statement)
@@ -248,7 +254,7 @@ class TestPreparation:
         return isinstance(statement, ast.Assert) or self.is_checking(call)
 
     def count(self, statements: list[ast.stmt]) -> list[ast.stmt]:
-        """Insert a call that counts after every check."""
+        """Insert a call of `note_check` after every check."""
         counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
         return [statement for pair in counted for statement in pair]
 
@@ -271,13 +277,13 @@ class TestPreparation:
 
 
 def ask_for_classes(node: Any) -> None:
-    """Replace what Python would do with the handle itself: ask for its class, look up a method.
+    """Replace operations that Python would apply to the handle instead of the program's object.
 
     type(x), x.__class__ -> __tester__.type_of(x)
     x.f(1) -> __tester__.call_method(x, "f", 1): one message, not two
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
-        # The node itself becomes a call, as others hold it.
+        # Changed in place, because other nodes refer to this node.
         node.func, node.args, node.keywords = method_of_tester("type_of"), [node.value], []
         node.__class__ = ast.Call
     if not isinstance(node, ast.Call):
@@ -291,12 +297,12 @@ def ask_for_classes(node: Any) -> None:
 
 
 def is_special(name: str) -> bool:
-    """Whether a method is looked up on the class: all special ones, but those that iterate."""
+    """Whether a method is special, except for the steps of iterators."""
     return name.startswith("__") and name not in STEPS
 
 
 def prepare(nodes: list[Any], program: set[str]) -> None:
-    """Rewrite a test, given its nodes and the names in it that are the program's."""
+    """Rewrite a test, given its nodes and the names that mean objects of the program."""
     preparation = TestPreparation(nodes, program)
     for node in nodes:
         preparation.apply(node)
@@ -325,7 +331,7 @@ def change_assertions(nodes: list[Any]) -> None:
 
 
 def can_fail(test: ast.expr) -> bool:
-    """Whether an assertion can fail: it is not a constant, and compares no value with itself."""
+    """Whether an assertion can fail: it contains a name, and does not compare a value with itself."""
     match test:
         # f(2) == f(2)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -338,15 +344,15 @@ def with_other_literal(test: ast.expr) -> ast.expr | None:
     """Return `f(x) == literal` or `literal == f(x)` with another literal; None for other tests."""
     match test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            for one, other in ((left, right), (right, left)):
+            for call, literal in ((left, right), (right, left)):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
                     # 4 -> not 4, which only 0 equals; "a" -> "a" + "~"; [1] -> [1] + ["~"]
-                    kind = type(ast.literal_eval(other))
-                    more = {str: "'~'", bytes: "b'~'", list: "['~']", tuple: "('~',)"}.get(kind)
-                    other = (
-                        ast.BinOp(other, ast.Add(), ast.parse(more, mode="eval").body)
-                        if more
-                        else ast.UnaryOp(ast.Not(), other)
+                    kind = type(ast.literal_eval(literal))
+                    addition = {str: "'~'", bytes: "b'~'", list: "['~']", tuple: "('~',)"}.get(kind)
+                    literal = (
+                        ast.BinOp(literal, ast.Add(), ast.parse(addition, mode="eval").body)
+                        if addition
+                        else ast.UnaryOp(ast.Not(), literal)
                     )
-                    return ast.Compare(one, [ast.Eq()], [other])
+                    return ast.Compare(call, [ast.Eq()], [literal])
     return None

@@ -1,4 +1,4 @@
-"""Confine this process irrevocably to what a program may have. Entry point: `confine`.
+"""Confine this process irrevocably to the rights of an untrusted program. Entry point: `confine`.
 
 Knows the kernel's interfaces, not what will run. Imports the standard library only: it runs in the
 sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), linux/bpf_common.h.
@@ -25,15 +25,15 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 SIGKILL, ENOSYS, EPERM, EINVAL, EOPNOTSUPP = 9, 38, 1, 22, 95
 # _LINUX_CAPABILITY_VERSION_3, of this process (0).
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
-# No process has this number. A filter written in advance holds it in the place of the number of the
-# process to come (`filter_program`).
+# No process has this number. A filter that is built in advance contains it as a placeholder for the
+# number of the process (`filter_program`).
 NO_PID = 0x7FFFFFFF
 
 # Numbers of two system calls of Landlock, the same on every machine.
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 # Bytes of a thread's stack: enough for 1,000 nested calls through C code.
 THREAD_STACK = 2 * 2**20
-# The broker's answer once it listens to a process's calls.
+# The broker's answer when it has taken over a process's calls.
 ACCEPTED = b"accepted"
 
 # Classic BPF: load a word, AND with a constant, the jumps, return.
@@ -79,8 +79,8 @@ def prctl(option: int, *arguments: int) -> None:
 def forbid_files() -> None:
     """Deny this process every file, port, foreign process and abstract socket from now on.
 
-    No rule allows anything: files that it may have are opened for it (`broker`). Raises RefusedError
-    where the kernel has no Landlock.
+    No rule allows anything, because `broker` opens the files that the process may use. Raises
+    RefusedError if the kernel has no Landlock.
     """
     # Flag 1 (LANDLOCK_CREATE_RULESET_VERSION) asks for the version and creates nothing.
     version = system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1)
@@ -128,7 +128,7 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
 
 
 def save_address_space() -> None:
-    """Let a thread take little address space, which is what limits a program's memory.
+    """Reduce the address space of threads, because a program's memory is limited by address space.
 
     By default the C library reserves 64 MiB for a thread's memory and 8 MiB for its stack: of 512
     MiB, six threads would take everything.
@@ -168,7 +168,7 @@ def address_space() -> int:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities: root then has no privilege but the ownership of root's files."""
+    """Drop all capabilities: root then has no privilege except owning root's files."""
     # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.
     header, nothing = (
         ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24))
@@ -272,7 +272,7 @@ def plain_program(machine: str) -> bytes:
 
 @functools.cache
 def blank_program(machine: str) -> bytes:
-    """Return the filter of a process whose number is not known yet (NO_PID in its place).
+    """Return the filter of a process whose number is not known yet, with NO_PID as a placeholder.
 
     First come the calls answered by number alone, then the guarded calls with their conditions.
     """
@@ -307,9 +307,9 @@ def naming_calls(machine: str) -> dict[int, str]:
 
 @functools.cache
 def naming_program(machine: str) -> bytes:
-    """Return the filter that leaves calls that name something to a broker.
+    """Return the filter that passes calls with a name to a broker.
 
-    It is installed together with the main filter: of two filters the stricter answer counts.
+    It is installed in addition to the main filter; the stricter answer of the two applies.
     """
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
@@ -335,7 +335,7 @@ def owner_program(machine: str) -> bytes:
 
 
 def prepare_children() -> None:
-    """Prepare before forking what is the same for every child."""
+    """Before forking, prepare everything that is the same for every child."""
     blank_program(MACHINE)
     naming_program(MACHINE)
     owner_program(MACHINE)
@@ -345,7 +345,7 @@ def prepare_children() -> None:
 
 
 def install(program: bytes, flags: int = 0) -> int:
-    """Install a filter for good.
+    """Install a filter, which cannot be removed.
 
     Returns the kernel's answer: a descriptor if `flags` ask for one, or -1.
     """
@@ -364,7 +364,7 @@ def filter_calls() -> None:
 
 
 def leave_names(broker: socket.socket) -> None:
-    """Leave every call that names something to the process at the other end from now on."""
+    """From now on, pass every call with a name to the broker at the other end of the socket."""
     program = naming_program(MACHINE)
     # Once the broker has heard of a call, only the end of the process interrupts it (from Linux
     # 5.19 on).
@@ -384,14 +384,14 @@ def leave_names(broker: socket.socket) -> None:
 
 
 def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket | None) -> None:
-    """Confine this process as the tier requires; raises OSError where the host cannot.
+    """Confine this process as the tier requires. Raises OSError if the host cannot.
 
     The order matters: each step needs calls or rights that a later step takes away.
 
     Args:
         memory_bytes: address space, in bytes.
         seconds: processor time.
-        broker: leads to the process that answers calls that name files; in the Landlock tier only.
+        broker: socket to the process that answers calls with names; only in the Landlock tier.
     """
     limit_resources(memory_bytes, seconds)
     if sys.platform == "linux":
@@ -404,7 +404,7 @@ def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket 
     drop_capabilities()
     if broker is not None:
         forbid_files()
-        # This process stays dumpable, as the broker reads the names from its memory.
+        # This process stays dumpable, because the broker reads names from its memory.
         leave_names(broker)
     else:
         # Nobody may read this process's memory.

@@ -15,12 +15,12 @@ from typing import Any
 
 from untrusted.inside import wire
 
-# How many of the latest containers, and of their items in total, are checked for changes with every
-# message.
+# With every message, at most this many of the latest containers are checked for changes, with at most
+# this many items in total.
 WATCHED, WATCHED_ITEMS = 512, 8192
-# Types whose values may be compared by ==, as nobody can override it.
+# Types whose values may be compared by ==, because it cannot be overridden.
 SIMPLE = (type(None), bool, int, float, str)
-# The attribute of a container that its items do not show; its constructor takes it.
+# The attribute of a container that is not among its items, and that its constructor takes.
 EXTRAS = {collections.deque: "maxlen", collections.defaultdict: "default_factory", array.array: "typecode"}  # fmt: skip
 # Types whose objects consist of their attributes.
 SPACES = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
@@ -28,8 +28,8 @@ MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
 CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
 
-# References to a container while it is being checked, if nobody else has any: the entry's, a local
-# variable's, an argument's.
+# References to a container while it is checked, if there are no others: by the entry, a local variable
+# and an argument.
 OUR_REFERENCES = 3
 
 
@@ -94,8 +94,9 @@ class SharedContainers:
     """The containers that both ends have.
 
     Attributes:
-        entries: all of them, by key; they live as long as the conversation.
-        watched: those that may change here, most recently used last.
+        side: prefix of the keys of containers that this end sends first.
+        entries: all containers by key; they live as long as the channel.
+        watched: containers that may change at this end, most recently used last.
     """
 
     def __init__(self, side: str) -> None:
@@ -105,6 +106,7 @@ class SharedContainers:
         self.by_identity: dict[int, Shared] = {}
 
     def add(self, key: str, container: Any) -> Shared:
+        """Register a container under a key, and watch it."""
         entry = self.entries[key] = self.by_identity[id(container)] = Shared(key, container)
         return self.watch(entry)
 
@@ -116,7 +118,7 @@ class SharedContainers:
         return self.add(f"{self.side}{self.count}", container)
 
     def watch(self, entry: Shared) -> Shared:
-        """Mark a container as recently used: an object of this end refers to it again."""
+        """Mark a container as recently used, so that it is checked for changes."""
         self.watched.pop(entry.key, None)
         self.watched[entry.key] = entry
         return entry

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Deferred:
-    """Stands for a module, which the first access to one of its names imports."""
+    """Stands for a module, which is imported when one of its names is first used."""
 
     def __init__(self, module: str) -> None:
         self._module = module

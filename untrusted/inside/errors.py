@@ -15,8 +15,8 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.packages import genuine_name
 
-# Library modules whose exception classes a program may name. All others, above all those of test
-# frameworks, arrive as classes of the program.
+# Library modules whose exception classes a program may raise in the test. All other classes, especially
+# those of test frameworks, arrive as classes of the program.
 LIBRARY = """
     _csv _lzma _pickle _queue _struct argparse asyncio.exceptions binascii
     concurrent.futures._base configparser copy dataclasses decimal getopt http.client ipaddress
@@ -31,7 +31,7 @@ TYPES = {genuine_name(kind): kind for kind in (*PLAIN_TYPES, *BUILTIN)}
 
 
 def find_type(name: str) -> type | None:
-    """Return the type that a program may call by this name; None if there is none."""
+    """Return the type that a program may refer to by this name; None if there is none."""
     module, _, member = name.partition(":")
     if name in TYPES or module not in LIBRARY.split():
         return TYPES.get(name)
@@ -50,7 +50,7 @@ def describe_class(kind: type, encode: Callable[[Any], Any]) -> Fields:
 
 def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields:
     """Describe an exception as data; `encode` encodes its parts."""
-    # As pickle does: the arguments of the constructor, with the file of an OSError, and attributes.
+    # Like pickle: arguments of the constructor, with the file name of an OSError, and attributes.
     _, arguments, *state = error.__reduce__()
     attributes = dict(*state)
     if isinstance(error, AttributeError | NameError):
@@ -67,7 +67,7 @@ def build_error(
 ) -> BaseException:
     """Build the exception that `describe_error` has described.
 
-    `adopt` receives it before its cause and context are built, as these may refer to it.
+    `adopt` registers it before its cause and context are built, because these may refer to it.
     """
     kind, arguments, state = map(decode, form["parts"][:3])
     if not (issubclass(kind, BaseException) and isinstance(arguments, tuple)):

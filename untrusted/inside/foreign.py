@@ -1,6 +1,7 @@
-"""Stand-ins in the program for objects of the test, which pass on calls and attribute accesses.
+"""Stand-ins in the program for objects of the test; they forward calls and attribute accesses.
 
-They run in the program's process, which is not trusted: `tester` decides what the test carries out.
+They run in the program's process, which is not trusted: `tester` decides which requests it carries
+out.
 Imports the standard library only.
 """
 
@@ -41,8 +42,8 @@ def foreign_class(name: str, *specials: str) -> type:
     """Make the class of stand-ins for objects of a class of the test.
 
     Args:
-        specials: names of the special methods that the class has: an object without `__len__` has
-            none here.
+        specials: names of the special methods that the class has, so that the stand-in of an object
+            without `__len__` has none either.
     """
     members: Fields = {method: make_special(method) for method in specials}
     return type(name, (Foreign,), members | {"__module__": "__main__"})
@@ -59,7 +60,7 @@ def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
 
 
 def function(form: Fields) -> Any:
-    """Return a function that calls one of the test. It can become a method of a class."""
+    """Return a function that calls a function of the test. It can become a method of a class."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         return PEERS[0].do("special", call, "__call__", *arguments, **keywords)

@@ -37,8 +37,8 @@ class Runner:
     """Runs the tests of a file.
 
     Attributes:
-        own: objects that the test defines, by name, without those of the program.
-        made: values of the fixtures that are kept until the end of the file.
+        own: objects that the test defines, by name, without objects of the program.
+        made: values of fixtures with a scope larger than a function, kept until the end of the file.
         stack: cleans up after these fixtures.
         passed: number of tests that have passed.
     """
@@ -95,18 +95,18 @@ class Runner:
         marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
-        # The list grows while the loop reads it, as fixtures need fixtures.
+        # The list grows while the loop reads it, because fixtures need other fixtures.
         needed = list(dict.fromkeys([*used, *parameters_of(function)]))
         for wanted in needed:
             if fixture := fixtures.get(wanted):
                 needed += [n for n in parameters_of(fixture.function) if n not in needed]
-                # A fixture with parameters is one more table, under its name with a dot.
+                # The parameters of a fixture become another table, under ".name".
                 if fixture.params is not None:
                     marks.append(shim.Mark("parametrize", (f".{wanted}", fixture.params)))
-        for given, own in cases_of(marks):
-            if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in own):
+        for given, case_marks in cases_of(marks):
+            if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in case_marks):
                 continue
-            may_fail = any(mark.name == "xfail" for mark in own)
+            may_fail = any(mark.name == "xfail" for mark in case_marks)
             call = FunctionRun(self, fixtures, owner, given)
             if call.run(name, function, scope, used, may_fail=may_fail):
                 self.passed += 1
@@ -116,7 +116,7 @@ class FunctionRun:
     """One call of a test function, with its fixtures.
 
     Attributes:
-        given: parameters of this call by name; for fixtures with parameters, the name after a dot.
+        given: parameters of this call by name; ".name" is the parameter of the fixture `name`.
         made: values of the fixtures so far.
     """
 
@@ -128,7 +128,7 @@ class FunctionRun:
         self.made: dict[Any, Any] = {}
 
     def value_of(self, name: str) -> Any:
-        """Return the value of a fixture, which is computed once."""
+        """Return the value of a fixture, which is computed on first use."""
         if name not in self.fixtures:
             raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
         fixture = self.fixtures[name]
@@ -138,6 +138,7 @@ class FunctionRun:
         return keeper.made[fixture]
 
     def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
+        """Compute the value of a fixture; `stack` runs the code after its `yield`."""
         names = parameters_of(fixture.function)
         request = types.SimpleNamespace(param=self.given.get(f".{fixture.name}"))
         special = {"request": request, "self": self.owner}
@@ -162,7 +163,7 @@ class FunctionRun:
                 outcome = function(**values, **{n: self.value_of(n) for n in names})
                 if inspect.iscoroutine(outcome):
                     asyncio.run(outcome)
-        # Not failures of the test: the channel is broken, or the test cannot be judged.
+        # These are not failures of the test: the channel is broken, or the test cannot be judged.
         except (CannotJudgeError, ChannelEndError, BorderError):
             raise
         except (shim.SkippedError, unittest.SkipTest):
@@ -191,9 +192,9 @@ def run_testcase(kind: Any) -> int:
     suite.run(result)
     # Report the first problem by its last line: "AssertionError: 3 != 4".
     for test, text in (*result.errors, *result.failures):
-        said = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.splitlines() if line.strip()]
         name = getattr(test, "_testMethodName", test)
-        raise AssertionError(f"{name}: {said[-1] if said else 'failed'}")
+        raise AssertionError(f"{name}: {lines[-1] if lines else 'failed'}")
     if result.unexpectedSuccesses or result.testsRun != wanted:
         raise AssertionError(f"{kind.__name__}: not all tests passed")
     return wanted - len(result.skipped)
@@ -210,10 +211,10 @@ def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """List the parameters of a function for which it needs arguments."""
-    found = inspect.signature(function).parameters.values()
+    """List the names of the parameters of a function that have no default."""
+    parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in found if p.default is p.empty and p.kind in kinds]
+    names = [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
     # Without the first ones, if `mock.patch` as a decorator passes mocks for them.
     patches = [p for p in getattr(function, "patchings", ()) if not p.attribute_name]
     return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
@@ -237,13 +238,13 @@ def cases_of(marks: Any) -> Iterator[tuple[Fields, list[Any]]]:
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
     for rows in itertools.product(*(list(rows) for _, rows in tables)):
         given: Fields = {}
-        own = [*marks]
+        case_marks = [*marks]
         for (names, _), row in zip(tables, rows, strict=True):
             columns = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
             if isinstance(row, shim.Param):
-                own += row.marks
+                case_marks += row.marks
                 row = row.values
             elif len(columns) == 1:
                 row = (row,)
             given |= dict(zip(columns, row, strict=True))
-        yield given, own
+        yield given, case_marks

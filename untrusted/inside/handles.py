@@ -1,8 +1,8 @@
-"""Handles: the test's stand-ins for objects of the program, which carries out every operation.
+"""Handles: the test's stand-ins for objects of the program. The program carries out operations on them.
 
-The program's object never decides whether it equals plain data. Only if its class derives from a
-plain type (`class Name(str)`), its plain value is compared, whatever methods the class has. An
-object's own `__eq__` counts only among objects of the program.
+An object of the program never decides whether it equals plain data. If its class derives from a plain
+type (`class Name(str)`), its plain value is compared, whatever methods the class has; otherwise it
+is not equal. Its own `__eq__` only decides comparisons with other objects of the program.
 
 Python's `except` accepts only classes, so each exception class of the program has a class here
 (`ErrorClass`). Imports the standard library only.
@@ -29,8 +29,8 @@ from untrusted.inside.operations import (
     TEXTS,
 )
 
-# Plain types from which the class of an object may derive. Immutable values come with the handle;
-# those of mutable types are fetched when they are needed.
+# Names of the plain types from which the class of an object may derive. A value of an immutable type
+# comes with the handle; one of a mutable type is fetched when it is needed.
 FIXED = {kind.__name__ for kind in IMMUTABLE}
 CONTENTS = {kind.__name__ for kind in MUTABLE}
 # Special methods that use the plain value of such an object instead of the object's own methods.
@@ -45,16 +45,16 @@ KINDS: dict[str, type] = {
 }  # fmt: skip
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
-# Attributes that are never the program's, even if a test names them.
+# Attributes that are always those of the handle, even if a test names them explicitly.
 HERE = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
-# Seconds that an awaited object of the program runs before other tasks of the test may run.
+# Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
-# Stands for a missing plain value, as None is one.
+# Marks a missing plain value, because None is a plain value.
 NOTHING = object()
 
 
 class CannotJudgeError(BaseException):
-    """Raised if a test does what the border cannot carry. It says nothing about the program."""
+    """Raised if a test does what the border does not support. It says nothing about the program."""
 
 
 class TestSide:
@@ -92,7 +92,7 @@ def is_plain_data(value: Any) -> bool:
 
 
 def is_plain_result(made: Any) -> bool:
-    """Whether the result of an operation is plain data, or derives from an immutable plain type."""
+    """Whether a result is plain data, or an object that derives from an immutable plain type."""
     return not is_theirs(made) or (isinstance(made, Handle) and facts_of(made)["kind"] in FIXED)
 
 
@@ -102,10 +102,10 @@ def facts_of(handle: Any) -> Fields:
     The keys:
         kind: a key of KINDS, or "object".
         content: its plain value if the kind is one of FIXED.
-        named: the test knows it by a name in CapWords, so it is a class.
-        made: the test itself has made the object by calling such a class.
-        strict: line of the last check in the `with` block that the object is the context of.
-        tainted: the object may know the expected value: `f(x) - 1.5` has seen 1.5.
+        named: whether the test knows the object by a name in CapWords, so that it is a class.
+        made: whether the test itself has created the object by calling such a class.
+        strict: if the object is the context of a `with` block, the line of the last check in it.
+        tainted: whether the object may know the expected value: `f(x) - 1.5` has seen 1.5.
     """
     return object.__getattribute__(handle, "__dict__")
 
@@ -117,22 +117,22 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
     without knowing what it will be compared with.
     """
     facts = facts_of(handle)
-    kind, own = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
-    if kind not in FIXED and (kind not in CONTENTS or own or name not in BY_CONTENT):
+    kind, is_own_method = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
+    if kind not in FIXED and (kind not in CONTENTS or is_own_method or name not in BY_CONTENT):
         return NOTHING
     if facts.get("tainted"):
-        raise no_verdict(handle, "a comparison with what an operator has made")
+        raise no_verdict(handle, "a comparison with the result of an operator")
     return facts["content"] if kind in FIXED else ask("content", handle)
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
-    """Return the error for an operation that an object of the program would decide.
+    """Return the error for an operation whose result an object of the program would decide.
 
-    If the test itself has made the object from the program's class, plain Python may accept the
+    If the test itself has created the object from the program's class, plain Python might accept the
     operation, so the test cannot be judged. Otherwise the operation fails with a TypeError.
     """
-    said = f"{action}: an object of the program does not decide it"
-    return cannot_judge(said) if facts_of(handle).get("made") else TypeError(said)
+    message = f"{action}: an object of the program does not decide it"
+    return cannot_judge(message) if facts_of(handle).get("made") else TypeError(message)
 
 
 def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
@@ -144,10 +144,12 @@ def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
 
 
 def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
-    """Return the result of an operation; raises if it is a number from a tainted object.
+    """Return the result of an operation. Raises if it is a number from a tainted object.
 
     Args:
-        strict: raise for objects that the test has made, too.
+        source: the operand.
+        made: the result.
+        strict: also raise for objects that the test has created.
     """
     facts = facts_of(source)
     if not facts.get("tainted") or (facts.get("made") and not strict):
@@ -155,20 +157,20 @@ def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
     if isinstance(made, int | float | complex | Decimal) or (
         is_plain_data(made) and hasattr(made, "dtype")
     ):
-        raise no_verdict(source, "a number from what an operator has made")
+        raise no_verdict(source, "a number from the result of an operator")
     return mark(made, source, tainted=True)
 
 
 def be_strict(value: Any, line: int) -> Any:
-    """Note that a `with` block of this context contains checks, the last one in `line`."""
+    """Record that the `with` block of this context contains checks, the last one in `line`."""
     if isinstance(value, Handle):
         facts_of(value)["strict"] = line
     return value
 
 
-def may_suppress(handle: Any, error: Any, said: Any) -> bool:
+def may_suppress(handle: Any, error: Any, requested: Any) -> bool:
     """Whether `__exit__` may suppress an exception: no AssertionError, and none before a check."""
-    if not said or error is None or isinstance(error, AssertionError):
+    if not requested or error is None or isinstance(error, AssertionError):
         return False
     return error.__traceback__.tb_lineno > facts_of(handle).get("strict", 0)
 
@@ -182,10 +184,10 @@ class Handle:
         if name == "__class__":
             return KINDS.get(facts["kind"], type(self))
         if name == "__mro_entries__":
-            raise cannot_judge("a class of the test derives from one of the program's")
+            raise cannot_judge("a class of the test derives from a class of the program")
         if name.startswith(MISSING):
             if name == "__array__" and facts.get("made"):
-                raise cannot_judge("an object of the program is to be an array of numpy")
+                raise cannot_judge("an object of the program is converted to a numpy array")
             raise AttributeError(name)
         if name in HERE:
             return object.__getattribute__(self, name)
@@ -201,7 +203,7 @@ class Handle:
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         made = unless_tainted(self, ask("call", self, *arguments, **keywords))
-        # Calling a class by its name makes an object of the test's own.
+        # The test has created this object if it called a class by its name.
         if facts_of(self).get("named") and isinstance(made, Handle):
             facts_of(made)["made"] = True
         return made
@@ -215,11 +217,11 @@ class Handle:
             items = iter(self)
         except TypeError:
             items = iter(())
-        # An object does not contain what it only claims to contain: look at what it yields.
+        # `__contains__` of the program could lie, so search the items that it yields.
         if any(item is other or item == other for other in items):
             return True
         if facts_of(self).get("made") and ask("special", "__contains__", self, item):
-            raise cannot_judge("an object of the program contains what it does not yield")
+            raise cannot_judge("an object of the program contains an item that it does not yield")
         return False
 
     def __len__(self) -> int:
@@ -244,8 +246,8 @@ class Handle:
         return may_suppress(self, error, ask("special", "__exit__", self, kind, error, None))
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        said = await ask("special", "__aexit__", self, kind, error, None)
-        return may_suppress(self, error, said)
+        requested = await ask("special", "__aexit__", self, kind, error, None)
+        return may_suppress(self, error, requested)
 
     def __instancecheck__(self, value: Any) -> bool:
         # Plain data is never an instance of the program's class, whatever its metaclass says.
@@ -262,20 +264,20 @@ class Handle:
 
 
 def check_number(handle: Any, name: str, number: int) -> int:
-    """Return a number of items; raises if a loop yielded fewer items than `len` promised.
+    """Return a number of items. Raises if a loop yielded fewer items than `len` promised.
 
-    Otherwise `assert len(result) == 2` and `for x, y in zip(result, [1, 2]): assert x == y` would
-    be passed by an object of length 2 that yields nothing.
+    Otherwise an object of length 2 that yields nothing would pass `assert len(result) == 2` and
+    `for x, y in zip(result, [1, 2]): assert x == y`.
 
     Args:
         name: "length", or "items" at the end of a loop.
     """
     facts = facts_of(handle)
     facts[name] = number, TestSide.calls
-    (length, told), (items, looped) = (facts.get(key, (0, -1)) for key in ("length", "items"))
+    (length, measured), (items, looped) = (facts.get(key, (0, -1)) for key in ("length", "items"))
     # The object may have changed if the test has called the program in between.
-    if told == looped and items < length:
-        raise no_verdict(handle, "a length that is not the number of items")
+    if measured == looped and items < length:
+        raise no_verdict(handle, "a length that differs from the number of items")
     return number
 
 
@@ -303,10 +305,10 @@ async def drive(awaited: list[Any]) -> Any:
 
 
 def special(name: str) -> Callable[..., Any]:
-    """Make a special method: by the object's plain value if it has one, else by the program."""
+    """Make a special method: it uses the object's plain value if there is one, else the program."""
 
     def method(self: Any, /, *arguments: Any) -> Any:
-        # Texts are the program's: the test only shows or formats them.
+        # The program makes texts: a test only shows or formats them.
         content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
         if content is not NOTHING and name in OPERATORS:
             return OPERATORS[name](content, *arguments)
@@ -317,7 +319,7 @@ def special(name: str) -> Callable[..., Any]:
 
 
 def comparison(name: str) -> Callable[..., Any]:
-    """Make a comparison: by the program among its own objects, else by content or not at all."""
+    """Make a comparison: the program compares its own objects; with others, only content counts."""
 
     def method(self: Any, other: Any) -> Any:
         # two objects of the program
@@ -328,8 +330,8 @@ def comparison(name: str) -> Callable[..., Any]:
         # After NotImplemented, Python compares identities: the object equals no plain data.
         if not is_plain_data(other) or not facts_of(self).get("made"):
             return NotImplemented
-        # The test has made this object, and plain Python would let it decide. The only answer that
-        # is safe to agree with is "not equal".
+        # The test has created this object, so plain Python would let it decide. "Not equal" is the
+        # only answer that can be trusted.
         if name not in ("__eq__", "__ne__") or ask("special", name, self, other) is not (
             name == "__ne__"
         ):
@@ -340,13 +342,13 @@ def comparison(name: str) -> Callable[..., Any]:
 
 
 def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    """Make an operator: with plain data, its result is an object or what the plain types make."""
+    """Make an operator. With plain data, its result is an object, or that of the plain types."""
     operator = f"__{name}__"
 
     def method(self: Any, other: Any, *modulo: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
         made = ask("special", operator, *operands, *modulo)
-        # Among the program's own objects, or with objects of the test, anything goes.
+        # With other objects, of the program or of the test, any result is accepted.
         if is_theirs(other) or not is_plain_data(other):
             return mark(made, self)
         # With plain content, check the program's result against that of the plain type.
@@ -359,8 +361,8 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
             if expected is NOTHING or not (made == expected):
                 raise no_verdict(self, name)
             return mark(made, self)
-        # An object without a plain value could return any plain result. Another object has now
-        # seen the expected value: `abs(f(x) - 1.5) < 1e-6`.
+        # An object without a plain value could return any plain result. If the result is an object,
+        # it has now seen the expected value, as in `abs(f(x) - 1.5) < 1e-6`.
         if is_plain_result(made):
             raise no_verdict(self, name)
         return mark(made, self, tainted=True)
@@ -389,7 +391,7 @@ def build_handle(form: Fields) -> Any:
     """Build the handle of an object that the program has described (`ProgramPeer.describe`)."""
     kind = str(form.get("k"))
     if kind == "coroutine":
-        # A coroutine of this end, which event loops take; it awaits itself in the program.
+        # Event loops need a real coroutine, which then awaits the program's one.
         awaited: list[Any] = []
         awaited.append(drive(awaited))
         return awaited[0]
@@ -397,7 +399,7 @@ def build_handle(form: Fields) -> Any:
         made, content = object.__new__(Handle), NOTHING
     else:
         content = TestSide.peer.decode(form.get("c"))
-        # Exactly this type: a subclass could not come from here.
+        # Exactly this type, because plain content is never of a subclass.
         if type(content) is not KINDS[kind]:
             raise TypeError("the content of an object is of another type")
         made = KINDS[kind].__new__(VALUED[kind], content)
@@ -416,7 +418,7 @@ class ErrorClass(type):
 
     def __new__(mcs, *_: Any) -> Any:
         # Reached by `class` statements of the test only: see `error_class`.
-        raise cannot_judge("a class of the test derives from one of the program's")
+        raise cannot_judge("a class of the test derives from a class of the program")
 
     def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
         return ask("call", cls, *arguments, **keywords)
@@ -450,8 +452,8 @@ def error_class(name: str, doc: Any, bases: list[Any]) -> type:
         bases: the classes that stand for its bases, or built-in exception classes.
     """
     if not all(isinstance(base, type) and issubclass(base, BaseException) for base in bases):
-        raise TypeError("an exception class of unknown bases")
-    # Once among all bases, and before the built-in ones.
-    own = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
+        raise TypeError("an exception class with unknown bases")
+    # `Error` must be a base once, and before built-in classes.
+    first = [] if any(isinstance(base, ErrorClass) for base in bases) else [Error]
     members = {"__module__": "__main__", "__doc__": doc if isinstance(doc, str) else None}
-    return type.__new__(ErrorClass, name, (*own, *bases), members)
+    return type.__new__(ErrorClass, name, (*first, *bases), members)

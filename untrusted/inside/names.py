@@ -29,8 +29,8 @@ from untrusted.inside.handles import (
 )
 from untrusted.inside.packages import is_genuine
 
-# Modules that a test shares with the program if the program imports them. None of them executes the
-# content of a file, as runpy, shelve and pickle do.
+# Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of them
+# executes the content of a file.
 LIBRARY = """
     abc array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal
     email enum fractions functools hashlib heapq html http io ipaddress itertools json math
@@ -40,7 +40,8 @@ LIBRARY = """
 IMPORTED = frozenset(LIBRARY.split())
 # Modules whose members are not shared: `from sys import exit as f` would let the program end a test.
 CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
-# Functions whose result decides a test, with the module that they come from unless it is imported.
+# Functions whose result decides a test, with the module that they are taken from if a test does not
+# import them.
 HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 # Methods that compare with their argument, as operators do.
 SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
@@ -48,27 +49,27 @@ VIEWS = ("keys", "values", "items")
 
 
 def genuine_imports(code: str) -> Fields:
-    """Import the library names that a program imports, by its text and not by its word.
+    """Import the library names that a program imports, read from its source, which cannot lie.
 
     "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
     """
-    found: Fields = {}
+    names: Fields = {}
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return found
+        return names
     for statement in body:
         # A later definition of a name hides the import.
         for name in checks.names_of(checks.nodes_of(statement))[1]:
-            found.pop(name, None)
+            names.pop(name, None)
         if is_import_of_library(statement):
             with contextlib.suppress(ImportError):
-                exec(compile(ast.Module([statement], []), "<import>", "exec"), found)
-    return found
+                exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
+    return names
 
 
 def is_import_of_library(statement: Any) -> bool:
-    """Whether a statement imports what a test may share; drops all other modules from it."""
+    """Whether a statement imports modules of `IMPORTED`; removes all other modules from it."""
     if isinstance(statement, ast.Import):
         statement.names = [alias for alias in statement.names if top_of(alias.name) in IMPORTED]
         return bool(statement.names)
@@ -122,11 +123,11 @@ class ProgramFinder:
         self.module, self.source, self.path = module, source, [*sys.path]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        found = PathFinder.find_spec(name, self.path if path is None else path, target)
+        spec = PathFinder.find_spec(name, self.path if path is None else path, target)
         is_ours = "." in name or name.startswith("_") or name in ("pytest", "numpy")
-        if found or is_ours or name not in self.source or is_genuine(name):
-            return found
-        # No base class from importlib.abc: importing that makes every process slower.
+        if spec or is_ours or name not in self.source or is_genuine(name):
+            return spec
+        # Without a base class from importlib.abc, whose import would slow down every process.
         return importlib.util.spec_from_loader(name, self)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
@@ -140,30 +141,32 @@ def namespace(nodes: list[Any]) -> Fields:
     """Return the names of the program and of library modules that a test uses.
 
     A name that is also a builtin, a module or one of HELPERS keeps that meaning, unless it is the
-    only name of the program in the test: `abs(f(1) - 2) < 1e-6` calls Python's abs, and
-    `sum(10, 15) == 25` calls the program's sum.
+    only name of the program in the test: `abs(f(1) - 2) < 1e-6` calls Python's `abs`, and
+    `sum(10, 15) == 25` calls the program's `sum`.
     """
-    peer, theirs = TestSide.peer, TestSide.peer.program_names
+    peer, available = TestSide.peer, TestSide.peer.program_names
     read, defined = checks.names_of(nodes)
     free = read - defined
     # Modules that the test uses without an import
-    meant = checks.modules_meant(nodes, free - peer.imported.keys())
-    found = {name: importlib.import_module(name) for name in meant}
-    # Names with a meaning of their own: builtins, helpers, modules
-    known = {name for name in theirs if hasattr(builtins, name) or name in HELPERS} | found.keys()
-    # Names that only the program has; without any, one of the others
-    chosen = free & (theirs - known)
-    if not chosen and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
-        chosen = only_target(nodes, (free & theirs) - found.keys())
-    for name in (free & theirs & HELPERS.keys()) - chosen:
-        found[name] = getattr(importlib.import_module(HELPERS[name]), name)
-    # A name that the test also defines may be read before that, and then is the program's.
-    chosen |= read & defined & (theirs - known)
-    return found | {name: peer.fetch(name) for name in sorted(chosen)}
+    modules = checks.modules_meant(nodes, free - peer.imported.keys())
+    names = {name: importlib.import_module(name) for name in modules}
+    # Names of the program that also have another meaning: builtins, helpers, modules
+    known = {
+        name for name in available if hasattr(builtins, name) or name in HELPERS
+    } | names.keys()
+    # Names that only the program has; if there are none, a name with two meanings
+    program_names = free & (available - known)
+    if not program_names and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
+        program_names = only_target(nodes, (free & available) - names.keys())
+    for name in (free & available & HELPERS.keys()) - program_names:
+        names[name] = getattr(importlib.import_module(HELPERS[name]), name)
+    # A name that the test also defines means the program's object until then.
+    program_names |= read & defined & (available - known)
+    return names | {name: peer.fetch(name) for name in sorted(program_names)}
 
 
 def only_target(nodes: list[Any], names: set[str]) -> set[str]:
-    """Return the one of these names that the test must mean as the program's; empty if unclear.
+    """Return the name, as a set, that must mean the program's function; empty if unclear.
 
     If the program defines `abs` and `sum`, `abs(sum(1.5, 2.5) - 4) < 1e-6` is a test of `sum`: the
     innermost call.

@@ -1,4 +1,4 @@
-"""The fixed list of operations on the program's objects, carried out in the program's process.
+"""The operations on the program's objects that a test may request; runs in the program's process.
 
 Imports the standard library only.
 """
@@ -44,7 +44,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     f"__{name}__": next(
         vars(module)[key]
         for module in (builtins, operator, math, os)
-        # "and" is a word of the language: the operator's name is `__and__`.
+        # "and" is a keyword, so its function is `operator.__and__`.
         for key in (name, f"__{name}__")
         if key in vars(module)
     )
@@ -54,9 +54,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 def method_of(subject: Any, name: str) -> Any:
     """Look up a special method as Python does: on the class, bound to the object."""
-    found = inspect.getattr_static(type(subject), name)
-    # A mock as a special method is not a descriptor, and is called without the object.
-    return found.__get__(subject, type(subject)) if hasattr(type(found), "__get__") else found
+    method = inspect.getattr_static(type(subject), name)
+    # A mock as a special method is not a descriptor, so it is called without the object.
+    return method.__get__(subject, type(subject)) if hasattr(type(method), "__get__") else method
 
 
 def apply(name: str, subject: Any, /, *arguments: Any) -> Any:
@@ -72,7 +72,7 @@ def plain_base(kind: type) -> Any:
 
 
 def content(subject: Any) -> Any:
-    """Return the plain value of an object, by the methods of the plain type that it derives from."""
+    """Return the plain value of an object, using only methods of the plain type it derives from."""
     base = plain_base(type(subject))
     if base is collections.defaultdict:
         return base(subject.default_factory, dict.items(subject))
@@ -102,7 +102,7 @@ ORIGINALS: dict[tuple[int, str], Any] = {}
 
 def patch(target: Any, name: str, value: Any) -> None:
     """Replace an attribute of a module or a logger, as the test has done in its process."""
-    # A second patch does not replace the original.
+    # Only the first patch records the original.
     ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
     setattr(target, name, value)
 
@@ -116,7 +116,7 @@ def unpatch(target: Any, name: str) -> None:
 def event_loop() -> Any:
     """Return the event loop in which the program's objects are awaited for the test.
 
-    Always the same one, as locks and tasks belong to the loop in which they are created.
+    Always the same one, because locks and tasks belong to the loop that created them.
     """
     return asyncio.new_event_loop()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Packages:
-    """Finds packages by their own folders, as programs cannot read the one above (site-packages).
+    """Finds packages in their own folders, because programs cannot read site-packages above them.
 
     Args:
         folders: by package name, its folder, or its file if it is a single module.
@@ -22,7 +22,7 @@ class Packages:
         self.folders = folders
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find a package, as `sys.meta_path` asks."""
+        """Find a package; the import system calls this for entries of `sys.meta_path`."""
         folder = self.folders.get(name)
         if folder is None:
             return None
@@ -40,7 +40,7 @@ def is_genuine(module: Any) -> bool:
     return top != "__main__" and (allowed or top in sys.stdlib_module_names)
 
 
-# Classes that only the module `types` names, such as the type of functions.
+# Classes that only have a name in the module `types`, such as the type of functions.
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 
 
@@ -63,5 +63,5 @@ def genuine_name(value: Any) -> str | None:
         found = operator.attrgetter(name)(sys.modules.get(module))
     except AttributeError:
         return None
-    # The same object: any class may have the name "int" and the module "builtins".
+    # Compare identities, because any class may claim the name "int" and the module "builtins".
     return f"{module}:{name}" if found is value else None

@@ -17,7 +17,7 @@ from untrusted.inside.deferred import logging, mock
 from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
-# Functions that inspect their arguments, by module.
+# Functions that inspect their arguments, by module; called in the process of the argument.
 FORWARDED = {
     "dataclasses": "asdict astuple fields replace is_dataclass",
     "inspect": "signature getfullargspec getdoc getmembers isclass isfunction ismethod isabstract "
@@ -25,7 +25,8 @@ FORWARDED = {
     "json": "dumps",
     "typing": "get_type_hints get_origin get_args",
 }
-# Functions that change state which a program and its test would share in one process.
+# Functions that change global state, which a program and its test would share in one process; called
+# in both processes.
 REPEATED = {
     "random": "seed setstate",
     "numpy.random": "seed",
@@ -63,7 +64,7 @@ def take_warning(warning: Warning) -> None:
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the program check its objects against protocols, whose methods every handle has."""
+    """Let the program check its objects against protocols: a handle has the methods of every protocol."""
 
     def check(kind: Any, value: Any) -> bool:
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
@@ -72,7 +73,7 @@ def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry(module: str, name: str, *, everywhere: bool) -> None:
-    """Have the program call a library function for its own objects, or, if `everywhere`, as well."""
+    """Let the program call a library function for its own objects, or always, if `everywhere`."""
     found = importlib.import_module(module)
     function = getattr(found, name)
 
@@ -88,7 +89,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
 
 
 def follow_mock(kind: Any) -> None:
-    """Have `mock.patch` replace attributes of library modules and loggers in the program, too."""
+    """Let `mock.patch` replace attributes of library modules and loggers in the program, too."""
     entering = kind.__enter__
 
     def enter(self: Any) -> Any:

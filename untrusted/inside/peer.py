@@ -1,9 +1,9 @@
 """One end of the channel between a test and a program, which run in separate processes.
 
-Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content and is one
-object for both ends: a change at either end reaches the other with the next message. Every other
-object stays where it is, and the other end gets its number. What one end may ask of the other is
-decided by `tester` and `program`, not here. Imports the standard library only.
+Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content, and both ends
+keep a copy: a change of one copy is sent with the next message. Every other object stays in its
+process, and the other end gets its number. `tester` and `program`, not this module, decide what one
+end may request of the other. Imports the standard library only.
 
 The messages of `assert total([1, 2]) == 3`, without their empty fields. The program's end has
 number 0 for its module and 1 for its function; the list gets the key "t1":
@@ -43,7 +43,7 @@ from untrusted.inside.containers import (
 )
 from untrusted.inside.errors import build_error, describe_class, describe_error
 
-# Limit of nested Python calls while a message is written or read, for deeply nested values.
+# Recursion limit while a message is encoded or decoded, for deeply nested values.
 DEEPEST = 20_000
 # Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
@@ -81,7 +81,7 @@ class Peer(ABC):
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        # Reentrant, as answering a call may ask the other end in turn.
+        # Reentrant, because answering a request may send requests to the other end.
         self.lock = _thread.RLock()
         self.own: list[Any] = []
         # Numbers by identity (`id`): equal objects are not the same object.
@@ -105,18 +105,18 @@ class Peer(ABC):
 
     @abstractmethod
     def name_of(self, value: Any) -> str | None:
-        """Return the name by which both ends know a value; None for any other value."""
+        """Return the name under which both ends know a value, such as a library function; else None."""
 
     @abstractmethod
     def named_value(self, name: Any) -> Any:
-        """Return the value that both ends know by a name; raises BorderError if it may not cross."""
+        """Return the value for such a name. Raises BorderError if it may not cross."""
 
     @abstractmethod
     def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
-        """Carry out an operation that the other end asks for."""
+        """Carry out an operation that the other end requests."""
 
     def before_change(self, entry: Shared) -> None:  # noqa: B027 (an end may leave it out)
-        """Called before a change by the other end is applied to a container."""
+        """Hook that runs before a change by the other end is applied to a container."""
 
     def checked_error(
         self, error: BaseException, operation: str, arguments: tuple
@@ -124,7 +124,7 @@ class Peer(ABC):
         """Check an exception of the other end before it is raised here."""
         return error
 
-    # What both ends share besides objects
+    # Shared state other than objects
 
     def share_environment(self) -> None:
         """Share the environment with the other end, in Python's internal form."""
@@ -153,7 +153,7 @@ class Peer(ABC):
             return {"t": "yours", "v": number}
         if CONTAINERS.get(type(value).__name__) is type(value) or wire.is_array(value):
             return self.encode_container(value)
-        # Frames stay here: they lead to everything.
+        # Tracebacks do not cross: their frames lead to every object.
         if isinstance(value, types.TracebackType):
             return None
         if name := self.name_of(value):
@@ -162,7 +162,7 @@ class Peer(ABC):
         number = self.own_numbers.setdefault(id(value), len(self.own))
         if number < len(self.own):
             return {"t": "mine", "v": number}
-        # In the list before it is described, as the description may lead back to the object.
+        # Registered before it is described, because its description may contain the object itself.
         self.own.append(value)
         if isinstance(value, BaseException):
             form = describe_error(value, self.encode)
@@ -173,6 +173,7 @@ class Peer(ABC):
         return {"t": "mine", "v": number, **form}
 
     def encode_container(self, container: Any) -> Fields:
+        """Write a container with its content, or only its key if the message already contains it."""
         entry = self.shared.find(container)
         # A container's content is sent once per message; this also ends cycles:
         #   a = []; a.append(a)
@@ -186,7 +187,7 @@ class Peer(ABC):
         return form | {"v": self.encode_items(entry)}
 
     def encode_items(self, entry: Shared) -> list:
-        # From now on, this is what both ends agree on.
+        # Both ends agree on this content from now on.
         entry.agreed = items = items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
@@ -195,7 +196,7 @@ class Peer(ABC):
             return self.restore(form)
 
     def restore(self, form: Any) -> Any:
-        """Read what the other end's `encode` has written: its "mine" is theirs here."""
+        """Read what the other end's `encode` has written; "mine" means an object of the other end."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.restore) if isinstance(form, list) else form
         tag: str = form["t"]
@@ -215,7 +216,7 @@ class Peer(ABC):
         if tag not in ("container", "same"):
             raise BorderError(f"a value of unknown type {tag!r:.40}")
         entry = self.shared.entries.get(form["id"])
-        # Registered while still empty, as its items may lead back to it.
+        # Registered while still empty, because its items may contain the container itself.
         entry = self.shared.watch(entry) if entry else self.shared.add(form["id"], self.begin(form))
         if tag == "container":
             self.refill(entry, content)
@@ -230,7 +231,7 @@ class Peer(ABC):
     def refill(self, entry: Shared, forms: list) -> None:
         """Replace the content of a container by what the other end has sent."""
         items = wire.convert_all(forms, self.decode)
-        # An equal content is left alone, so that the items keep their identity.
+        # Equal content is not replaced, so that the items keep their identity.
         if not hold_same(items_of(entry.container), items):
             self.before_change(entry)
             fill(entry.container, items)
@@ -242,7 +243,8 @@ class Peer(ABC):
         self.message_keys = set()
         # Encode first, then send: a value that cannot be encoded leaves the channel usable.
         with Deep():
-            # First, as they are read first: what introduces an object must come before it.
+            # Changes are encoded first, because they are read first: an object must be described
+            # where it is first read.
             changes = []
             for entry in self.shared.take_changes():
                 self.message_keys.add(entry.key)
@@ -258,7 +260,7 @@ class Peer(ABC):
         try:
             with Deep():
                 message = self.channel.receive()
-            # Before anything else of the message is decoded, as it may refer to these containers.
+            # Apply changes first, because the rest of the message may refer to these containers.
             for key, forms in message.get("changes", ()):
                 if key in self.shared.entries:
                     self.refill(self.shared.watch(self.shared.entries[key]), forms)
@@ -270,7 +272,7 @@ class Peer(ABC):
         return message
 
     def unreadable(self, problem: BaseException) -> BaseException:
-        """Record that the other end has sent a malformed message; returns the error to raise."""
+        """Record a malformed message of the other end; returns the error to raise."""
         self.broken = BorderError(f"{type(problem).__name__}: {problem!s:.300}")
         return self.broken
 
@@ -295,8 +297,8 @@ class Peer(ABC):
                     return self.decode(reply["value"])
                 error = self.decode(reply["raised"])
                 if not isinstance(error, BaseException):
-                    raise BorderError("an exception that is none")
-            # Any failure in here is caused by the message.
+                    raise BorderError("an exception that is not one")
+            # Any failure to decode the reply is the fault of the message.
             except (Exception, BorderError) as problem:
                 raise self.unreadable(problem) from problem
         raise self.checked_error(error, operation, arguments)

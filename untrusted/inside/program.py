@@ -1,7 +1,7 @@
-"""The program's process: runs a candidate's program, then answers calls.
+"""The program's process: runs the untrusted program, then answers requests.
 
-It holds no test, no expected value and no comparison. A program that takes over this process can
-only send other answers. Imports the standard library only.
+It contains no test, no expected value and no comparison. A program that takes over this process can
+only send wrong answers. Imports the standard library only.
 """
 
 import builtins
@@ -29,7 +29,7 @@ FILE = "program.py"
 
 
 class ProgramPeer(Peer):
-    """The program's end of the channel, which carries out whatever the test asks for."""
+    """The program's end of the channel. It carries out every operation that the test requests."""
 
     side = "p"
 
@@ -65,10 +65,10 @@ class ProgramPeer(Peer):
 
     def named_value(self, name: str) -> Any:
         module, _, member = name.partition(":")
-        found = import_module(module)
-        found = attrgetter(member)(found) if member else found
-        self.named[id(found)] = name
-        return found
+        value = import_module(module)
+        value = attrgetter(member)(value) if member else value
+        self.named[id(value)] = name
+        return value
 
     # Messages
 
@@ -88,7 +88,7 @@ class ProgramPeer(Peer):
 
 
 def flush_output() -> None:
-    """Flush this process's own streams; stand-ins for streams of the test have no buffer."""
+    """Flush the streams of this process; stand-ins for the test's streams have no buffer."""
     for stream in (sys.__stdout__, sys.__stderr__):
         # The program may have replaced them by anything.
         with contextlib.suppress(Exception):
@@ -101,10 +101,10 @@ def load_program(code: str, prelude: str = "") -> Fields:
     module.__dict__["__file__"] = FILE
     sys.modules["__main__"] = module
     sys.argv = [FILE]
-    # Tracebacks take source lines from this cache, as there is no such file.
+    # Tracebacks read source lines from this cache, because there is no such file.
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     exec(prelude, module.__dict__)
-    # A byte order mark, which Python accepts at the beginning of a file.
+    # Python accepts a byte order mark at the beginning of a file, but `compile` does not.
     exec(compile(code.removeprefix("\ufeff"), FILE, "exec"), module.__dict__)
     return module.__dict__
 
@@ -166,7 +166,7 @@ def run_script(code: str, results: Channel) -> SystemExit:
     Only an exception is reported to the parent, which judges a script by its exit status and its
     output.
     """
-    # Opened anew, as the interpreter opened its own stream on the zygote's standard input.
+    # Opened again, because the interpreter's stream belongs to the zygote's standard input.
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     try:
         load_program(code)
@@ -181,7 +181,7 @@ def run_script(code: str, results: Channel) -> SystemExit:
 def run(job: Fields, results: Channel, peer: int | None) -> None:
     """Do one job: answer a single call, or serve a tester at `peer`."""
     answer = answer_once(job)
-    # Before the answer, after which this process is killed.
+    # Before sending the answer, because this process is killed after it.
     flush_output()
     if peer is None or "ended" not in answer:
         results.send(answer)

@@ -59,8 +59,8 @@ GUARDED = {
 # memory, which a filter cannot read.
 ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
 
-# Reported as unsupported by the file system (EOPNOTSUPP), which is what `shutil.copy2` expects where
-# there are no extended attributes.
+# Reported as unsupported by the file system (EOPNOTSUPP), which `shutil.copy2` expects if there are no
+# extended attributes.
 UNSUPPORTED = {
     "x86_64": """
         setxattr=188 lsetxattr=189 fsetxattr=190 getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194
@@ -72,7 +72,7 @@ UNSUPPORTED = {
     """,
 }
 
-# Answered with 0, which is what a process sees whose parent lies outside its namespace.
+# Answered with 0, as if the parent process were outside of the namespace.
 ZERO = {"x86_64": "getppid=110", "aarch64": "getppid=173"}
 
 # Calls that take or depend on a name of a file or of the machine. Where no namespace hides the

@@ -1,9 +1,9 @@
 """The test's process: runs the test's code, while the program runs in another process.
 
-The program's names are handles here (`handles`), and what the test does to them is carried out in
-the program. So the program's objects decide no comparison, no builtin that the program has patched
-is used, and the program cannot reach the frames and the memory of the test. What the program may
-ask for in return is in `Tester.carry_out`. Imports the standard library only.
+In this process, the program's objects are handles (`handles`); operations on a handle are carried
+out in the program's process. So no object of the program decides a comparison, no builtin that the
+program has patched is used, and the program cannot reach the frames and the memory of the test.
+`Tester.carry_out` limits what the program may request in return. Imports the standard library only.
 """
 
 import ast
@@ -49,7 +49,7 @@ from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
 
 FILE = "test.py"
-# Modules whose classes speak for the test: they equal anything, skip, or fail.
+# Modules whose objects can decide a test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
 # Frames and code contain the expected values.
@@ -62,7 +62,7 @@ FORMATS = {"format", "format_map"}
 SPECIALS = {*OPERATORS, *(f"__r{name}__" for name in (*BINARY, "divmod"))} | {
     f"__{name}__" for name in ("call", "missing", "enter", "exit", "aenter", "aexit")
 }
-# Attributes that a test may replace by an assignment, in the program, too.
+# Attributes that a test may replace by assignment; the program's process gets the same value.
 FOLLOWED = (*((sys, name) for name in ("stdin", "stdout", "stderr", "argv")), (builtins, "input"))
 # Names with a meaning for test frameworks, which the program's objects must not have.
 PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
@@ -72,33 +72,33 @@ WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "clos
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
 GENERATOR_STEPS = {"send", "throw", "close"}
-# Modules that inspect objects in ways that handles do not support, so that a test may fail.
+# Modules that inspect objects in ways that handles do not support, so that a correct program may fail.
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
-# Packages whose objects cross as data, or that run tests.
+# Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Names (attributes and keywords begin with a dot) of what would execute files, pickles or texts of the
+# Names (attributes and keywords with a leading dot) that could execute files, pickles or texts of the
 # program in this process.
 REFUSED = re.compile(
     r"\.?(\w*pickle\w*|run_path|load_source|spec_from_file_location|SourceFileLoader|exec_module)"
     r"|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|eval|exec"
 )
-# Built-in types with a value, which does not cross if the test derives a class from one.
+# Built-in types whose value does not cross if the test derives a class from them.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
-    """The test's end of the channel, which reveals nothing and trusts no object of the program.
+    """The test's end of the channel. It reveals no expected values, and trusts no object of the program.
 
     Attributes:
         followed: attributes that the program's process copies: by object and name, the original
             value and the latest one that the program has.
         outputs: the test's replacements of standard output and error, and their buffers.
-        imported: library objects that the program's text imports, imported anew in this process.
+        imported: library objects that the program imports, imported again in this process.
         packages: installed packages that the test uses, without `CARRIED`.
-        has_crossed: an object has crossed that may belong to a package.
-        named: library objects that the test has handed out, which the program may name.
-        doubts: actions of the test that the border supports only in part. A test with doubts that
-            fails cannot be judged. They depend on the test alone.
+        has_crossed: whether an object has crossed that may belong to one of the `packages`.
+        named: library objects that the test has passed to the program, which it may name.
+        doubts: actions of the test that the border supports only in part. If a test with doubts
+            fails, it cannot be judged. They depend on the test alone.
         original: containers of the test by key, with the items that they had before the program
             first changed them.
         changed: keys of the containers that the latest operation has changed.
@@ -140,7 +140,7 @@ class Tester(Peer):
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
         # What the border supports only in part
-        handed = {
+        partly_supported = {
             # The program cannot await objects of the test.
             "a coroutine function, or one with its own annotations": is_function
             and (
@@ -155,14 +155,16 @@ class Tester(Peer):
             f"an object of its class {kind.__name__}": is_own(kind)
             and (dataclasses.is_dataclass(value) or not BORN.isdisjoint(kind.__mro__)),
         }
-        self.doubts += [f"hands {what} to the program" for what, is_so in handed.items() if is_so]
+        self.doubts += [
+            f"hands {what} to the program" for what, is_so in partly_supported.items() if is_so
+        ]
         self.has_crossed |= module.partition(".")[0] in self.packages
         if is_function:
             name, long_name, doc = value.__name__, value.__qualname__, value.__doc__
             return {"k": "function", "n": name, "q": long_name, "d": doc}
-        # The program's stand-in has the class's name and its special methods.
-        found = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
-        return {"k": "object", "n": kind.__name__, "s": sorted(found)}
+        # In the program, a stand-in has the name and the special methods of the class.
+        specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
+        return {"k": "object", "n": kind.__name__, "s": sorted(specials)}
 
     def name_of(self, value: Any) -> str | None:
         # The program may name only what it was given.
@@ -171,10 +173,10 @@ class Tester(Peer):
         return name
 
     def named_value(self, name: Any) -> Any:
-        found = self.named.get(name) or find_type(name)
-        if found is None:
+        value = self.named.get(name) or find_type(name)
+        if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
-        return found
+        return value
 
     def build(self, form: Fields) -> Any:
         if form["k"] == "error class":
@@ -196,11 +198,11 @@ class Tester(Peer):
         subject, name, *rest = arguments
         # Only objects that have crossed by number.
         if id(subject) not in self.own_numbers:
-            raise BorderError(f"{operation}: no object of the test")
+            raise BorderError(f"{operation}: not an object of the test")
         is_output = any(subject is output for output in self.outputs)
         # A format string of the program could read any attribute of the test's objects.
         if subject is str.format or subject is str.format_map:
-            raise BorderError("formatting by a text of the program's")
+            raise BorderError("formatting with a text of the program")
         try:
             if operation == "special":
                 closed = isinstance(subject, CLOSED)
@@ -217,7 +219,7 @@ class Tester(Peer):
     def check_attribute(self, operation: str, subject: Any, name: Any, *, is_output: bool) -> None:
         """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
-            raise BorderError("the name of an attribute is no text")
+            raise BorderError("the name of an attribute is not text")
         kinds = type(subject).__mro__
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
@@ -255,20 +257,20 @@ class Tester(Peer):
     # What both ends share
 
     def before_change(self, entry: Shared) -> None:
-        # Keep what the test has written: for its own containers, before their first change.
+        # Keep the original items of the test's own containers before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
             self.changed.add(entry.key)
 
     def follow(self, target: Any, name: str, original: Any) -> None:
-        """Copy an attribute of a shared object to the program whenever the test changes it."""
+        """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
         self.followed.setdefault((target, name), [original, original])
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the program carry out an operation.
 
-        A function that returns None is meant to change its arguments. Their new content is then what
-        the test means, so the original content is dropped.
+        A function that returns None is expected to change its arguments in place. The test then
+        checks their new content, so the original content is dropped.
         """
         for (target, name), known in [*self.followed.items()]:
             original, latest = known
@@ -286,9 +288,10 @@ class Tester(Peer):
         return result
 
     def as_written(self, compute: Callable[[], Any]) -> Any:
-        """Compute a value from the test's data as written, without the program's changes.
+        """Compute a value from the test's containers without the program's changes.
 
-        data = [2, 1]; result = f(data), where `f` empties its list: sorted(data) is [1, 2]
+        For example, after `data = [2, 1]; result = f(data)`, where `f` empties its list, sorted(data)
+        is [1, 2].
         """
         if not self.original:
             return compute()
@@ -328,13 +331,13 @@ class Tester(Peer):
         return value
 
     def reason(self) -> str:
-        """Return why a test that has failed cannot be judged; empty if it can."""
+        """Return why a failed test cannot be judged; empty if it can."""
         part = "the border carries only in part"
         packages = self.packages if self.has_crossed else ()
         doubts = [*self.doubts, *(f"uses {name}, whose objects {part}" for name in packages)]
         return TestSide.reason or (f"the test {doubts[0]}" if doubts and not self.broken else "")
 
-    # What else a prepared test calls (`checks.prepare`)
+    # Other methods that a prepared test calls (`checks.prepare`)
 
     be_strict = staticmethod(be_strict)
     call_method = staticmethod(method_call)
@@ -369,7 +372,7 @@ def is_own(kind: Any) -> bool:
 
 
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
-    """Raise for a test that the border cannot carry, and note what it carries only in part."""
+    """Raise if the border cannot support a test; record doubts where it supports it only in part."""
     read, defined = checks.names_of(nodes)
     imports = checks.imports_of(nodes)
     # Without imports that are not used, and without variables that are named like modules.
@@ -377,11 +380,11 @@ def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     modules = {part for module in used for part in module.split(".")}
     words = checks.words_of(nodes) - (defined - {name for _, name in imports}) | modules
     if runs := {word for word in words if REFUSED.fullmatch(word)}:
-        said = f"the test may run code of the program in its own process: {min(runs)}"
-        raise cannot_judge(said)
+        message = f"the test may run code of the program in its own process: {min(runs)}"
+        raise cannot_judge(message)
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
-    looking = sorted(modules & DOUBTFUL)
-    tester.doubts += [f"uses {name}, which the border carries only in part" for name in looking]
+    doubtful = sorted(modules & DOUBTFUL)
+    tester.doubts += [f"uses {name}, which the border carries only in part" for name in doubtful]
     # `x is math.inf`: a handle is never identical to an object of the library.
     if any(not name or name in modules for name in checks.IDENTITY.findall(source)):
         tester.doubts.append(
@@ -398,11 +401,11 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # The source, for tracebacks and for the failing line
     tree = ast.parse(source, FILE)
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
-    # The program's names; waits until it is loaded
-    theirs = tester.program_names
-    # As `__main__`, so that a test that ends with `if __name__ == "__main__": check(f)` runs.
+    # Names of the program; waits until it is loaded
+    program_names = tester.program_names
+    # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
     module = sys.modules["__main__"] = TestModule("__main__")
-    # Never imports a file that the program has written, whatever the test adds to sys.path.
+    # Never import a file that the program has written, even if the test adds its folder to sys.path.
     finder = ProgramFinder(TestModule("program"), source)
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
@@ -418,11 +421,13 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # Run the file itself
     tests, called = checks.test_names(tree), checks.called_names(tree)
     read, defined = checks.names_of(nodes)
-    program = {n for n in (theirs & read) - defined if type(scope.get(n)) is not types.ModuleType}
-    program |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
-    # A sum of a thousand terms is a tree as deep.
+    names = {
+        n for n in (program_names & read) - defined if type(scope.get(n)) is not types.ModuleType
+    }
+    names |= {name for module, name in checks.imports_of(nodes) if not is_genuine(module)}
+    # A sum of a thousand terms is a tree of that depth.
     with Deep():
-        checks.prepare(nodes, program)
+        checks.prepare(nodes, names)
     try:
         exec(compile(tree, FILE, "exec"), scope)
     except SystemExit as end:
@@ -447,7 +452,8 @@ def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     border = Peer.do.__code__.co_filename
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # `exit()` is a function of _sitebuiltins; `sys.exit()` has no frame, but our `method_call`.
+    # The last frame of `exit()` is in _sitebuiltins. `sys.exit()` has no frame of its own, so the last
+    # one is that of `method_call`.
     ours = (FILE, method_call.__code__.co_filename)
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and not is_theirs(error) and border not in files

@@ -49,7 +49,7 @@ def run_pytest(own: set[str]) -> None:
     """Run tests of `__main__` with pytest; raises AssertionError unless all of them passed.
 
     Args:
-        own: names that the test defines: objects of the program are no tests, whatever their name.
+        own: names that the test defines, because objects of the program are never tests.
     """
     from _pytest.config import main
 

@@ -30,7 +30,7 @@ MAX_MESSAGE = 4 * 2**20
 PLAIN = frozenset({type(None), bool, str, float})
 
 Convert = Callable[[Any], Any]
-# How values of a type are taken apart into a list of parts, and put together again.
+# Two functions for the values of a type: one lists the parts of a value, the other rebuilds it.
 Form = tuple[Callable[[Any], list], Callable[..., Any]]
 
 
@@ -49,7 +49,7 @@ def pickled_arguments(value: Any) -> list:
 
 
 def dictionary_of(view: Any) -> list:
-    """Return the dictionary of a view; of a subclass, which does not cross as one, a copy."""
+    """List the dictionary of a view. A subclass is copied, because only plain dictionaries cross."""
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 
@@ -74,9 +74,9 @@ for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for nam
 
 
 def importing(name: str) -> Callable[[Any], Any]:
-    """Return a function of a text whose module is imported when it is called: "uuid.UUID"."""
+    """Return a function, such as "uuid.UUID", that imports its module when it is called."""
     module, _, member = name.partition(".")
-    # An object of the program could give another text each time that it is read.
+    # str() once: an object of the program could return another text each time it is read.
     return lambda text: getattr(importlib.import_module(module), member)(str(text))
 
 
@@ -84,7 +84,7 @@ def as_text(value: Any) -> list:
     return [str(value)]
 
 
-# Types of modules that few programs import.
+# Types from modules that few programs import.
 RARE: dict[str, Form] = {
     **{name: (as_text, importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
@@ -98,7 +98,7 @@ TAGS = {kind.__name__: form for kind, form in FORMS.items()} | RARE
 
 def are_plain(items: Iterable[Any]) -> bool:
     """Whether JSON holds these items unchanged."""
-    # `bool` is a type of its own here: True is no int.
+    # Exact types: True is a bool here, not an int.
     kinds = set(map(type, items))
     if kinds <= PLAIN:
         return True
@@ -106,7 +106,7 @@ def are_plain(items: Iterable[Any]) -> bool:
 
 
 def convert_all(items: Sequence[Any], convert: Convert) -> list:
-    """Convert each item; plain ones, which are themselves, all at once."""
+    """Convert each item; if all are plain, return them unchanged without a call per item."""
     return list(items) if are_plain(items) else [convert(item) for item in items]
 
 
@@ -117,7 +117,7 @@ def is_array(value: Any) -> bool:
 
 
 def numpy_kind(value: Any) -> str:
-    """Return "number" for a scalar of numpy, "dtype" for a type of numbers, else an empty text."""
+    """Return "number" for a numpy scalar, "dtype" for a numpy dtype, else an empty string."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.generic | numpy.dtype):
         return ""
@@ -127,8 +127,8 @@ def numpy_kind(value: Any) -> str:
 
 
 def array_text(array: Any) -> str:
-    """Write a numpy array of plain data as numpy's files have it, in hexadecimal."""
-    import numpy as np  # only where one of the two has sent one: its import is slow
+    """Write a numpy array of plain data in the format of .npy files, in hexadecimal."""
+    import numpy as np  # slow to import, so only if an array crosses
 
     file = io.BytesIO()
     np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
@@ -138,12 +138,12 @@ def array_text(array: Any) -> str:
 def read_array(text: str) -> Any:
     import numpy as np  # as above
 
-    # Never objects: numpy would read them as pickles.
+    # Never arrays of objects, which numpy would unpickle.
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
 def tag_of(value: Any) -> str:
-    """Return the tag under which FORMS or RARE take a value apart; empty if they do not."""
+    """Return the key of TAGS for the type of a value; empty if there is none."""
     # Exact types: a subclass may override anything, so it is not plain data.
     kind = type(value)
     if kind in FORMS:
@@ -161,7 +161,7 @@ BRACKETS = {
 
 
 def canonical(value: Any) -> str:
-    """Return a text of a literal; texts are equal exactly if Python's == calls the literals equal.
+    """Return a canonical text of a literal: two texts are equal if and only if the literals are.
 
     1, 1.0 and True -> "1"; (1, "a") -> "(1, 'a')"; {2, 1} and frozenset({1, 2}) -> "set(1, 2)"
 

@@ -1,7 +1,7 @@
 """The files that exist for a confined process where no mount namespace hides the others.
 
-Resolves names itself, part by part, and never looks at anything that the process must not know
-about; so its answers cannot depend on it. Imports the standard library only.
+Resolves names itself, part by part. It never looks at files that the process must not know about, so
+its answers cannot depend on them. Imports the standard library only.
 """
 
 import errno
@@ -17,8 +17,10 @@ class Place(NamedTuple):
     """A file: its name for the process and its path on the host.
 
     Attributes:
-        kind: "read": may be read; "work": in the folder to write in; "above": a folder above one of
-            these, of which nothing else is shown; "hidden": does not exist for the process.
+        name: name for the process.
+        real: path on the host.
+        kind: "read": may be read; "work": in the work folder, may be written; "above": a folder above
+            one of these, of which nothing else is shown; "hidden": does not exist for the process.
     """
 
     name: str
@@ -31,7 +33,7 @@ class World:
 
     Attributes:
         readable: files and folders that may be read.
-        hidden: folders within those that must not be seen, except for what is itself in `readable`.
+        hidden: folders within these that must not be seen, except for entries of `readable`.
         folder: the folder in which the process may write.
     """
 

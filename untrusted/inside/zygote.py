@@ -1,10 +1,10 @@
 """The sandbox's own interpreter: forks a confined process per program and per test.
 
-It runs no code of a program or a test and never sees any. A child reads its job from its own socket
-after it has been confined: no child inherits another's job, and one zygote serves program after
-program. Where no namespace hides the rest of the host, the zygote answers the child's system calls
-that name something (`broker`). `untrusted.session` starts it. Like everything in this folder, it
-imports the standard library only.
+The zygote never sees the code of a program or a test. A child reads its job from its own socket after
+it has been confined, so no child inherits the job of another, and one zygote serves program after
+program. In the Landlock tier, where no namespace hides the rest of the host, the zygote answers the
+child's system calls that take a name (`broker`). `untrusted.session` starts it. Like everything in
+this folder, it imports the standard library only.
 """
 
 import contextlib
@@ -34,18 +34,17 @@ from untrusted.inside.packages import Packages
 from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
 from untrusted.inside.world import World
 
-# The one request that is no JSON: end the children and report.
+# The only request that is not JSON: end the children and report.
 COLLECT = b"c"
-# Packages that start a thread per core, with memory for each, would exceed a program's memory by
-# that alone.
+# Environment variables that prevent libraries from starting a thread per core, whose stacks alone would
+# exceed a program's memory.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-# Seconds: the longest time between two measurements of the folder while children run, and the
-# shortest, however often the folder grows.
+# Largest and smallest time in seconds between two measurements of the folder while children run.
 TICK, RECENT = 0.1, 0.01
 TOO_MUCH = (
     f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
 )
-# Step in which address space that was loaded by the zygote is added to a program's limit.
+# Granularity in which address space that the zygote has loaded is added to a program's limit.
 LOADED_STEP = 2**22
 # A child's own descriptors besides 0 to 3; they are first duplicated to numbers from FIRST_SPARE on.
 PEER, BROKER = 4, 5
@@ -53,14 +52,15 @@ FIRST_SPARE = 100
 
 
 class Zygote:
-    """Serves the parent: starts programs and tests, each in a process of its own.
+    """Serves the parent: starts programs and tests, each in a new process.
 
     Attributes:
         children: process ids of the running children.
-        strangers: children that are still being confined, by the socket on which each will hand
-            over the listener for its calls.
+        strangers: children that are still being confined, by the socket over which each will send
+            the listener for its system calls.
         brokers: the broker of each confined child, by the listener's descriptor.
-        used: bytes in the folder when it was last measured; `grown` bounds what came since.
+        used: bytes in the folder when it was last measured; `grown` is an upper bound of the bytes
+            added since then.
         reason: why the children were ended before the parent asked for it; empty otherwise.
     """
 
@@ -68,16 +68,16 @@ class Zygote:
         self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
     ) -> None:
         self.control, self.tier, self.folder = control, tier, folder
-        # Only this tier shares the host's namespaces, so only here names need an answer.
+        # Only Landlock children share the host's namespaces, so only they need a broker.
         self.world = World(readable, hidden, folder) if tier == "landlock" else None
-        # Bytes of address space before anything was loaded, and a bound of what was loaded since.
+        # Bytes of address space at the start, and an upper bound of those that imports added.
         self.bare, self.loaded = address_space(), LOADED_STEP
         if tier != "unsafe":
             prepare_children()
         self.begin()
 
     def begin(self) -> None:
-        """Start afresh: no children, listen to the parent only, with an empty folder."""
+        """Reset: no children, an empty folder, and only the parent to listen to."""
         self.children: list[int] = []
         self.strangers: dict[int, int] = {}
         self.brokers: dict[int, Broker] = {}
@@ -104,7 +104,7 @@ class Zygote:
                 # hang-up: the child has ended; `collect` closes the descriptor
                 elif descriptor in self.brokers:
                     self.poller.unregister(descriptor)
-            # A child that only writes asks nothing, so the folder is measured at every tick.
+            # A child that only writes makes no requests, so measure the folder at every tick.
             if self.children and not self.reason:
                 self.measure(TICK)
                 if self.used > WORK_BYTES:
@@ -125,11 +125,11 @@ class Zygote:
         else:
             settings = json.loads(request)
             if load(settings["load"]):
-                # In steps, so that the limit does not tell of every small module of a neighbour:
-                # 1 MiB and 3 MiB are 4 MiB.
+                # Rounded up, so that the limit does not reveal which small modules other programs
+                # have loaded: 1 MiB and 3 MiB both become 4 MiB.
                 loaded = address_space() - self.bare
                 self.loaded = max(1, -(-loaded // LOADED_STEP)) * LOADED_STEP
-            # What a neighbour has mentioned counts for nobody.
+            # Modules that other programs have loaded do not count towards the limit.
             settings["memory_bytes"] += self.loaded
             self.spawn(descriptors, settings)
         return True
@@ -143,7 +143,7 @@ class Zygote:
             try:
                 self.control.close()
                 leave = self.live(descriptors, far, request)
-            except BaseException:  # the child must not go on as a second zygote, whatever happened
+            except BaseException:  # in any case, the child must not continue as a second zygote
                 os._exit(1)
             if leave is None:
                 os._exit(0)
@@ -162,16 +162,17 @@ class Zygote:
             self.poller.register(near, select.POLLIN)
 
     def live(self, descriptors: list[int], broker: int, request: Fields) -> SystemExit | None:
-        """Run a child's life: keep only these descriptors, become confined, report it, do one job.
+        """Run a child: keep only these descriptors, confine the process, report that, do one job.
 
         Args:
             descriptors: the socket to the parent, standard input, output and error, and the socket to
                 the peer if there is one.
-            broker: leads to the broker in the Landlock tier, else -1.
+            broker: socket to the zygote's broker in the Landlock tier, else -1.
+            request: limits of the child.
 
-        Returns how a script leaves the interpreter; None for other jobs.
+        Returns the SystemExit of a script; None for other jobs.
         """
-        # A session of its own, so that the whole group can be killed.
+        # A new session, so that the whole process group can be killed.
         os.setsid()
         os.chdir(self.folder)
         if self.tier == "unsafe" or "tempfile" in sys.modules:
@@ -214,14 +215,14 @@ class Zygote:
         return None
 
     def introduce(self, descriptor: int) -> None:
-        """Take over the calls of a child that is being confined."""
+        """Receive the listener of a child that is being confined, and start a broker for it."""
         child = self.strangers.pop(descriptor)
         self.poller.unregister(descriptor)
         assert self.world is not None
         # The child may end at any moment.
         with socket.socket(fileno=descriptor) as stranger, contextlib.suppress(ConnectionError):
             _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
-            # No descriptor came: the child has ended, or was refused and has said so to the parent.
+            # Without a descriptor, the child has ended, or could not be confined and has reported it.
             if not listeners:
                 return
             try:
@@ -238,13 +239,13 @@ class Zygote:
     def may_grow(self) -> bool:
         """Return whether the folder may get one more file, or more in a file."""
         self.grown += NAME_BYTES
-        # Measured as often as it might be full by now, as that takes long where there is much.
+        # Measure only if the folder might be full by now, because that takes long for many files.
         if self.used + self.grown > WORK_BYTES:
             self.measure(RECENT)
         return self.used <= WORK_BYTES
 
     def measure(self, seconds: float) -> None:
-        """Measure the folder, unless that was done within the latest seconds."""
+        """Measure the folder, unless it was measured less than `seconds` ago."""
         if time.monotonic() - self.looked > seconds:
             # bubblewrap's folder is a file system of limited size, but that size does not count
             # empty files and folders; so count names.
@@ -267,12 +268,12 @@ class Zygote:
             os.close(descriptor)
         for broker in self.brokers.values():
             broker.close()
-        told = {"statuses": statuses, "reason": self.reason}
+        report = {"statuses": statuses, "reason": self.reason}
         self.begin()
         # In bubblewrap a program may change the permissions of the folder itself.
         os.chmod(self.folder, 0o700)
         empty(self.folder)
-        return told
+        return report
 
 
 def end(children: list[int]) -> None:
@@ -292,7 +293,7 @@ def empty(folder: str) -> None:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)
                 continue
-            # Most are empty.
+            # Most folders are empty.
             with contextlib.suppress(OSError):
                 os.rmdir(entry.path)
                 continue
@@ -309,9 +310,9 @@ def empty(folder: str) -> None:
 
 
 def load(names: list[str]) -> bool:
-    """Import the modules that a job mentions, once for all children: a child has no time for it.
+    """Import the modules that a job mentions, before the fork, so that no child spends time on it.
 
-    Returns whether any was new.
+    Returns whether any module was new.
     """
     before = len(sys.modules)
     for name in names:
@@ -331,7 +332,7 @@ def main(
     packages: dict[str, str],
 ) -> None:
     """Serve the parent until it closes its end. Entry point of the zygote's process."""
-    # Private permissions, also for what is made on behalf of children (brokers make files).
+    # Private permissions, also for files that brokers create on behalf of children.
     os.umask(0o077)
     sys.meta_path.append(Packages(packages))
     for name in ONE_THREAD:
