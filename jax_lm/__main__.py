@@ -1,6 +1,4 @@
-"""`python -m jax_lm` and the console command: Ctrl-C is looked after before anything else is
-imported.
-"""
+"""`python -m jax_lm` and the console command; handles Ctrl-C before anything else is imported."""
 
 import os
 
@@ -16,7 +14,7 @@ except KeyboardInterrupt:
 def start_command() -> NoReturn:
     """Run the command that was typed."""
     interruption.watch_interrupts()
-    # After that, as it takes a tenth of a second and more.
+    # Imported after that, because it takes a tenth of a second or more.
     from jax_lm.cli.main import entry
 
     entry()

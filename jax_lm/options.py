@@ -29,7 +29,7 @@ CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "for
 BLOCK_LENGTH = 32
 # The value of `block_length` for one block that covers the whole canvas.
 WHOLE_CANVAS = 0
-# Largest `draft` or `lookahead`; each step evaluates as many further canvases.
+# Largest `draft` or `lookahead`: the number of additional canvases per forward pass.
 MAX_DRAFT = 32
 # A name that ends in a colon is followed by an expression or a schema.
 GRAMMARS = ("python", "json_object", "regex:", "json_schema:")
@@ -66,7 +66,7 @@ DECODING_DEFAULTS: Fields = {
     "active_blocks": 4,
 }
 
-# Commit rules that read a setting; with others it would be ignored.
+# Settings that only some commit rules read; with other rules they are refused, not ignored.
 READ_BY = {
     "threshold": ("threshold", "dynamic"),
     "factor": ("factor",),
@@ -76,15 +76,15 @@ READ_BY = {
 
 # Settings of several blocks at once.
 PIPELINE_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
-# Settings of refreshes. There are none without a cache, or where finished blocks are never
-# recomputed.
+# Settings of refreshes, with the value that they must have if there are no refreshes: without a cache,
+# or if finished blocks are never recomputed.
 WITHOUT_REFRESHES = {
     "refresh_every": 1,
     "refresh_steps": None,
     "freeze_prompt": False,
     "first_token": "rule",
 }
-# Ends of messages.
+# Ends of error messages.
 WITH_CAUSAL = "with cache='causal'"
 ACTIVE_BLOCKS = "several blocks at once (active_blocks)"
 WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
@@ -106,7 +106,7 @@ def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
 def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
     """Raise ValueError unless these settings are None or satisfy a rule.
 
-    Every number of a tuple must satisfy it, and there must be one.
+    A tuple must not be empty, and all of its numbers must satisfy the rule.
     """
     for name in names:
         value = getattr(config, name)
@@ -122,7 +122,7 @@ require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < 
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
 require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
 require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
-# The same, but infinity is a bound that nothing reaches.
+# Like `require_not_negative`, but infinity is allowed, as a bound that nothing reaches.
 require_at_least_zero = partial(require, "must not be negative", lambda value: value >= 0)
 require_counts = partial(
     require, f"must lie in [0, {MAX_DRAFT}]", lambda value: 0 <= value <= MAX_DRAFT
@@ -130,10 +130,10 @@ require_counts = partial(
 
 
 def require_only(config: Any, values: Fields, reason: str) -> None:
-    """Raise ValueError for a setting that has another value than the only one that works here."""
-    for name, only in values.items():
-        if (value := getattr(config, name)) != only:
-            raise ValueError(f"{name}={value!r}: must be {only!r} {reason}")
+    """Raise ValueError for a setting that differs from its only supported value."""
+    for name, required in values.items():
+        if (value := getattr(config, name)) != required:
+            raise ValueError(f"{name}={value!r}: must be {required!r} {reason}")
 
 
 def require_at_most_one(config: Any, *names: str) -> None:
@@ -180,13 +180,13 @@ class Decoding:
             several blocks are filled in parallel, with commit rule `threshold`. It is for
             completions, not for holes.
         refresh_every: number of blocks between two full forward passes. At the start of the other
-            blocks, only the last block and the new one are recomputed.
+            blocks, only the previous block and the new one are recomputed.
         refresh_steps: number of forward passes between two full ones within a block; if not given,
             there are no full ones within a block.
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
             at the refresh, as Fast-dLLM does.
-        add_threshold: where blocks are filled in parallel, the filled share of the last block at
+        add_threshold: if blocks are filled in parallel, the filled share of the latest block at
             which the next one is added, in [0, 1].
         activate_threshold: with cache `causal`, the filled share of a block from which the next
             block commits its most confident token at each step, even if no token reaches the
@@ -263,14 +263,14 @@ class Decoding:
         return given or self.cache == "causal"
 
     def within_blocks(self, size: int | None, family: str) -> "Decoding":
-        """Return these settings for a model that attends to its own and to earlier blocks alone.
+        """Return these settings for a model whose blocks attend only to themselves and earlier ones.
 
         Args:
-            size: length of its blocks; None is a model that attends to all.
-            family: its name, for messages.
+            size: block length of the model; None is a model with full attention.
+            family: name of the model's family, for error messages.
 
         Raises:
-            ValueError: the block length is larger; the model cannot see so far ahead.
+            ValueError: the block length of the settings is larger than that of the model.
         """
         if size is None or self.settings.cache == "causal":
             return self
@@ -289,11 +289,11 @@ class Decoding:
 
 
 EXACT = Decoding()
-# One token after another: blocks of one column, each of which attends to what is before it.
+# One token after another: blocks of one column, each of which attends to the columns before it.
 LEFT_TO_RIGHT = Decoding(cache="causal", block_length=1, active_blocks=1)
 # Options of decoding in another order, or of several canvases or tokens at once, turned off.
 WITHOUT_VARIANTS = {"draft": 0, "lookahead": 0, "grammar": None, "num_steps": None}
-# The end of messages about other settings.
+# The end of error messages about other settings.
 LEFT_TO_RIGHT_ONLY = (
     "as this model is autoregressive, and can only be decoded left to right; adapt it for any order"
 )
@@ -379,7 +379,7 @@ class GenerationOptions:
             self.require_growable()
 
     def check_steps(self) -> None:
-        """Raise ValueError if the number of tokens that a step commits is stated twice."""
+        """Raise ValueError if two options decide how many tokens a step commits."""
         commit = self.decoding.settings.commit
         if self.num_steps is not None:
             require_only(self, {"tokens_per_step": 1}, "with num_steps: give one of them")
@@ -425,7 +425,7 @@ class GenerationOptions:
             raise ValueError(f"alg='origin': not supported {WHERE_HOLES_GROW}")
 
     def left_to_right(self) -> "GenerationOptions":
-        """Return the options for a model that only knows what is before a position.
+        """Return the options for an autoregressive model.
 
         Raises:
             ValueError: an option asks for another order, or for several tokens at once.
@@ -447,7 +447,7 @@ class GenerationOptions:
 
     @property
     def extra_canvases(self) -> int:
-        """Number of further canvases that each forward pass computes: draft steps, or branches."""
+        """Number of additional canvases per forward pass: drafts or branches."""
         return self.draft or self.lookahead
 
     @property

@@ -351,7 +351,7 @@ def test_plan_refuses_what_does_not_go_together(capsys, options, named):
         (["builtin", "--data", "x.jsonl"], "builtin takes none"),
         (["builtin", "--n", "2"], "at temperature 0 all samples of a problem are equal"),
         (["builtin", "--k", "2"], "between 1 and n=1"),
-        (["builtin", "--chat"], "are no questions"),
+        (["builtin", "--chat"], "are programs to complete, not questions"),
         (["mbpp", "--data", "x", "--chat", "--base"], "chat=True and base=True"),
         (["mbpp", "--data", "x", "--middle-length", "auto"], "have no gap"),
         (["builtin", "--timeout", "0"], "timeout=0"),

@@ -237,7 +237,7 @@ def test_grpo_learns_from_what_sft_takes(file, tmp_path, capsys, monkeypatch, fo
         (["--prompt-column", "q"], "line 1: has no column 'q', only prompt, response"),
         (
             ["--data", "builtin", "--prompt-column", "q"],
-            "prompt_column='q': data='builtin' has our names of columns",
+            "prompt_column='q': data='builtin' has fixed names of columns",
         ),
         (["--data", "builtin", "--subset", "x"], "subset='x': data='builtin' has no subsets"),
     ],

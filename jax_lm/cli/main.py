@@ -63,7 +63,7 @@ def parse(words: list[str]) -> Any:
 def run(words: list[str]) -> int:
     """Run a command, or print its help. Returns the exit status."""
     name, rest = find(words)
-    # before parsing, so that help works whatever else is typed
+    # before parsing, so that --help works even with invalid options
     if declared.asks_for_help(rest):
         sys.stdout.write(declared.help_text(COMMANDS[name].arguments, f"diffucoder {name}"))
         return 0

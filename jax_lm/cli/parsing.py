@@ -28,14 +28,14 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
       options of that group are ignored.
 
     Raises:
-        ValueError: wrong options. The message is one line, which names the recipe if the mistake is
-            there.
+        ValueError: wrong options. The message is one line, and names the recipe if the mistake is in
+            it.
     """
     # options that are typed
     prog = f"diffucoder {command}"
     recipe = {}
     given = typed = read_words(kind, words, prog)
-    # options of the recipe, without those that typed ones exclude
+    # options of the recipe, except those that typed options exclude
     if path := typed.get("config"):
         try:
             recipe = read_recipe(kind, path, prog)
@@ -44,7 +44,7 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
         for group in getattr(kind, "EXCLUSIVE", ()):
             if not typed.keys().isdisjoint(group):
                 recipe = {name: recipe[name] for name in recipe if name not in group}
-        # what is typed wins
+        # typed options win
         given = recipe | typed
     # "builtin" is the default of commands whose model may be None
     if given.get("model") == "builtin" and find_option(kind, "--model", prog)[0].takes_none:

@@ -23,7 +23,7 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", "int8")
 STEPS = ("generate", "sft", "adapt", "grpo")
-# A program of a server, which is not planned by itself: its options have other names.
+# Kind of the programs of a server. Not in STEPS, because its options have other names.
 SERVE = "serve"
 # Masked copies per sample that coupled-GRPO scores: with the whole completion masked, with a part
 # of it masked, and with the remaining part masked.
@@ -45,9 +45,9 @@ def working_bytes(
 ) -> int:
     """Estimate the working memory of a denoising step.
 
-    It is that of the widest point: either the float32 logits and their filtered copy, or the
-    activations of one layer (float32 attention scores, and the two feed-forward branches).
-    `logit_bytes` bounds the float32 logits, as the vocabulary is processed in blocks.
+    The widest point decides: either the float32 logits and their filtered copy, or the activations
+    of one layer (float32 attention scores, or the two feed-forward branches). `logit_bytes` is the
+    limit of the float32 logits, which are processed in parts.
     """
     size = jnp.dtype(dtype).itemsize
     rows = batch * canvas
@@ -101,7 +101,7 @@ class PlannedStep:
             training, the compute dtype.
         batch: rows per step.
         canvas: tokens per row, prompt and answer together.
-        new_tokens: generated tokens among them.
+        new_tokens: how many of them are generated.
         decoding: as in `GenerationOptions`.
         kind: generate, sft or adapt (masked diffusion) or grpo (coupled-GRPO, with completions of
             `new_tokens`).
@@ -159,7 +159,7 @@ class PlannedStep:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number of that dtype."""
+        """Bytes per number of `dtype`."""
         return jnp.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -320,7 +320,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     limits = topology.chip.limits
     assert limits is not None
     seconds = sum(step.seconds(limits) for step in steps) / len(steps)
-    # one token per row and step, where the commit rule does not decide how many
+    # one token per row and step, unless the commit rule decides how many
     tokens = None
     if planned.is_training:
         tokens = planned.batch * planned.canvas
@@ -473,7 +473,7 @@ def require_room(
 ) -> None:
     """Raise OutOfMemoryError if an update takes more than the `free` bytes of a device.
 
-    None is unknown, and raises nothing.
+    If `free` is None (unknown), nothing is raised.
     """
     need = estimate_memory(config, planned, mesh)
     if free is None or need.total <= free:
@@ -486,7 +486,7 @@ def require_room(
 
 
 def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others: str) -> str:
-    """Return advice: at most three options that save memory, the last of them from `others`."""
+    """Format advice: at most three options that save memory, with `others` last."""
     need = estimate_memory(config, planned, mesh).total
     options = [*cheaper_options(config, planned, mesh, need - 1), *others]
     return f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"

@@ -121,7 +121,7 @@ class AnyColumns(TextColumn, ConversationColumns):
     """
 
     def of(self, kind: Kind) -> Columns:
-        """Return the columns named for this kind; ValueError if one of the other kind is named."""
+        """Return the named columns. Raises ValueError for a column of the other kind."""
         for name, column in self.given:
             if (name == "text") != (kind == "text"):
                 raise ValueError(f"{name}_column={column!r}: kind={kind} has no such column")

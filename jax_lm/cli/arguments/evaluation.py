@@ -193,14 +193,16 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         require_at_most_one(self, "chat", "base", "canonical", "empty")
-        # the options of a run, which known solutions do not make
+        # options of sampling, which known solutions do not need
         if self.canonical or self.empty:
             for name in ("n", "k", "batch_size", "middle_length", "seed", "out"):
                 if (value := getattr(self, name)) != getattr(Evaluate, name):
                     raise ValueError(f"{name}={value}: not with canonical or empty")
         # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
-            raise ValueError(f"chat: problems of {self.suite} are no questions")
+            raise ValueError(
+                f"chat: problems of {self.suite} are programs to complete, not questions"
+            )
         if self.middle_length is not None and self.suite not in SMALL_SUITES:
             raise ValueError(
                 f"middle_length={self.middle_length!r}: problems of {self.suite} have no gap"

@@ -89,10 +89,10 @@ class Generate:
         if (self.prompts is None) != (self.out is None):
             if self.prompts is None:
                 raise ValueError(
-                    f"out={self.out}: goes with --prompts; the answer to one prompt is printed, and "
+                    f"out={self.out}: needs --prompts; the answer to one prompt is printed, and "
                     f"> {self.out} writes it to a file"
                 )
-            raise ValueError(f"prompts={self.prompts}: answers of a file go to a file, add --out")
+            raise ValueError(f"prompts={self.prompts}: needs --out, a file for the answers")
         if self.prompts is not None and (self.watch or self.json):
             raise ValueError(
                 "prompts: watch and json are for one prompt; the file of answers is JSONL already"

@@ -23,19 +23,19 @@ class Serve:
 
     Attributes:
         engine: the model, and the devices that it runs on.
-        replicas: groups of devices that hold the whole model and decode requests of their own, from
-            one queue; `mesh` is the shape of one of them.
+        replicas: number of copies of the model, each on its own group of devices, that take requests
+            from one queue; `mesh` is the shape of one group.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         name: model name in the API; the last part of `adapter` or `model` by default.
         api_key_file: file of API keys, one per line, of which clients must send one. A label for logs
             and metrics may follow, and the requests per minute. SIGHUP reads the file again.
         allow_no_key: listen on other addresses than loopback without keys.
-        allow_host: host names that clients may use for this server, besides its address.
+        allow_host: host names that clients may use for this server, in addition to its address.
         preset: preset of requests that name none: exact, fast or turbo (the default). A client may
             also name a preset as the model: name@fast. Autoregressive models have none.
-        temperature: temperature of requests that give none; by default that of the checkpoint's
-            generation_config.json, else 0.3. So are `top_p` (0.95) and `top_k` (50).
+        temperature: temperature of requests that set none; by default that of the checkpoint's
+            generation_config.json, else 0.3. `top_p` (0.95) and `top_k` (50) work alike.
         top_p: probability mass of nucleus sampling.
         top_k: number of candidate tokens per position, at most 50.
         min_p: lowest probability of a candidate, as a share of the most likely one.

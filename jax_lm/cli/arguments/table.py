@@ -1,4 +1,4 @@
-"""The table of commands: the classes of their arguments, and their summaries."""
+"""The table of commands: where their arguments are declared, and their summaries."""
 
 import importlib
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """Where a command lives.
+    """Location and summary of a command.
 
     Attributes:
         place: module of `jax_lm.cli.arguments` and class in it. The module of `jax_lm.cli.commands`

@@ -57,7 +57,7 @@ class ModelArguments:
     hosts: Hosts = ONE_HOST
 
     def __post_init__(self) -> None:
-        # options of new adapters; quantize also goes with a given adapter
+        # options of new adapters; `quantize` also applies to a given adapter
         for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize"):
             if (value := getattr(self, name)) is None:
                 continue
@@ -179,7 +179,7 @@ class Grpo:
         limit: number of prompts: the first ones of a file, all by default; of the built-in corpus at
             most 4,000, and 2,000 by default.
         template: whether a prompt that is text gets the chat template, as chat messages do: auto
-            does so for instruct models, except for the built-in corpus, which is to be completed.
+            does so for instruct models, except for the built-in corpus, whose tasks are completed.
         part: which part of a data set is read.
         columns: names of the columns.
         model_arguments: the model, its adapters and devices.

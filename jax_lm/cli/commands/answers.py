@@ -39,7 +39,7 @@ def answer_file(arguments: Generate) -> int:
     source = arguments.prompts
     out = arguments.out
     if not source.is_file():
-        raise ValueError(f"prompts={str(source)!r}: must be a file (there is none of this name)")
+        raise ValueError(f"prompts={str(source)!r}: must be an existing file")
     if distributed.is_first():
         require_writable(out.parent)
     rows = open_prompts(source, plain=True)
@@ -49,19 +49,19 @@ def answer_file(arguments: Generate) -> int:
     templates: list[Template] = []
     engine = DiffuCoderInference(
         **arguments.engine.settings,
-        # a prompt that exceeds the context
+        # refuse a prompt that exceeds the context before the weights are loaded
         before_weights=lambda engine: templates.extend(prompt_templates(engine, arguments, rows)),
         allow_nonfinite=arguments.allow_nonfinite,
     )
     widths = [template.width(engine.tokenizer) for template in templates]
-    # prompts of similar length share a batch, so that little is padding
+    # prompts of similar length share a batch, to reduce padding
     waiting = sorted(set(range(len(rows))) - answers.keys(), key=lambda n: (widths[n], n))
     if answers and waiting and distributed.is_first():
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
     options = arguments.generation
-    # decode batch by batch; each answer is on disk before the next batch begins
-    # every host decodes, and the first one writes
+    # decode batch by batch; each answer is on disk before the next batch begins; every host decodes,
+    # and the first one writes
     target = Path(os.devnull)
     if distributed.is_first():
         output_folder(out.parent)
@@ -81,7 +81,7 @@ def answer_file(arguments: Generate) -> int:
                 answers[number] = answer_line(number, rows[number], row, run)
                 file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
             file.flush()
-            # /dev/null has no disk
+            # /dev/null cannot be synced
             if target is out:
                 os.fsync(file.fileno())
             if report:
@@ -98,10 +98,10 @@ def answer_file(arguments: Generate) -> int:
 
 def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
-    # not the batch size, nor the devices, as answers do not depend on them
+    # without batch size and devices, because answers do not depend on them
     engine = asdict(arguments.engine) | {"mesh": None}
-    depends = [engine, weights, arguments.chat, asdict(arguments.generation), arguments.seed]
-    text = json.dumps([*depends, [row["prompt"] for row in rows]])
+    inputs = [engine, weights, arguments.chat, asdict(arguments.generation), arguments.seed]
+    text = json.dumps([*inputs, [row["prompt"] for row in rows]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -116,7 +116,7 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
     """
     if not out.exists():
         return {}
-    # a pipe would be waited for
+    # reading a pipe would block
     if not out.is_file():
         raise ValueError(
             f"out={str(out)!r}: must be a file, or not exist yet (earlier answers are read)"
@@ -151,7 +151,7 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
 def prompt_templates(
     engine: DiffuCoderInference, arguments: Generate, rows: Sequence[Fields]
 ) -> Iterator[Template]:
-    """Yield what is to be filled for every prompt.
+    """Yield the template of every prompt.
 
     The chat template is applied to lists of chat messages, and with `chat` to every prompt.
 
@@ -179,6 +179,6 @@ def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
 
 def answer_line(number: int, row: Fields, answer: Generation, run: str) -> Fields:
     """Return the JSON object of an answer."""
-    rest = {name: row[name] for name in ("id", "task_id") if name in row}
-    said = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}
-    return {"line": number + 1, **rest, "prompt": row["prompt"], **said, "run": run}
+    ids = {name: row[name] for name in ("id", "task_id") if name in row}
+    result = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}
+    return {"line": number + 1, **ids, "prompt": row["prompt"], **result, "run": run}

@@ -158,8 +158,8 @@ def run_steps(
 
     Args:
         identity: settings that a resumed run must share.
-        name: the model's, for the report.
-        criteria, sections: of the report.
+        name: name of the model, for the report.
+        criteria, sections: criteria and sections of the report.
 
     Returns:
         The exit status, 1 if a step failed.

@@ -16,6 +16,7 @@ from jax_lm.options import GenerationOptions, require_one_of
 from jax_lm.templates import Template
 from jax_lm.tokenizer import Message, require_unicode
 
+# The line that ends a text of several lines.
 END = "."
 HELP = """\
 /infill [FILE]  fill the <|hole|> or <|hole:12|> marks of a file, or of the next lines up to a single dot
@@ -67,7 +68,7 @@ class Dialogue:
         return True
 
     def command(self, name: str) -> Callable[[str], None]:
-        """Return a slash command other than /exit; ValueError names the nearest one."""
+        """Return a slash command other than /exit. Raises ValueError, which names the nearest."""
         known = {
             "/infill": self.infill,
             "/reset": self.reset,
@@ -112,7 +113,7 @@ class Dialogue:
         else:
             (row,) = self.engine.decode([template], self.options, seed=self.seed).rows
             print((template.fill(row.holes) if shows_given else row.text).rstrip("\n"), flush=True)
-        # otherwise the same question would have the same answer
+        # a new seed, so that asking again gives another answer
         self.seed += 1
         return row.text
 

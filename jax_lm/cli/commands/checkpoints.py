@@ -112,7 +112,7 @@ def run_convert(arguments: Convert) -> int:
     source = huggingface.resolve(arguments.source)
     with terminal.progress("converting") as report:
         done = convert(source, arguments.destination, conversion, on_progress=report)
-    # A GGUF file may hold less than the source: what it holds is compared, and no logits.
+    # A GGUF file may hold less than the source, so its values are compared, but not logits.
     compared = "dtypes, checksums and logits" if done.format != "gguf" else "and values as stored"
     print(
         f"wrote {done.tensors} tensors, {done.nbytes / 2**20:,.1f} MiB, to {arguments.destination} ({done.format}); "

@@ -26,7 +26,7 @@ from jax_lm.inference import DiffuCoderInference
 from jax_lm.reports.document import Document, print_report
 from untrusted import Local
 
-# Solutions whose outcome is known, by the attribute of a problem that holds one.
+# Solutions whose outcome is known: the attribute of a problem that holds one, and their name.
 FILLINGS = {"canonical": "canonical solutions", "empty": "empty bodies"}
 
 
@@ -43,7 +43,7 @@ def run_eval(arguments: Evaluate) -> int:
         allow_unsafe=arguments.allow_unsafe_exec,
         same_process=arguments.same_process,
     )
-    # solutions that are known need no model
+    # known solutions need no model
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
     # load
@@ -69,7 +69,7 @@ def run_eval(arguments: Evaluate) -> int:
         tokenizer=arguments.engine.tokenizer,
         **others,
     )
-    # attempt, and append each attempt, so that a run can be resumed
+    # sample and execute; each attempt is appended to the journal, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
         if journal.records:
             terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")

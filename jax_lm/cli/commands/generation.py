@@ -26,7 +26,7 @@ def run_generate(arguments: Generate) -> int:
     options = arguments.generation
     given = "" if arguments.infills or arguments.prompts else read_text(arguments)
     if arguments.file:
-        # refused before anything is loaded if no hole is marked
+        # refuse a file without holes before anything is loaded
         Template.parse(given, options.max_new_tokens)
     # before the first use of JAX
     distributed.start(**asdict(arguments.hosts))
@@ -36,7 +36,7 @@ def run_generate(arguments: Generate) -> int:
     text = given.removeprefix("\ufeff").replace("\r\n", "\n")
     engine = DiffuCoderInference(
         **arguments.engine.settings,
-        # a text that exceeds the context
+        # refuse a text that exceeds the context before the weights are loaded
         before_weights=lambda engine: lay_out(
             make_templates(engine, arguments, text), engine.tokenizer, options, engine.config
         ),
@@ -62,14 +62,14 @@ def run_generate(arguments: Generate) -> int:
 
 
 def line_end(text: str) -> str:
-    """Return the line end that most lines of a text have."""
+    """Return the line end of most lines of a text."""
     return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
 
 
 def make_templates(
     engine: DiffuCoderInference, arguments: Generate, text: str
 ) -> Sequence[Template]:
-    """Return what is to be filled; several templates differ in the length of their hole."""
+    """Return the template to fill, or several that differ in the length of their hole."""
     limit = arguments.generation.max_new_tokens
     if not (arguments.infills or arguments.file):
         prompt = engine.chat_prompt(text) if arguments.chat else text
@@ -109,7 +109,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     text = line_end(given).join(holes)
     if shows_given(arguments):
         text = make_templates(engine, arguments, given)[0].fill(holes)
-    # a remark on how far the answer can be trusted
+    # a warning if the answer may be wrong
     doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE

@@ -28,7 +28,8 @@ def run_plan(arguments: Plan) -> int:
         return plan_server(arguments, Topology.parse(arguments.topology))
     plan = make_plan(arguments)
     options = arguments.generation
-    # On a CPU the compiler misses the process, and the state's copy while a checkpoint is written.
+    # On a CPU, compiled memory would lack that of the process and the copy of the state that is made
+    # while a checkpoint is written, so the estimate is used.
     if not plan.planned.on_cpu and compiles(arguments, CompilerPackage.of(plan.topology)):
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
@@ -96,7 +97,7 @@ def plan_server(arguments: Plan, topology: Topology) -> int:
 
 
 def compiles(arguments: Plan, package: CompilerPackage) -> bool:
-    """Return whether to compile the step: not with `estimate`, nor without the compiler."""
+    """Whether to compile the step. If the compiler is missing, print how to install it."""
     if arguments.estimate:
         return False
     if not package.is_installed:

@@ -32,9 +32,9 @@ from jax_lm.serving.schemas import SERVER_DEFAULTS, DecodingBody, error_line
 
 logger = logging.getLogger("jax_lm.serving")
 
-# Share of the free memory that a server takes of a host.
+# Share of a host's free memory that a server may use, because other programs use it, too.
 HOST_SHARE = 0.5
-# The preset of requests that name none, unless the command does.
+# Preset of requests that name none, unless the operator chooses one.
 DEFAULT_PRESET = "turbo"
 # Exit status if the engine ended on its own.
 ENGINE_FAILED = 1
@@ -60,21 +60,21 @@ def run_serve(arguments: Serve) -> NoReturn:
         name: value for name in bounds if (value := getattr(arguments, name)) not in (None, ())
     }
     options = EngineOptions(**given)
-    # those of the checkpoint are known only later, and yield to these
+    # the checkpoint may have further defaults, which are known later; these override them
     defaults = {
         name: value for name in SERVER_DEFAULTS if (value := getattr(arguments, name)) is not None
     }
     require_defaults(defaults)
     require_free_address(listen.host, listen.port)
     configure_logging()
-    # load; a server has the card for itself, of which JAX would leave a quarter unused
+    # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     inference = DiffuCoderInference(
         **arguments.engine.settings, replicas=arguments.replicas, verbose=False
     )
     logger.info(inference.describe())
     if arguments.preset is None:
-        # presets are for models that decode in any order
+        # an autoregressive model has no presets
         defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
     options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
@@ -89,7 +89,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         logs_prompts=arguments.log_prompts,
         defaults=checkpoint_defaults(inference.found.folder) | defaults,
     )
-    # defaults that the model cannot follow are mistakes of the operator, not of every request
+    # refuse defaults that the model cannot follow now, not at every request
     inference.fit(DecodingBody.model_validate({}).options(1, settings.defaults))
     # serve
     limits = RequestLimits(keys=keys, hosts=hosts, is_lenient=arguments.lenient)
@@ -105,7 +105,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     except BaseException:  # also Ctrl-C: an interpreter exit during a compilation crashes
         engine.close(grace=0.0)
         raise
-    # after a failure, a compilation that still runs is not waited for
+    # after a failure, do not wait for a running compilation
     if not engine.close(grace=0.0, wait=0.0 if engine.failure else listen.margin / 2):
         logger.warning("the engine is still busy: exiting without it")
     # All requests are answered. A normal interpreter exit takes seconds to free XLA's memory, or
@@ -124,20 +124,20 @@ def require_defaults(defaults: Fields) -> None:
 
 
 def checkpoint_defaults(folder: Path) -> Fields:
-    """Return the defaults that a checkpoint's generation_config.json states, if it has one."""
+    """Return the defaults in a checkpoint's generation_config.json, if it has one."""
     if not (folder / "generation_config.json").is_file():
         return {}
-    stated = huggingface.read_json(folder, "generation_config.json")
-    found = {name: stated[name] for name in SERVER_DEFAULTS if stated.get(name) is not None}
+    config = huggingface.read_json(folder, "generation_config.json")
+    defaults = {name: config[name] for name in SERVER_DEFAULTS if config.get(name) is not None}
     # Transformers samples only with do_sample; Dream's files have no such field
-    if stated.get("do_sample") is False:
-        found["temperature"] = 0.0
+    if config.get("do_sample") is False:
+        defaults["temperature"] = 0.0
     try:
-        require_defaults(found)
+        require_defaults(defaults)
     except ValueError as problem:
         logger.warning("generation_config.json is not used: %s", problem)
         return {}
-    return found
+    return defaults
 
 
 def fit_options(
@@ -151,7 +151,6 @@ def fit_options(
     weights = estimate_memory(each.config, planned, each.mesh_shape).weights
     # the weights are loaded already
     free = free_memory()
-    # others use a host's memory too
     share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
     memory = math.inf if free is None else share * free + weights
     fixed_rows = Pace().fixed_rows
@@ -188,6 +187,6 @@ def configure_logging() -> None:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("jax_lm").setLevel(logging.INFO)
-    # warnings, and what ends a thread, are lines of JSON as well
+    # warnings and exceptions of threads become lines of JSON as well
     logging.captureWarnings(capture=True)
     threading.excepthook = lambda failed: logger.error("a thread failed", exc_info=failed.exc_value)

@@ -58,7 +58,7 @@ def run_sft(arguments: Sft) -> int:
         )
     expansion = None
     if settings.expand_delete:
-        # Only now that the samples are read: tokenised data belong to the tokenizer without the new
+        # After the samples are read, because tokenised data belong to the tokenizer without the new
         # token.
         assert settings.max_length is not None
         model, target, expansion = add_expansion(model, target, settings, settings.max_length)
@@ -118,11 +118,13 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
     """
     part = arguments.part
     columns = arguments.columns.given
-    # the built-in corpus has one form, so that options of data sets are errors
+    # the built-in corpus has fixed columns and no parts, so options of data sets are errors
     if arguments.data == BUILTIN:
         require_whole(BUILTIN, part.split, part.subset)
         for name, column in columns:
-            raise ValueError(f"{name}_column={column!r}: data={BUILTIN!r} has our names of columns")
+            raise ValueError(
+                f"{name}_column={column!r}: data={BUILTIN!r} has fixed names of columns"
+            )
         return builtin_prompts(arguments.limit or 2000, arguments.settings.training.seed)
     rows = open_prompts(arguments.data, columns, **asdict(part))[: arguments.limit]
     if SANDBOXED & set(arguments.settings.reward_funcs):

@@ -68,40 +68,40 @@ def canvas_text(
 ) -> Text:
     """Format the first row: given text is bold, masks are glyphs, holes end at a stop token.
 
-    Colours show the model's own probability of a token where the state has it. After top-p and
-    top-k most tokens have no other candidate, and a confidence of 100 %.
+    Colours show the model's own probability of a token if the state has it, because after top-p and
+    top-k most tokens have a single candidate and a confidence of 100 %.
     """
     # arrays [1, t] of the first row; `starts` is the first column of each hole
     present, holes, starts = (values[0] for values in canvas.layout(state.extra)[:3])
-    own = state.confidence if state.logprobs is None else np.exp(state.logprobs.chosen)
+    probabilities = state.confidence if state.logprobs is None else np.exp(state.logprobs.chosen)
     tokens, masked, confidence = (
-        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, own)
+        np.asarray(values)[0].tolist() for values in (state.tokens, state.masked, probabilities)
     )
     # `ended` is the start of the hole that a stop token has ended
     text = Text()
     ended = -1
-    for place in np.flatnonzero(present).tolist():
-        if not holes[place]:
+    for column in np.flatnonzero(present).tolist():
+        if not holes[column]:
             if shows_given:
                 # Special tokens surround holes that grow; they are not shown.
                 given = tokenizer.decode(
-                    [tokens[place]], skip_special_tokens=canvas.room is not None
+                    [tokens[column]], skip_special_tokens=canvas.room is not None
                 )
                 text.append(given, style="bold")
-        elif starts[place] == ended:
+        elif starts[column] == ended:
             # Tokens after a stop token are not part of the answer.
             continue
-        elif masked[place]:
+        elif masked[column]:
             text.append(MASK_GLYPH, style="dim")
-        elif tokens[place] in tokenizer.stop_ids:
-            ended = starts[place]
+        elif tokens[column] in tokenizer.stop_ids:
+            ended = starts[column]
         else:
-            text.append(tokenizer.decode([tokens[place]]), style=colour(confidence[place]))
+            text.append(tokenizer.decode([tokens[column]]), style=colour(confidence[column]))
     return text
 
 
 def fold(text: Text, width: int) -> Text:
-    """Break lines at the width of the terminal, not between words: code would jump as it fills."""
+    """Break lines at the terminal's width, not at words: code would jump while it fills in."""
     lines = text.split("\n", allow_blank=True)
     return Text("\n").join(
         part for line in lines for part in line.divide(range(width, len(line), width))
@@ -109,8 +109,8 @@ def fold(text: Text, width: int) -> Text:
 
 
 def count_ties(state: SamplerState) -> str:
-    """Say how many tokens had no other candidate left, and were therefore taken left to right."""
-    # 0 where nothing was decided
+    """Describe how many tokens had no other candidate, and so were taken from left to right."""
+    # confidence is 0 where nothing was decided
     confidence = np.asarray(state.confidence)[0]
     ties = int((confidence == 1).sum())
     if not ties:
