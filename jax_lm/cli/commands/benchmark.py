@@ -44,7 +44,6 @@ from jax_lm.reports.tables import table_section
 
 
 def run_bench(arguments: Bench) -> int:
-    """Measure the speed of a model."""
     out = arguments.out
     shape = arguments.random_shape
     machine = about()

@@ -34,7 +34,6 @@ compadd -- ${=options} || _files
 
 
 def run_completion(arguments: Completion) -> int:
-    """Print the script of a shell."""
     line = FISH if arguments.shell == "fish" else CASE
     # one line of the script for each position at which something can be completed
     lines = [

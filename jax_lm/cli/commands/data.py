@@ -24,7 +24,6 @@ from untrusted.printable import printable
 
 
 def run_data_prepare_acecode(arguments: PrepareAcecode) -> int:
-    """Write the prompts, and print how many there are."""
     terminal.show_log()
     require_new(arguments.out)
     print(prepare_acecode(arguments.data, arguments.out, arguments.difficulty))
@@ -85,7 +84,6 @@ def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) ->
 
 
 def run_data_tokenize(arguments: Tokenize) -> int:
-    """Write the missing shards, and print a summary."""
     terminal.show_log()
     folder = huggingface.resolve(arguments.model, with_weights=False)
     job = Tokenization(

@@ -10,7 +10,6 @@ from jax_lm.conversion.hub_cache import model_repositories, models_of, plan_dele
 
 
 def run_models(arguments: Models) -> int:
-    """List the models, or delete one."""
     repositories = model_repositories()
     if arguments.delete is not None:
         deletion = plan_deletion(repositories, arguments.delete)
