@@ -108,7 +108,8 @@ def find_family(
 
     Args:
         model_type: as in config.json.
-        mask_token_id: as in config.json, or that of the tokenizer; None for an autoregressive model.
+        mask_token_id: as in config.json, or that of the tokenizer; None for an autoregressive
+            model.
         block_size: length of a block; None without blocks.
         marks: class and name of the checkpoint.
 

@@ -76,8 +76,8 @@ READ_BY = {
 
 # Settings of several blocks at once.
 PIPELINE_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
-# Settings of refreshes, with the value that they must have if there are no refreshes: without a cache,
-# or if finished blocks are never recomputed.
+# Settings of refreshes, with the value that they must have if there are no refreshes: without a
+# cache, or if finished blocks are never recomputed.
 WITHOUT_REFRESHES = {
     "refresh_every": 1,
     "refresh_steps": None,
@@ -263,7 +263,7 @@ class Decoding:
         return given or self.cache == "causal"
 
     def within_blocks(self, size: int | None, family: str) -> "Decoding":
-        """Return these settings for a model whose blocks attend only to themselves and earlier ones.
+        """Return these settings for a model whose blocks attend to themselves and earlier ones.
 
         Args:
             size: block length of the model; None is a model with full attention.

@@ -145,8 +145,8 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
     checks = [statement for statement in body if isinstance(statement, ast.Assert)]
     setup = [statement for statement in body if statement not in checks]
     tests = [[s for s in setup if s.lineno <= check.lineno] + [check] for check in checks]
-    # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a call of
-    # `unittest.main()`, which must find it.
+    # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a call
+    # of `unittest.main()`, which must find it.
     tests += [sorted([*setup, item], key=lambda statement: statement.lineno) for item in items]
     return [ast.unparse(ast.Module(test, [])) for test in tests] or [source]
 

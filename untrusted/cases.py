@@ -26,9 +26,9 @@ MAX_OUTPUT = 16 * 2**20
 # let 50000000000000001 pass for 50000000000000000.
 TOLERANCE = Decimal("1e-6")
 
-# Tokens that are compared as numbers. Longer ones are compared as text, so that a program cannot make
-# the comparison slow. So are tokens with a plus sign or a leading zero, such as telephone numbers,
-# dates and bits: 007 is not 7.
+# Tokens that are compared as numbers. Longer ones are compared as text, so that a program cannot
+# make the comparison slow. So are tokens with a plus sign or a leading zero, such as telephone
+# numbers, dates and bits: 007 is not 7.
 NUMBER = re.compile(
     r"-?(?:(?:0|[1-9][0-9]{0,399})(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?"
 )

@@ -1,4 +1,4 @@
-"""Build dataclasses from plain data, such as parsed JSON, and check it by the types of their fields.
+"""Build dataclasses from plain data, such as parsed JSON, checked by the types of their fields.
 
 Imports the standard library only.
 """

@@ -237,8 +237,8 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
     call = call_of(test, code) if isinstance(test, Case) else read_call(test)
     if call is None:
         return run_statements(session, job, str(test), seconds)
-    # A call with literals needs one process. If its answer is not a literal, a second process compares
-    # it.
+    # A call with literals needs one process. If its answer is not a literal, a second process
+    # compares it.
     job["prelude"] = call.prelude
     (program,) = session.exchange([job | call.request], seconds)
     judged = judge_call(call, program)

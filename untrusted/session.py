@@ -95,8 +95,9 @@ class Session:
         # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []
         self.limits, self.same_process = Limits(), False
-        # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of the
-        # host, which is removed when the session is closed, at the latest when this process ends.
+        # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
+        # the host, which is removed when the session is closed, at the latest when this process
+        # ends.
         self.folder, self.remove = work_folder(packages), contextlib.nullcontext
         if tier != "bubblewrap":
             made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
@@ -305,7 +306,7 @@ class Session:
             written += chunk[: self.room - len(written)]
 
     def hear(self, child: Child) -> None:
-        """Read from a process: first that it is confined, then its answer; ignore everything else."""
+        """Read from a process: first that it is confined, then its answer; ignore the rest."""
         try:
             chunk = child.socket.recv(CHUNK)
         except ConnectionResetError:
@@ -375,7 +376,7 @@ def is_mentioned(package: str, job: Fields) -> bool:
 
 
 def parse_answer(child: Child) -> Fields:
-    """Parse a process's answer; empty if incomplete. Anything but a JSON object becomes an error."""
+    """Parse a process's answer; empty if incomplete, an error unless it is a JSON object."""
     line = child.line()
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}

@@ -97,7 +97,7 @@ def system_libraries() -> tuple[str, ...]:
 
 
 def readable(folders: dict[str, str]) -> list[str]:
-    """List the paths that a program may read: standard and system libraries, time zones, packages."""
+    """List paths that a program may read: standard and system libraries, time zones, packages."""
     paths = [
         *library(),
         str(INSIDE),

@@ -28,8 +28,8 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
       options of that group are ignored.
 
     Raises:
-        ValueError: wrong options. The message is one line, and names the recipe if the mistake is in
-            it.
+        ValueError: wrong options. The message is one line, and names the recipe if the mistake is
+            in it.
     """
     # options that are typed
     prog = f"diffucoder {command}"

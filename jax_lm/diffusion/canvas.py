@@ -183,7 +183,8 @@ class Canvas:
         put them in different columns, blocks begin with the hole instead, and a warning is logged.
 
         Raises:
-            ValueError: text follows a hole, which a model that attends to earlier blocks cannot see.
+            ValueError: text follows a hole, which a model that attends to earlier blocks cannot
+                see.
         """
         size, name = config.attention_block, config.family.name
         if size is None:

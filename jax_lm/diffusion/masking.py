@@ -168,7 +168,8 @@ def confident_ranks(
     def is_ranked(sample: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(key, sample)) < share
 
-    # Sort within each sample: its canvas from the least to the most likely token, then given tokens.
+    # Sort within each sample: its canvas from the least to the most likely token, then given
+    # tokens.
     order = jnp.lexsort((log_probs, ~canvas, jnp.cumsum(sample_starts(samples), axis=1)), axis=-1)
     places = jnp.argsort(order, axis=-1) - (
         jnp.arange(samples.shape[1]) - sample_positions(samples)

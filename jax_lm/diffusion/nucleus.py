@@ -244,7 +244,7 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]
 
 
 def nth_marked(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[Array, "b r 1"]:
-    """Return the id of the `count`-th marked token of each row, or of the last if there are fewer."""
+    """Return the id of each row's `count`-th marked token, or of the last if there are fewer."""
     # 5 marks and count 3: the first token at which more than 2.5 of 5 have passed
     marks = jnp.sum(marked, axis=-1, keepdims=True)
     share = (jnp.minimum(count, marks) - 0.5) / marks

@@ -65,7 +65,7 @@ class SamplerState(NamedTuple):
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
 
     def rows(self) -> "SamplerState":
-        """Return the rows for `jax.vmap`, each a batch of one with its own step; without `extra`."""
+        """Return rows for `jax.vmap`, each a batch of one with its own step; without `extra`."""
         batch = len(self.tokens)
         # tokens [b, t] -> [b, 1, t]; step [] -> [b]
         counters = {"step": jnp.full(batch, self.step), "forwards": jnp.full(batch, self.forwards)}

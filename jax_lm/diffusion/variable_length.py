@@ -118,7 +118,7 @@ class VariableLength(Variant):
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
     def may_expand(self, extent: Extent, masked: Mask) -> Bool[Array, "b"]:
-        """Return which rows have room and budget even if every decision of the next step expands."""
+        """Return which rows have room and budget if every decision of the next step expands."""
         decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
         return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
 

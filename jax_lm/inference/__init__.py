@@ -341,7 +341,7 @@ class DiffuCoderInference:
     def hole_lengths(
         self, limit: int, middle_length: HoleLength, options: GenerationOptions
     ) -> list[int]:
-        """Return the hole lengths to decode: candidates, or the initial length of a growing hole."""
+        """Return hole lengths to decode: candidates, or the initial length of a growing hole."""
         if self.is_growing(options):
             return [initial_length(limit, middle_length)]
         return candidate_lengths(limit, middle_length)

@@ -108,7 +108,7 @@ class DreamRotaryEmbedding(nnx.Module):
 
 
 class DreamAttention(nnx.Module):
-    """Grouped-query attention. `o_proj` has no bias; `config.architecture` decides about the others."""
+    """Grouped-query attention. `o_proj` has no bias; the others follow `config.architecture`."""
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         d, h = config.hidden_size, config.head_dim

@@ -4,8 +4,8 @@ Arithmetic only. A program decodes a fixed number of sequences of one width. Wit
 numbers, less work is wasted on padding, but there are more compilations, and they take memory. The
 cost of a call is modelled as a number of rows: those that it computes, plus FIXED_ROWS for the host
 and for reading the weights. This decides which numbers of sequences are worth a program: on a CPU,
-where arithmetic is the bottleneck, hardly any but 1; on an accelerator, where reading the weights is,
-larger ones at narrow widths.
+where arithmetic is the bottleneck, hardly any but 1; on an accelerator, where reading the weights
+is, larger ones at narrow widths.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,8 +60,8 @@ def cheapest_size(sizes: Iterable[int], count: int, rows: int, fixed_rows: int) 
 
 def useful_sizes(slots: int, rows: int, fixed_rows: int) -> list[int]:
     """Return the numbers of sequences that are worth a program, smallest first."""
-    # 16 slots, 33 rows each, 256 fixed rows: cost per sequence 289 for 1, 97 for 4 and 49 for 16, so
-    # each is worth it: [1, 4, 16]
+    # 16 slots, 33 rows each, 256 fixed rows: cost per sequence 289 for 1, 97 for 4 and 49 for 16,
+    # so each is worth it: [1, 4, 16]
     useful = [1]
     for size in [*(size for size in BATCH_SIZES if 1 < size < slots), slots]:
         cost, best = ((fixed_rows + each * rows) / each for each in (size, useful[-1]))

@@ -261,7 +261,7 @@ class Server:
     async def collect(
         self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
     ) -> Response:
-        """Wait for all jobs, and format their answers. If the client disconnects, jobs are cancelled.
+        """Wait for all jobs, and format their answers. A disconnect of the client cancels them.
 
         Raises:
             Refusal: a job ended without an answer; if others have one, a timeout is no error.

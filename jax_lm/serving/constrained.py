@@ -22,7 +22,8 @@ from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 # Number of threads that check texts; a sequence occupies at most one at a time.
 READERS = 4
-# Candidates of a repair, most likely first. If the grammar allows none of them, it supplies a token.
+# Candidates of a repair, most likely first. If the grammar allows none of them, it supplies a
+# token.
 REPAIR_CANDIDATES = 50
 # Seconds that the engine waits for a grammar at a time if no sequence can be decoded.
 MAX_WAIT = 0.01
@@ -121,7 +122,7 @@ class Repairs:
         self.pending: dict[Any, Future] = {}
 
     def advance(self, sequence: Any) -> None:
-        """Start or finish the repair of a held sequence, without waiting. Ignores other sequences."""
+        """Start or finish the repair of a held sequence, without waiting; ignore others."""
         if sequence in self.pending:
             if self.pending[sequence].done():
                 sequence.is_waiting = False
@@ -151,8 +152,8 @@ class Repairs:
     def repair(self, sequence: ConstrainedSequence) -> None:
         """Check a decoded sequence and decide its first wrong token, on a reader's thread.
 
-        Afterwards, the sequence either satisfies its constraint or has masks to decode. Meanwhile no
-        other thread reads it.
+        Afterwards, the sequence either satisfies its constraint or has masks to decode. Meanwhile
+        no other thread reads it.
         """
         while sequence.is_decoded:
             # 1. how many tokens are valid

@@ -15,8 +15,8 @@ from jax_lm.serving.queue import RejectedError
 
 logger = logging.getLogger(__name__)
 
-# Statuses after which a retry may succeed. For others, a header tells OpenAI's clients not to retry,
-# which they would do for all from 500 on.
+# Statuses after which a retry may succeed. For others, a header tells OpenAI's clients not to
+# retry, which they would do for all from 500 on.
 WORTH_RETRYING = (408, 409, 429, 503)
 # OpenAI's error type by status; all others are invalid requests or server errors.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

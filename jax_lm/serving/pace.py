@@ -4,8 +4,8 @@ import jax
 
 from jax_lm.planning.serving import FIXED_ROWS, FIXED_ROWS_CPU
 
-# Seconds that a call of several steps may take: a request that arrives, or is cancelled, during a call
-# waits for its end.
+# Seconds that a call of several steps may take: a request that arrives, or is cancelled, during a
+# call waits for its end.
 CALL_SECONDS = 0.2
 # Weight of the last call in the moving average.
 WEIGHT = 0.2

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Maximum number of steps per call. Between calls, the queue is checked and progress is reported.
 STEPS_PER_CALL = 4
-# A sequence is young until the device has spent YOUNG_SECONDS on it. Young sequences go first, except
-# in one of OLD_TURN calls.
+# A sequence is young until the device has spent YOUNG_SECONDS on it. Young sequences go first,
+# except in one of OLD_TURN calls.
 YOUNG_SECONDS, OLD_TURN = 1.0, 8
 # Seconds between checks while jobs wait for a program, or something is being compiled.
 POLL_SECONDS = 0.02

@@ -122,8 +122,8 @@ class TrainerConfig:
         async_checkpointing: write checkpoints while training continues; None does on accelerators
             only, as on a CPU it takes a copy of the state and the cores that train.
         metric_for_best_model: metric that compares evaluations, such as loss or reward; higher is
-            better, unless the name ends in loss. Each new best evaluation is saved, and the best one
-            is kept.
+            better, unless the name ends in loss. Each new best evaluation is saved, and the best
+            one is kept.
         load_best_model_at_end: end with the weights of the best evaluation instead of the last;
             None does in coupled-GRPO with held-out prompts, by their reward.
         early_stopping_patience: evaluations in a row without improvement that end the run.
@@ -221,8 +221,8 @@ class LossConfig:
         normalisation: token divides by all canvas positions, sequence averages the means of the
             samples, batch divides by the number of samples, masked by the number of masked
             positions.
-        level_draws: how levels t are drawn: `even` spreads the samples of a step evenly over (0, 1),
-            `antithetic` pairs t with 1 - t, `independent` draws one level per sample.
+        level_draws: how levels t are drawn: `even` spreads the samples of a step evenly over (0,
+            1), `antithetic` pairs t with 1 - t, `independent` draws one level per sample.
         high_levels: t = 1 - u^2 instead of t = u, except for the samples of `confident_share`.
         minimum_level: lowest t.
         confident_share: share of the samples that show a beginning and the tokens of the rest that

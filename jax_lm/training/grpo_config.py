@@ -96,7 +96,8 @@ class Estimator:
     @property
     def terms(self) -> float:
         """Number of estimates that a token's weighted log-probabilities add up to."""
-        # The full mask is one estimate, and each pair is another. With `evidence`, each copy is one.
+        # The full mask is one estimate, and each pair is another. With `evidence`, each copy is
+        # one.
         others = {"stratified": 1.0, "evidence": float(self.copies)}
         return others.get(self.estimator, (self.copies + 1) / 2)
 

@@ -110,7 +110,8 @@ def loss_terms(
         weights = weights * shares
     # `sequence` and `batch` divide by the number of samples.
     counts = {"token": canvas, "masked": masked}.get(config.normalisation, shares)
-    # `where`, because the loss of a position that does not count may be infinite, and inf * 0 is NaN.
+    # `where`, because the loss of a position that does not count may be infinite, and inf * 0 is
+    # NaN.
     total = jnp.sum(jnp.where(masked, losses * weights, 0.0))
     return LossTerms(total, jnp.sum(counts, dtype=jnp.float32), {})
 

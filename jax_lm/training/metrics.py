@@ -1,7 +1,7 @@
 """Metrics of a run: averaging, and writing to console, metrics.jsonl, TensorBoard and W&B.
 
-Console and metrics.jsonl are always written, trackers on request. Knows names, steps and numbers, but
-nothing about training.
+Console and metrics.jsonl are always written, trackers on request. Knows names, steps and numbers,
+but nothing about training.
 """
 
 import importlib.util

@@ -127,7 +127,7 @@ def load_for_training(
 def add_expansion(
     model: DreamForCausalLM, target: TrainedModel, settings: SftConfig, max_length: int
 ) -> tuple[DreamForCausalLM, TrainedModel, Expansion]:
-    """Prepare a model for training with `expand_delete`; adds the token for expanding if it is missing.
+    """Prepare a model for `expand_delete`; adds the token for expanding if it is missing.
 
     Returns:
         The model, where it is saved, and the `Expansion` that makes its samples.

@@ -128,8 +128,8 @@ class Trainer:
         # optimizer
         transform = make_optimizer(config.optimizer, config.steps)
         rate = schedule(config.optimizer, config.steps, config.optimizer.learning_rate)
-        # weights and moments; copied, because the step overwrites its arguments and the caller keeps
-        # its arrays
+        # weights and moments; copied, because the step overwrites its arguments and the caller
+        # keeps its arrays
         masters = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
         optimizer = transform.init(masters)
         placement = placements(masters, optimizer)

@@ -24,9 +24,9 @@ Params = dict[Any, Any]
 Batch = Any
 
 
-# On a CPU, XLA starts each operation as soon as its operands are available, to run many in parallel.
-# With remat, the operands of a layer's recomputation are available from its forward pass on, so all
-# layers would be recomputed early and kept: remat would save nothing.
+# On a CPU, XLA starts each operation as soon as its operands are available, to run many in
+# parallel. With remat, the operands of a layer's recomputation are available from its forward pass
+# on, so all layers would be recomputed early and kept: remat would save nothing.
 IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 

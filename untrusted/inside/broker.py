@@ -1,10 +1,11 @@
 """Answers the system calls of a confined process that name a file or the host.
 
-Used in the Landlock tier, where no namespace hides the host's other files. Landlock decides what may
-be opened, but lets every process see whether a file exists. Therefore the kernel stops every call
-that takes a name (seccomp's user notification) and sends it here. The name is read once, from the
-process's memory, and resolved by `World`; an opened file is passed to the process as a descriptor.
-The kernel never looks up a name for the process, so nothing can change between check and use.
+Used in the Landlock tier, where no namespace hides the host's other files. Landlock decides what
+may be opened, but lets every process see whether a file exists. Therefore the kernel stops every
+call that takes a name (seccomp's user notification) and sends it here. The name is read once, from
+the process's memory, and resolved by `World`; an opened file is passed to the process as a
+descriptor. The kernel never looks up a name for the process, so nothing can change between check
+and use.
 Imports the standard library only. Source: seccomp_unotify(2).
 """
 
@@ -176,8 +177,8 @@ class Broker:
         call_by_name(STAT, path, ctypes.addressof(result), flags)
         return result.raw
 
-    # System calls: each returns what the kernel would return (None means 0), and raises OSError if the
-    # kernel would fail
+    # System calls: each returns what the kernel would return (None means 0), and raises OSError if
+    # the kernel would fail
 
     def openat(self, folder: int, address: int, flags: int, mode: int) -> int:
         flags = read_int(flags)

@@ -29,7 +29,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nodes_of(tree: ast.AST) -> list[Any]:
-    """List the nodes of a tree, outermost first, without contexts (Load); faster than `ast.walk`."""
+    """List the nodes of a tree, outermost first, without contexts; faster than `ast.walk`."""
     nodes = [tree]
     # Breadth first: the list grows while the loop reads it.
     for node in nodes:
@@ -91,7 +91,7 @@ def words_of(nodes: list[Any]) -> set[str]:
 
 
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
-    """Collect the modules that a test uses without importing them; every use is an attribute access.
+    """Collect modules that a test uses without importing them, only by their attributes.
 
     free {"math", "re"} in "math.sqrt(re)" -> {"math"}
     """
@@ -171,13 +171,13 @@ class TestPreparation:
     """Rewrites a test so that its checks are counted and the program cannot change expected values.
 
     For example, a program that empties `data` and returns [] would pass
-    `result = f(data); assert result == sorted(data)`. Therefore a side of a comparison that does not
-    depend on the program is computed from the original data:
-    `assert result == __tester__.as_written(lambda: sorted(data))`.
+    `result = f(data); assert result == sorted(data)`. Therefore a side of a comparison that does
+    not depend on the program is computed from the original data: `assert result ==
+    __tester__.as_written(lambda: sorted(data))`.
 
     Attributes:
-        program: names of the program that the test may call, and parameters of the test's functions,
-            which may be functions of the program, as in `check(candidate)`.
+        program: names of the program that the test may call, and parameters of the test's
+            functions, which may be functions of the program, as in `check(candidate)`.
         derived: names whose values depend on results of the program.
     """
 
@@ -217,11 +217,12 @@ class TestPreparation:
         return name_of(call.func).startswith(CHECKING)
 
     def restore_sides(self, node: Any) -> None:
-        """Compute sides of a comparison that do not depend on the program from the original data."""
+        """Compute sides of a comparison that are independent of the program from original data."""
         # Not for `is`, because a copy is another object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
             sides = [node.left, *node.comparators]
-            # Only if another side depends on it: `f(data); assert data == [1, 2]` checks changed data.
+            # Only if another side depends on it: `f(data); assert data == [1, 2]` checks changed
+            # data.
             if any(map(self.depends, sides)):
                 node.left, *node.comparators = map(self.as_written, sides)
         elif isinstance(node, ast.Call):
@@ -331,7 +332,7 @@ def change_assertions(nodes: list[Any]) -> None:
 
 
 def can_fail(test: ast.expr) -> bool:
-    """Whether an assertion can fail: it contains a name, and does not compare a value with itself."""
+    """Whether an assertion can fail: it has a name, and does not compare a value with itself."""
     match test:
         # f(2) == f(2)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):

@@ -15,8 +15,8 @@ from typing import Any
 
 from untrusted.inside import wire
 
-# With every message, at most this many of the latest containers are checked for changes, with at most
-# this many items in total.
+# With every message, at most this many of the latest containers are checked for changes, with at
+# most this many items in total.
 WATCHED, WATCHED_ITEMS = 512, 8192
 # Types whose values may be compared by ==, because it cannot be overridden.
 SIMPLE = (type(None), bool, int, float, str)
@@ -28,8 +28,8 @@ MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
 CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
 
-# References to a container while it is checked, if there are no others: by the entry, a local variable
-# and an argument.
+# References to a container while it is checked, if there are no others: by the entry, a local
+# variable and an argument.
 OUR_REFERENCES = 3
 
 

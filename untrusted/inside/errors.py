@@ -15,8 +15,8 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.packages import genuine_name
 
-# Library modules whose exception classes a program may raise in the test. All other classes, especially
-# those of test frameworks, arrive as classes of the program.
+# Library modules whose exception classes a program may raise in the test. All other classes,
+# especially those of test frameworks, arrive as classes of the program.
 LIBRARY = """
     _csv _lzma _pickle _queue _struct argparse asyncio.exceptions binascii
     concurrent.futures._base configparser copy dataclasses decimal getopt http.client ipaddress

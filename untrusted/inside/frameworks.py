@@ -38,7 +38,8 @@ class Runner:
 
     Attributes:
         own: objects that the test defines, by name, without objects of the program.
-        made: values of fixtures with a scope larger than a function, kept until the end of the file.
+        made: values of fixtures with a scope larger than a function, kept until the end of the
+            file.
         stack: cleans up after these fixtures.
         passed: number of tests that have passed.
     """

@@ -1,8 +1,9 @@
-"""Handles: the test's stand-ins for objects of the program. The program carries out operations on them.
+"""Handles: the test's stand-ins for objects of the program, which carries out all operations.
 
-An object of the program never decides whether it equals plain data. If its class derives from a plain
-type (`class Name(str)`), its plain value is compared, whatever methods the class has; otherwise it
-is not equal. Its own `__eq__` only decides comparisons with other objects of the program.
+An object of the program never decides whether it equals plain data. If its class derives from a
+plain type (`class Name(str)`), its plain value is compared, whatever methods the class has;
+otherwise it is not equal. Its own `__eq__` only decides comparisons with other objects of the
+program.
 
 Python's `except` accepts only classes, so each exception class of the program has a class here
 (`ErrorClass`). Imports the standard library only.
@@ -29,8 +30,8 @@ from untrusted.inside.operations import (
     TEXTS,
 )
 
-# Names of the plain types from which the class of an object may derive. A value of an immutable type
-# comes with the handle; one of a mutable type is fetched when it is needed.
+# Names of the plain types from which the class of an object may derive. A value of an immutable
+# type comes with the handle; one of a mutable type is fetched when it is needed.
 FIXED = {kind.__name__ for kind in IMMUTABLE}
 CONTENTS = {kind.__name__ for kind in MUTABLE}
 # Special methods that use the plain value of such an object instead of the object's own methods.
@@ -128,8 +129,8 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
 def no_verdict(handle: Any, action: str) -> BaseException:
     """Return the error for an operation whose result an object of the program would decide.
 
-    If the test itself has created the object from the program's class, plain Python might accept the
-    operation, so the test cannot be judged. Otherwise the operation fails with a TypeError.
+    If the test itself has created the object from the program's class, plain Python might accept
+    the operation, so the test cannot be judged. Otherwise the operation fails with a TypeError.
     """
     message = f"{action}: an object of the program does not decide it"
     return cannot_judge(message) if facts_of(handle).get("made") else TypeError(message)

@@ -29,8 +29,8 @@ from untrusted.inside.handles import (
 )
 from untrusted.inside.packages import is_genuine
 
-# Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of them
-# executes the content of a file.
+# Modules that a test can use by the program's imports. Unlike runpy, shelve and pickle, none of
+# them executes the content of a file.
 LIBRARY = """
     abc array bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal
     email enum fractions functools hashlib heapq html http io ipaddress itertools json math

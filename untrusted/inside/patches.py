@@ -25,8 +25,8 @@ FORWARDED = {
     "json": "dumps",
     "typing": "get_type_hints get_origin get_args",
 }
-# Functions that change global state, which a program and its test would share in one process; called
-# in both processes.
+# Functions that change global state, which a program and its test would share in one process;
+# called in both processes.
 REPEATED = {
     "random": "seed setstate",
     "numpy.random": "seed",
@@ -64,7 +64,7 @@ def take_warning(warning: Warning) -> None:
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the program check its objects against protocols: a handle has the methods of every protocol."""
+    """Let the program check its objects against protocols, whose methods every handle has."""
 
     def check(kind: Any, value: Any) -> bool:
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)

@@ -1,6 +1,7 @@
 """One end of the channel between a test and a program, which run in separate processes.
 
-Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content, and both ends
+Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content, and both
+ends
 keep a copy: a change of one copy is sent with the next message. Every other object stays in its
 process, and the other end gets its number. `tester` and `program`, not this module, decide what one
 end may request of the other. Imports the standard library only.
@@ -105,7 +106,7 @@ class Peer(ABC):
 
     @abstractmethod
     def name_of(self, value: Any) -> str | None:
-        """Return the name under which both ends know a value, such as a library function; else None."""
+        """Return the name under which both ends know a value (a library function); else None."""
 
     @abstractmethod
     def named_value(self, name: Any) -> Any:
@@ -173,7 +174,7 @@ class Peer(ABC):
         return {"t": "mine", "v": number, **form}
 
     def encode_container(self, container: Any) -> Fields:
-        """Write a container with its content, or only its key if the message already contains it."""
+        """Write a container with its content, or only its key if the message has it already."""
         entry = self.shared.find(container)
         # A container's content is sent once per message; this also ends cycles:
         #   a = []; a.append(a)
@@ -196,7 +197,7 @@ class Peer(ABC):
             return self.restore(form)
 
     def restore(self, form: Any) -> Any:
-        """Read what the other end's `encode` has written; "mine" means an object of the other end."""
+        """Read what the other end's `encode` has written; "mine" is an object of the other end."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.restore) if isinstance(form, list) else form
         tag: str = form["t"]

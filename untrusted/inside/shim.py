@@ -124,8 +124,8 @@ class Approx:
             return False
         if expected != expected:
             return self.nan_ok and actual != actual
-        # pytest's defaults: 1e-6 of the expected value, at least 1e-12; with `abs` alone, there is no
-        # relative tolerance.
+        # pytest's defaults: 1e-6 of the expected value, at least 1e-12; with `abs` alone, there is
+        # no relative tolerance.
         relative = self.rel if self.rel is not None else 1e-6 if self.abs is None else 0
         smallest = 1e-12 if self.abs is None else self.abs
         # `rel_tol` would be relative to the larger of the two numbers.
@@ -203,7 +203,7 @@ class Capsys:
 
 
 class MonkeyPatch(contextlib.ExitStack):
-    """Makes changes that are undone after the test; uses `mock.patch`, which the program repeats."""
+    """Makes changes that are undone after the test, with `mock.patch`, so the program follows."""
 
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
         # setattr("os.path.exists", f): the target is a dotted name.

@@ -59,8 +59,8 @@ GUARDED = {
 # memory, which a filter cannot read.
 ABSENT = {"x86_64": "clone3=435 statx=332", "aarch64": "clone3=435 statx=291"}
 
-# Reported as unsupported by the file system (EOPNOTSUPP), which `shutil.copy2` expects if there are no
-# extended attributes.
+# Reported as unsupported by the file system (EOPNOTSUPP), which `shutil.copy2` expects if there are
+# no extended attributes.
 UNSUPPORTED = {
     "x86_64": """
         setxattr=188 lsetxattr=189 fsetxattr=190 getxattr=191 lgetxattr=192 fgetxattr=193 listxattr=194

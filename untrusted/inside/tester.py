@@ -72,12 +72,13 @@ WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "clos
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
 GENERATOR_STEPS = {"send", "throw", "close"}
-# Modules that inspect objects in ways that handles do not support, so that a correct program may fail.
+# Modules that inspect objects in ways that handles do not support, so that a correct program may
+# fail.
 DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Names (attributes and keywords with a leading dot) that could execute files, pickles or texts of the
-# program in this process.
+# Names (attributes and keywords with a leading dot) that could execute files, pickles or texts of
+# the program in this process.
 REFUSED = re.compile(
     r"\.?(\w*pickle\w*|run_path|load_source|spec_from_file_location|SourceFileLoader|exec_module)"
     r"|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|eval|exec"
@@ -87,7 +88,7 @@ BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
 
 class Tester(Peer):
-    """The test's end of the channel. It reveals no expected values, and trusts no object of the program.
+    """The test's end of the channel; it reveals no expected value and trusts no program object.
 
     Attributes:
         followed: attributes that the program's process copies: by object and name, the original
@@ -290,8 +291,8 @@ class Tester(Peer):
     def as_written(self, compute: Callable[[], Any]) -> Any:
         """Compute a value from the test's containers without the program's changes.
 
-        For example, after `data = [2, 1]; result = f(data)`, where `f` empties its list, sorted(data)
-        is [1, 2].
+        For example, after `data = [2, 1]; result = f(data)`, where `f` empties its list,
+        sorted(data) is [1, 2].
         """
         if not self.original:
             return compute()
@@ -372,7 +373,7 @@ def is_own(kind: Any) -> bool:
 
 
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
-    """Raise if the border cannot support a test; record doubts where it supports it only in part."""
+    """Raise if the border cannot support a test; record doubts if it does so only in part."""
     read, defined = checks.names_of(nodes)
     imports = checks.imports_of(nodes)
     # Without imports that are not used, and without variables that are named like modules.
@@ -405,7 +406,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     program_names = tester.program_names
     # The module is `__main__`, so that `if __name__ == "__main__": check(f)` runs.
     module = sys.modules["__main__"] = TestModule("__main__")
-    # Never import a file that the program has written, even if the test adds its folder to sys.path.
+    # Never import a file that the program has written, even if the test adds its folder to
+    # sys.path.
     finder = ProgramFinder(TestModule("program"), source)
     sys.meta_path[:] = [finder if f is PathFinder else f for f in sys.meta_path]
     scope = module.__dict__
@@ -452,8 +454,8 @@ def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     border = Peer.do.__code__.co_filename
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # The last frame of `exit()` is in _sitebuiltins. `sys.exit()` has no frame of its own, so the last
-    # one is that of `method_call`.
+    # The last frame of `exit()` is in _sitebuiltins. `sys.exit()` has no frame of its own, so the
+    # last one is that of `method_call`.
     ours = (FILE, method_call.__code__.co_filename)
     raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
     return raised_here and not is_theirs(error) and border not in files

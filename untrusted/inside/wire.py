@@ -49,7 +49,7 @@ def pickled_arguments(value: Any) -> list:
 
 
 def dictionary_of(view: Any) -> list:
-    """List the dictionary of a view. A subclass is copied, because only plain dictionaries cross."""
+    """List the dictionary of a view; of a subclass, which cannot cross, a plain copy."""
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
 

@@ -1,7 +1,7 @@
 """The files that exist for a confined process where no mount namespace hides the others.
 
-Resolves names itself, part by part. It never looks at files that the process must not know about, so
-its answers cannot depend on them. Imports the standard library only.
+Resolves names itself, part by part. It never looks at files that the process must not know about,
+so its answers cannot depend on them. Imports the standard library only.
 """
 
 import errno
@@ -19,8 +19,9 @@ class Place(NamedTuple):
     Attributes:
         name: name for the process.
         real: path on the host.
-        kind: "read": may be read; "work": in the work folder, may be written; "above": a folder above
-            one of these, of which nothing else is shown; "hidden": does not exist for the process.
+        kind: "read": may be read; "work": in the work folder, may be written; "above": a folder
+            above one of these, of which nothing else is shown; "hidden": does not exist for the
+            process.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """The sandbox's own interpreter: forks a confined process per program and per test.
 
-The zygote never sees the code of a program or a test. A child reads its job from its own socket after
-it has been confined, so no child inherits the job of another, and one zygote serves program after
-program. In the Landlock tier, where no namespace hides the rest of the host, the zygote answers the
-child's system calls that take a name (`broker`). `untrusted.session` starts it. Like everything in
-this folder, it imports the standard library only.
+The zygote never sees the code of a program or a test. A child reads its job from its own socket
+after it has been confined, so no child inherits the job of another, and one zygote serves program
+after program. In the Landlock tier, where no namespace hides the rest of the host, the zygote
+answers the child's system calls that take a name (`broker`). `untrusted.session` starts it. Like
+everything in this folder, it imports the standard library only.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from untrusted.inside.world import World
 
 # The only request that is not JSON: end the children and report.
 COLLECT = b"c"
-# Environment variables that prevent libraries from starting a thread per core, whose stacks alone would
-# exceed a program's memory.
+# Environment variables that prevent libraries from starting a thread per core, whose stacks alone
+# would exceed a program's memory.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 # Largest and smallest time in seconds between two measurements of the folder while children run.
 TICK, RECENT = 0.1, 0.01
@@ -222,7 +222,8 @@ class Zygote:
         # The child may end at any moment.
         with socket.socket(fileno=descriptor) as stranger, contextlib.suppress(ConnectionError):
             _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
-            # Without a descriptor, the child has ended, or could not be confined and has reported it.
+            # Without a descriptor, the child has ended, or could not be confined and has reported
+            # it.
             if not listeners:
                 return
             try:

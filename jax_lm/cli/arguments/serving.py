@@ -23,8 +23,8 @@ class Serve:
 
     Attributes:
         engine: the model, and the devices that it runs on.
-        replicas: number of copies of the model, each on its own group of devices, that take requests
-            from one queue; `mesh` is the shape of one group.
+        replicas: number of copies of the model, each on its own group of devices, that take
+            requests from one queue; `mesh` is the shape of one group.
         host: address to listen on.
         port: port to listen on; 0 picks a free one.
         name: model name in the API; the last part of `adapter` or `model` by default.

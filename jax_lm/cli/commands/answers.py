@@ -60,8 +60,8 @@ def answer_file(arguments: Generate) -> int:
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
     options = arguments.generation
-    # decode batch by batch; each answer is on disk before the next batch begins; every host decodes,
-    # and the first one writes
+    # decode batch by batch; each answer is on disk before the next batch begins; every host
+    # decodes, and the first one writes
     target = Path(os.devnull)
     if distributed.is_first():
         output_folder(out.parent)

@@ -28,8 +28,8 @@ def run_plan(arguments: Plan) -> int:
         return plan_server(arguments, Topology.parse(arguments.topology))
     plan = make_plan(arguments)
     options = arguments.generation
-    # On a CPU, compiled memory would lack that of the process and the copy of the state that is made
-    # while a checkpoint is written, so the estimate is used.
+    # On a CPU, compiled memory would lack that of the process and the copy of the state that is
+    # made while a checkpoint is written, so the estimate is used.
     if not plan.planned.on_cpu and compiles(arguments, CompilerPackage.of(plan.topology)):
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
