@@ -11,7 +11,7 @@ from flax import nnx
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.config import DreamConfig
-from jax_lm.diffusion.constrained import Repair, constraints_of, meet
+from jax_lm.diffusion.constrained import HoleArrays, Repair, constraints_of, meet
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
@@ -180,7 +180,8 @@ def test_the_rest_stays_if_one_token_was_wrong(engine):
     wrong = right._replace(tokens=jax.numpy.asarray(tokens))
     constraints = constraints_of(canvas, options.with_settings(grammar="python"), engine.tokenizer)
     stops = engine.tokenizer.stop_ids
-    repaired = meet(engine.sampler, canvas, wrong, constraints, options, stops)
+    repairs = [Repair(each, 0.0) for each in constraints]
+    repaired = meet(engine.sampler, canvas, wrong, repairs, options, stops)
     np.testing.assert_array_equal(repaired.tokens, right.tokens)
     # one pass for that token, and the others are as they were
     assert repaired.forwards == right.forwards + 1
@@ -194,9 +195,17 @@ def test_what_stays_must_be_decided_and_valid(engine):
 
     def keeps(text, undecided=None):
         repair = Repair(constraint, 0.0)
-        repair.ids, rest = tokenizer.encode("    return (x)"), np.array(tokenizer.encode(text))
-        rest[undecided:] = rest[undecided:] if undecided is None else -1
-        return repair.keeps(rest)
+        *repair.ids, last = begun = tokenizer.encode("    return (x)")
+        tokens = np.array([*begun, *tokenizer.encode(text)])
+        masked = np.zeros(len(tokens), bool)
+        if undecided is not None:
+            masked[len(begun) + undecided :] = True
+        hole = HoleArrays(tokens, masked, np.zeros_like(tokens), np.zeros(len(tokens)))
+        before = masked.copy()
+        repair.decide(hole, [last], 0, 1.0)
+        stays = (masked == before).all()
+        assert stays or masked[len(begun) :].all()
+        return stays
 
     assert keeps(" + 1")
     # a beginning that is valid is not enough
@@ -214,6 +223,9 @@ class Forgetful:
 
     def completion(self, text, after=""):
         return {"": "return [1, 2]", "return [1, 2]": ""}.get(text)
+
+    def forced(self, text):
+        return "", False
 
 
 def test_an_end_that_was_found_once_is_not_lost(engine):

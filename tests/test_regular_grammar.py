@@ -61,6 +61,34 @@ def test_ends_are_the_shortest():
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "forced"),
+    [
+        ("regex:abc", "", ("abc", True)),
+        ("regex:a(bc)?", "", ("a", False)),
+        ("regex:a ?b", "a", ("", False)),
+        ("regex:é|è", "", ("", False)),
+        ("regex:é", "", ("é", True)),
+        ("regex:a[bc]{2}", "ab", ("", False)),
+        # white space that is optional is that of json.dumps
+        (f"json_schema:{json.dumps(PERSON)}", "", ('{"name": "', False)),
+        (f"json_schema:{json.dumps(PERSON)}", '{"name":"Ann"', (', "age": ', False)),
+        (f"json_schema:{json.dumps(PERSON)}", '{"name": "Ann", "age": 3', ("", False)),
+        # a blank inside a string is none of it, nor a quotation mark behind a backslash
+        ('json_schema:{"enum": ["a b", "ab"]}', '"a', ("", False)),
+        ('json_schema:{"enum": ["\\"a b", "\\"ab"]}', "", ('"\\"a', False)),
+        ("json_object", "", ("{", False)),
+        ("json_object", '{"a": [1', ("", False)),
+        ("json_object", '{"a": 1}', ("", True)),
+        ("python", "def", ("", False)),
+    ],
+)
+def test_what_is_forced_is_all_that_can_follow(name, text, forced):
+    grammar = find_grammar(name)
+    assert grammar.forced(text) == forced
+    assert grammar.completion(text + forced[0]) is not None
+
+
+@pytest.mark.parametrize(
     ("pattern", "text"),
     [(r"a(xyz)?", "axyz"), (r"-?[0-9]+(\.[0-9]+)?", "-0.5"), (r"(a|ab)c?|abcd", "abcd")],
 )

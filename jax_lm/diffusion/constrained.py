@@ -2,13 +2,17 @@
 
 An answer is decoded as if there were no grammar, and repaired afterwards: tokens before the first
 error stay, the token there is chosen again among those that leave a valid end within the hole, and
-everything after it is decoded again, unless the answer is valid with it. `Repair` is this loop for
-one answer, used by the server too; `meet` drives it for a batch. Every round decides at least one
-token for good, so that the loop ends, with an answer that meets the grammar.
+everything after it is decoded again, unless the answer is valid with it. Text that the grammar
+determines, such as the keys of a schema, is decided without the model. Where decoding again has not
+been worth its forward passes, several tokens in a row are chosen one by one.
+
+`Repair` is this loop for one answer, used by the server too; `meet` drives it for a batch. Every
+round decides at least one token for good, so that the loop ends, with an answer that meets the
+grammar.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,57 +27,106 @@ from jax_lm.grammar.constraint import Constraint
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
+# Tokens that are chosen one by one after the first decoding that was not worth its forward passes;
+# as many again after the next, and so on: a model that does not write what the grammar wants decodes
+# in vain only a few times.
+FIRST_PATIENCE = 16
+
+
+class HoleArrays(NamedTuple):
+    """The columns of a hole on the host, as in `SamplerState`; tokens are arbitrary where masked."""
+
+    tokens: Int[np.ndarray, "t"]
+    masked: Bool[np.ndarray, "t"]
+    commit_step: Int[np.ndarray, "t"]
+    confidence: Float[np.ndarray, "t"]
+
 
 class Repair:
     """Repairs one answer until it meets its constraint.
 
-        while (kept := repair.check(decoded_ids)) is not None:
-            # Mask the answer from token `kept` on, and compute candidates for that token.
-            token = repair.choose(key, log_probs, candidates)
-            # Decide token `kept`, and decode the rest again unless `repair.keeps` it.
+        repair.force(hole, 0)
+        # Decode the masks of the hole.
+        while not repair.check(hole, step):
+            while repair.choices:
+                # Compute candidates for the token after `repair.ids`, with everything from it on masked.
+                repair.choose(hole, step, key, log_probs, candidates)
+            # Decode what is masked again.
 
     Attributes:
         ids: tokens that stay.
+        given: places in the hole that were decided here, and not by a step.
+        choices: tokens to choose one by one before the rest is decoded again.
+        patience: value of `choices` after the next decoding that gets few tokens right.
     """
 
     def __init__(self, constraint: Constraint, temperature: float) -> None:
         self.constraint, self.temperature = constraint, temperature
         self.ids: list[int] = []
+        self.given: list[int] = []
+        self.choices, self.patience = 0, FIRST_PATIENCE
 
-    def check(self, ids: Int[np.ndarray, "t"]) -> int | None:
-        """Return how many tokens of a decoded answer stay; None if it meets the constraint."""
+    def check(self, hole: HoleArrays, step: int) -> bool:
+        """Return whether a decoded answer meets the constraint; otherwise find its first error."""
         # Tokens that stayed before are valid: the search for the first error begins after them.
-        answer = self.constraint.answer(ids.tolist())
-        kept = self.constraint.find_error(answer, len(self.ids))
-        self.ids = answer[:kept]
-        return kept
+        answer, stayed = self.constraint.answer(hole.tokens.tolist()), len(self.ids)
+        if (kept := self.constraint.find_error(answer, stayed)) is None:
+            return True
+        self.ids, self.choices = answer[:kept], 1
+        # A choice takes a forward pass. A decoding that gets less than a token right with two of them
+        # is not worth another one for a while.
+        if 2 * (kept - stayed) < len(np.unique(hole.commit_step[stayed : len(answer)])):
+            self.choices, self.patience = self.patience, 2 * self.patience
+        self.force(hole, step)
+        return False
+
+    def force(self, hole: HoleArrays, step: int) -> None:
+        """Decide the tokens after those that stay that the grammar alone determines, if any."""
+        if tokens := self.constraint.forced(self.ids):
+            self.decide(hole, tokens, step, 1.0)
 
     def choose(
-        self, key: Key[Array, ""], log_probs: Float[np.ndarray, "c"], ids: Int[np.ndarray, "c"]
-    ) -> int:
+        self,
+        hole: HoleArrays,
+        step: int,
+        key: Key[Array, ""] | None,
+        log_probs: Float[np.ndarray, "c"],
+        ids: Int[np.ndarray, "c"],
+    ) -> None:
         """Decide the token after those that stay: draw candidates until one can be completed.
 
-        Without temperature, candidates are tried by their probability.
+        Without temperature, candidates are tried by their probability, and no key is needed.
         """
+        drawn = log_probs
         # Gumbel noise: the order is that of draws without replacement.
-        if self.temperature:
-            log_probs = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
-        order = np.argsort(-log_probs, kind="stable")
+        if key is not None and self.temperature:
+            drawn = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
+        order = np.argsort(-drawn, kind="stable")
         token = self.constraint.next_token(self.ids, ids[order].tolist())
-        self.ids = [*self.ids, token]
-        return token
+        self.choices -= 1
+        self.decide(hole, [token], step, float(np.exp(log_probs[ids == token]).sum()))
+        self.force(hole, step)
 
-    def keeps(self, rest: Int[np.ndarray, "t"]) -> bool:
-        """Return whether the tokens after the chosen one stay: the answer meets the constraint.
+    def decide(self, hole: HoleArrays, tokens: list[int], step: int, confidence: float) -> None:
+        """Add tokens to those that stay, and mask the tokens after them unless they stay too.
 
-        A valid beginning is not enough. If a quotation mark replaces Bob in {"a": Bob, "b": 3}, the
-        text {"a": ", "b": 3} begins with a valid string ", ", which nobody meant.
-
-        Args:
-            rest: -1 where nothing is decided.
+        They stay if the answer meets the constraint with them. A valid beginning is not enough. If a
+        quotation mark replaces Bob in {"a": Bob, "b": 3}, the text {"a": ", "b": 3} begins with a
+        valid string ", ", which nobody meant.
         """
+        # [a, b, x, c] with x replaced by y: hole[2:3] is decided, hole[3:] is masked
+        start, end = len(self.ids), len(self.ids) + len(tokens)
+        self.ids = [*self.ids, *tokens]
+        self.given += range(start, end)
+        rest = np.where(hole.masked, -1, hole.tokens)[end:]
         answer = self.constraint.answer([*self.ids, *rest.tolist()])
-        return -1 not in answer and self.constraint.is_met(answer)
+        stays = -1 not in answer and self.constraint.is_met(answer)
+        for array, value in zip(hole, (tokens, False, step, confidence), strict=True):
+            array[start:end] = value
+        if stays:
+            self.choices = 0
+        else:
+            hole.masked[end:], hole.commit_step[end:], hole.confidence[end:] = True, NEVER, 0.0
 
 
 def constraints_of(
@@ -118,77 +171,90 @@ def constrained_states(
 
     With a grammar, any token may be decoded again, and `state` is ignored.
     """
-    stop_ids = tokenizer.stop_ids
-    if constraints := constraints_of(canvas, options, tokenizer):
-        state = sampler.generate(
-            canvas, options.with_settings(grammar=None), seed=seed, stop_ids=stop_ids
-        )
-        yield meet(sampler, canvas, state, constraints, options, stop_ids)
-    else:
+    stop_ids, constraints = tokenizer.stop_ids, constraints_of(canvas, options, tokenizer)
+    if not constraints:
         yield from sampler.stream(
             canvas, options, seed=seed, every=every, stop_ids=stop_ids, state=state
         )
+        return
+    options = options.with_settings(grammar=None)
+    repairs = [Repair(each, options.temperature) for each in constraints]
+    rows = HostRows(canvas, sampler.start(canvas, seed))
+    for hole, repair in zip(rows.holes, repairs, strict=True):
+        repair.force(hole, rows.step)
+    if any(repair.ids for repair in repairs):
+        state = rows.state(sampler.mask_id)
+    else:
+        state = sampler.generate(canvas, options, seed=seed, stop_ids=stop_ids)
+    yield meet(sampler, canvas, state, repairs, options, stop_ids)
 
 
 def meet(
     sampler: Sampler,
     canvas: Canvas,
     state: SamplerState,
-    constraints: Sequence[Constraint],
+    repairs: Sequence[Repair],
     options: GenerationOptions,
     stop_ids: tuple[int, ...],
 ) -> SamplerState:
-    """Repair decoded rows of one hole each until all meet their constraints.
+    """Decode the masks of rows of one hole each, and repair the rows until all meet their constraints.
 
     Args:
-        state: as `Sampler.generate` left it.
-        constraints: one per row.
-        options, stop_ids: as for the first decoding.
+        repairs: one per row.
+        options, stop_ids: as for `Sampler.generate`.
     """
-    options = options.with_settings(grammar=None)
-    repairs = [Repair(constraint, options.temperature) for constraint in constraints]
     while True:
-        # check: [a, b, x, c] with the error at x keeps 2 tokens and opens columns 2 and 3
-        tokens, reopened = np.array(state.tokens), np.zeros_like(canvas.holes)
-        for row, repair in enumerate(repairs):
-            hole = np.flatnonzero(canvas.holes[row])
-            if (kept := repair.check(tokens[row, hole])) is not None:
-                reopened[row, hole[kept:]] = True
-        if not reopened.any():
-            return state
-        # the same state with these columns masked
-        masks = {"tokens": sampler.mask_id, "masked": True, "commit_step": NEVER, "confidence": 0.0}
-        opened = overwrite(state, reopened, **masks)
-        undecided = np.asarray(state.masked)
-        # choose: the first open token of each row, among those that can be completed
-        log_probs, ids = map(np.asarray, sampler.candidates(canvas, opened, options))
-        decided, confidence = np.zeros_like(reopened), np.zeros(tokens.shape, np.float32)
-        for row in np.flatnonzero(reopened.any(axis=1)).tolist():
-            column, *after = np.flatnonzero(reopened[row]).tolist()
-            position = row, column - canvas.region.start
-            key = jax.random.fold_in(state.keys[row], state.step)
-            token = repairs[row].choose(key, log_probs[position], ids[position])
-            if repairs[row].keeps(np.where(undecided[row, after], -1, tokens[row, after])):
-                reopened[row, after] = False
-            decided[row, column], tokens[row, column] = True, token
-            confidence[row, column] = np.exp(log_probs[position][ids[position] == token]).sum()
-        state = overwrite(
-            overwrite(state, reopened, **masks),
-            decided,
-            tokens=tokens,
-            masked=False,
-            commit_step=state.step,
-            confidence=confidence,
-        )
-        state = state._replace(forwards=state.forwards + 1, step=state.step + 1)
-        # decode again
         if np.asarray(state.masked).any():
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
+        rows = HostRows(canvas, state)
+        wrong = [
+            row for row, hole in enumerate(rows.holes) if not repairs[row].check(hole, rows.step)
+        ]
+        if not wrong:
+            return state
+        # the next token of each row, among those that can be completed
+        while wrong := [row for row in wrong if repairs[row].choices]:
+            columns = {row: rows.starts[row] + len(repairs[row].ids) for row in wrong}
+            opened = rows.state(sampler.mask_id, columns)
+            log_probs, ids = map(np.asarray, sampler.candidates(canvas, opened, options))
+            for row, column in columns.items():
+                place = row, column - canvas.region.start
+                key = jax.random.fold_in(state.keys[row], rows.step)
+                repairs[row].choose(rows.holes[row], rows.step, key, log_probs[place], ids[place])
+            rows.step, rows.forwards = rows.step + 1, rows.forwards + 1
+        state = rows.state(sampler.mask_id)
 
 
-def overwrite(state: SamplerState, columns: Bool[np.ndarray, "b t"], **values: Any) -> SamplerState:
-    """Set fields of a state in the columns marked True."""
-    fields = {
-        name: jnp.where(columns, value, getattr(state, name)) for name, value in values.items()
-    }
-    return state._replace(**fields)
+class HostRows:
+    """A state on the host, whose rows have one hole each.
+
+    Attributes:
+        starts: the first column of each row's hole.
+        holes: views of the holes' columns.
+    """
+
+    def __init__(self, canvas: Canvas, state: SamplerState) -> None:
+        self.start, self.canvas = state, canvas
+        self.step, self.forwards = int(state.step), int(state.forwards)
+        self.arrays = HoleArrays(*(np.array(getattr(state, name)) for name in HoleArrays._fields))
+        found = [np.flatnonzero(row) for row in canvas.holes]
+        self.starts = [int(columns[0]) for columns in found]
+        self.holes = [
+            HoleArrays(*(each[row, columns[0] : columns[-1] + 1] for each in self.arrays))
+            for row, columns in enumerate(found)
+        ]
+
+    def state(self, mask_id: int, opened: Mapping[int, int] = {}) -> SamplerState:
+        """Return the state on the device.
+
+        Args:
+            opened: columns by row, from which on the holes are masked.
+        """
+        masked = self.arrays.masked.copy()
+        for row, column in opened.items():
+            masked[row, column:] = self.canvas.holes[row, column:]
+        fields = self.arrays._replace(
+            tokens=np.where(masked, mask_id, self.arrays.tokens), masked=masked
+        )
+        counters = {"step": jnp.int32(self.step), "forwards": jnp.int32(self.forwards)}
+        return self.start._replace(**jax.tree.map(jnp.asarray, fields)._asdict(), **counters)

@@ -32,6 +32,14 @@ class Grammar(Protocol):
         """Return a short text that makes `text` + it + `after` valid; None if none is known."""
         ...
 
+    def forced(self, text: str) -> tuple[str, bool]:
+        """Return how every valid text goes on after `text`, and whether it ends with that.
+
+        Where only white space between the tokens of JSON is optional, the text has what `json.dumps`
+        writes.
+        """
+        ...
+
 
 def find_grammar(name: str, seconds: float | None = None) -> Grammar:
     """Find a grammar by its name (`jax_lm.options.GRAMMARS`).

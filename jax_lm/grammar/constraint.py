@@ -118,6 +118,23 @@ class Constraint:
                 least = middle
         return least
 
+    def forced(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens, if any, by which every answer goes on after valid ones.
+
+        They end with a stop token if the answer ends with them and has room for it.
+        """
+        text = self.decode(ids)
+        if self.grammar.reads_prompt or text.endswith(REPLACEMENT):
+            return []
+        more, is_over = self.grammar.forced(text)
+        tokens = self.tokenizer.encode_plain(more)
+        # a shorter text may fit where the one that is usual does not
+        if (end := self.rest([*ids, *tokens])) is None:
+            return []
+        self.known[:] = [*ids, *tokens, *end]
+        has_room = len(ids) + len(tokens) < self.room
+        return [*tokens, self.tokenizer.stop_ids[0]] if is_over and has_room else tokens
+
     def next_token(self, ids: Sequence[int], candidates: Iterable[int]) -> int:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 

@@ -82,6 +82,9 @@ class JsonObjectGrammar:
             place = space.end() if space else place
         return SHORTEST[expects] + closers
 
+    def forced(self, text: str) -> tuple[str, bool]:
+        return "" if text else "{", self.completion(text) == ""
+
 
 def after_scalar(expects: str) -> str:
     """Return what may come after a string, a number or a literal."""

@@ -200,3 +200,6 @@ class PythonGrammar:
 
     reads_prompt = True
     completion = staticmethod(find_end)
+
+    def forced(self, text: str) -> tuple[str, bool]:
+        return "", False

@@ -7,10 +7,11 @@ name.
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +24,7 @@ REFUSED = 3
 SECONDS = 20
 # Maximum number of characters of an expression or a schema.
 MAX_LENGTH = 20_000
+BLANK = ord(" ")
 
 # Keywords of JSON Schema that the expressions support.
 SUPPORTED = {
@@ -73,12 +75,16 @@ class RegularGrammar:
         if kind == "json_schema":
             text = json.dumps(read_schema(text))
         table = make_automaton(kind, text, name, float(seconds or SECONDS))
+        self.is_json = kind == "json_schema"
         self.start: int = table["start"]
         # JSON has lists instead of tuples
         self.moves: Moves = {
             state: [tuple(step) for step in steps] for state, steps in table["moves"]
         }
         self.nearest = nearest_bytes(self.moves, set(table["ends"]))
+        # without those from which no end can be reached
+        for state, steps in self.moves.items():
+            self.moves[state] = [step for step in steps if step[2] in self.nearest]
         # no end can be reached from the start
         if self.start not in self.nearest:
             raise ValueError(f"{name}: matches no text")
@@ -97,10 +103,37 @@ class RegularGrammar:
             state = self.next_state(state, byte)
         return end.decode()
 
+    def forced(self, text: str) -> tuple[str, bool]:
+        given, found = text.encode(), bytearray()
+        state = reduce(self.next_state, given, self.start)
+        while True:
+            moves = self.moves.get(state, [])
+            # a blank is optional if it changes nothing else: [ ]?: is the moves {" ": 5, ":": 6} of a
+            # state, and {":": 6} of state 5; in JSON it is written after a colon or a comma
+            after = self.next_state(state, BLANK)
+            others = [step for step in moves if step != (BLANK, BLANK, after)]
+            is_optional = self.is_json and others and others == self.moves.get(after)
+            if is_optional and not is_in_string(text + found.decode(errors="ignore")):
+                found += b" " * ((given + found)[-1:] in (b":", b","))
+                moves = others
+            is_end = self.nearest.get(state, BLANK) is None
+            # stop at an end, and where several bytes are possible
+            if is_end or len(moves) != 1 or moves[0][0] != moves[0][1]:
+                # a character that is cut off is not forced: é and è begin with one byte
+                return found.decode(errors="ignore"), is_end and not moves
+            byte, _, state = moves[0]
+            found.append(byte)
+
     def next_state(self, state: int, byte: int) -> int:
         """Return the state after a byte; -1 if there is none."""
         ranges = self.moves.get(state, ())
         return next((after for first, last, after in ranges if first <= byte <= last), -1)
+
+
+def is_in_string(text: str) -> bool:
+    """Return whether the beginning of a JSON text ends inside a string."""
+    # without escapes, every second quotation mark ends a string
+    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def make_automaton(kind: str, text: str, name: str, seconds: float) -> Fields:

@@ -16,12 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jax_lm.diffusion.constrained import Repair
+from jax_lm.diffusion.canvas import Block
+from jax_lm.diffusion.constrained import HoleArrays, Repair
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
+LogProbs = Float[np.ndarray, "v"]
+
 # Number of threads that check texts; a sequence occupies at most one at a time.
 READERS = 4
+# Most tokens that a thread chooses before the engine's thread reports them.
+CHOICES_PER_TURN = 4
 # Candidates of a repair, most likely first. If the grammar allows none of them, it supplies a
 # token.
 REPAIR_CANDIDATES = 50
@@ -35,15 +40,17 @@ class ConstrainedSequence(Sequence):
 
     Attributes:
         repair: repair of the text in the hole.
-        kept: number of tokens of the hole that are final.
         is_met: whether the text meets the constraint.
         is_waiting: whether a thread is checking or repairing the text.
     """
 
     repair: Repair
-    kept: int = 0
     is_met: bool = False
     is_waiting: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.repair.force(self.arrays, self.step)
 
     @property
     def is_decoded(self) -> bool:
@@ -54,7 +61,7 @@ class ConstrainedSequence(Sequence):
 
     @property
     def is_held(self) -> bool:  # type: ignore[override] - a constant of other sequences
-        return self.is_waiting or self.is_decoded
+        return self.is_waiting or self.is_decoded or self.repair.choices > 0
 
     @property
     def is_done(self) -> bool:
@@ -65,43 +72,42 @@ class ConstrainedSequence(Sequence):
         return self.is_held or super().is_between_blocks
 
     @property
+    def arrays(self) -> HoleArrays:
+        columns = slice(self.hole.start, self.hole.end)
+        own = (self.tokens, self.masked, self.commit_step, self.confidence)
+        return HoleArrays(*(each[columns] for each in own))
+
+    @property
     def fixed(self) -> int:
-        return self.hole.start + self.kept
+        return self.hole.start + len(self.repair.ids)
 
     @property
     def settled(self) -> int:
-        return super().settled if self.is_met else self.fixed
+        return super().settled if self.is_met else self.hole.start + self.told
 
     @property
     def final(self) -> Bool[np.ndarray, "n"]:
-        return super().final if self.is_met else np.arange(self.most) < self.kept
+        return super().final if self.is_met else np.arange(self.most) < self.told
+
+    @property
+    def told(self) -> int:
+        """Number of final tokens that a client may know: all, unless their scores are missing."""
+        return 0 if self.keeps_logprobs and self.repair.given else len(self.repair.ids)
+
+    def masked_from(self, column: int) -> Bool[np.ndarray, "t"]:
+        """Return the masks, with all columns of the hole from one on."""
+        return self.masked | self.within(Block(column, self.hole.end))
 
     def reopen(self) -> None:
         if not self.is_held:
             super().reopen()
 
-    def decide(
-        self, token: int, log_probs: Float[np.ndarray, "v"], raw: Float[np.ndarray, "v"]
-    ) -> None:
-        """Set the next token of the hole, which is then final.
-
-        Args:
-            log_probs: log-probabilities at the temperature.
-            raw: log-probabilities without temperature.
-        """
-        # the first column that is not final
-        column = self.fixed
-        self.tokens[column], self.masked[column] = token, False
-        self.commit_step[column], self.confidence[column] = self.step, np.exp(log_probs[token])
-        if self.logprobs is not None:
-            top = most_likely(raw, TOP_LOGPROBS)
-            for values, new in zip(self.logprobs, (raw[token], raw[top], top), strict=True):
-                values[column] = new
-        self.kept += 1
-        self.step += 1
-        # The next steps begin the block of the first mask again.
-        self.block, self.first_step = 0, self.step
-        self.next_block()
+    def score(self, column: int, log_probs: LogProbs) -> None:
+        """Keep the log-probabilities of a decided token and of the most likely ones."""
+        token, top = self.tokens[column], most_likely(log_probs, TOP_LOGPROBS)
+        own = (log_probs[token], log_probs[top], top)
+        for values, value in zip(self.logprobs or (), own, strict=True):
+            values[column] = value
 
 
 class Repairs:
@@ -150,37 +156,41 @@ class Repairs:
         self.readers.shutdown(wait=False, cancel_futures=True)
 
     def repair(self, sequence: ConstrainedSequence) -> None:
-        """Check a decoded sequence and decide its first wrong token, on a reader's thread.
+        """Check a decoded sequence, or decide a few tokens of one that is invalid.
 
-        Afterwards, the sequence either satisfies its constraint or has masks to decode. Meanwhile
-        no other thread reads it.
+        This runs on a reader's thread. Meanwhile no other thread reads the sequence.
         """
-        while sequence.is_decoded:
-            # 1. how many tokens are valid
-            ids = sequence.tokens[sequence.hole.start : sequence.hole.end]
-            if (kept := sequence.repair.check(ids)) is None:
-                sequence.is_met = True
-                return
-            # 2. one forward pass for the first wrong token, with everything from it on masked
-            sequence.kept = kept
-            first, end = sequence.fixed, sequence.hole.end
-            rest = np.where(sequence.masked, -1, sequence.tokens)[first + 1 : end]
-            hidden = sequence.masked.copy()
-            hidden[first:end] = True
-            logits = self.logits(sequence.tokens, hidden, first)
-            sequence.forwards += 1
-            raw = log_softmax(logits)
-            # temperature 0 takes the most likely token; its confidence is that at temperature 1
-            log_probs = log_softmax(logits / (sequence.options.temperature or 1.0))
-            top = most_likely(log_probs, REPAIR_CANDIDATES)
+        repair, arrays = sequence.repair, sequence.arrays
+        for _ in range(CHOICES_PER_TURN):
+            if repair.choices:
+                self.choose(sequence)
+            elif sequence.is_decoded:
+                sequence.is_met = repair.check(arrays, sequence.step)
+            if sequence.is_met:
+                break
+        # The next steps begin the block of the first mask again.
+        sequence.extra, sequence.block, sequence.first_step = None, 0, sequence.step
+        sequence.next_block()
+        # tokens that no step has decided
+        for place in repair.given if sequence.keeps_logprobs else ():
+            column = sequence.hole.start + place
+            masked = sequence.masked_from(column)
+            sequence.score(column, log_softmax(self.logits(sequence.tokens, masked, column)))
+        repair.given.clear()
+
+    def choose(self, sequence: ConstrainedSequence) -> None:
+        """Decide the next token of a sequence: the first candidate that the grammar allows."""
+        column, temperature, key = sequence.fixed, sequence.options.temperature, None
+        logits = self.logits(sequence.tokens, sequence.masked_from(column), column)
+        # temperature 0 takes the most likely token; its confidence is that at temperature 1
+        log_probs = log_softmax(logits / (temperature or 1.0))
+        top = most_likely(log_probs, REPAIR_CANDIDATES)
+        if temperature:
             # a key of its own for each step of each sequence
             key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
             key = jax.random.fold_in(key, sequence.step)
-            # 3. decide the first candidate that the grammar allows; mask the rest unless it stays
-            token = sequence.repair.choose(key, log_probs[top], top)
-            if not sequence.repair.keeps(rest):
-                sequence.mask(first, end)
-            sequence.decide(token, log_probs, raw)
+        sequence.repair.choose(sequence.arrays, sequence.step, key, log_probs[top], top)
+        sequence.step, sequence.forwards = sequence.step + 1, sequence.forwards + 1
 
     def logits(
         self, tokens: Int[np.ndarray, "t"], masked: Bool[np.ndarray, "t"], column: int
@@ -199,12 +209,16 @@ class Repairs:
             return self.sampler.logits_at(padded, length, column)
 
 
-def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "c"]:
+def most_likely(values: LogProbs, count: int) -> Int[np.ndarray, "c"]:
     """Return the indices of the largest values, largest first; equal values keep their order."""
-    return np.argsort(-values, kind="stable")[:count]
+    # Only the largest are sorted, with all that equal the last of them: of 151,936 values, 50.
+    largest = np.arange(len(values))
+    if 0 < count < len(values):
+        largest = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    return largest[np.argsort(-values[largest], kind="stable")][:count]
 
 
-def log_softmax(logits: Float[np.ndarray, "v"]) -> Float[np.ndarray, "v"]:
+def log_softmax(logits: LogProbs) -> LogProbs:
     # subtract the maximum, as exp would overflow
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())
