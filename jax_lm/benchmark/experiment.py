@@ -78,7 +78,7 @@ def read_limits(done: Rows) -> MachineLimits | None:
 
 @contextmanager
 def note_out_of_memory(row: Row) -> Iterator[None]:
-    """Write to `out_of_memory` of the row why something does not fit, if it does not."""
+    """If something does not fit into memory, record the reason as `out_of_memory` of the row."""
     try:
         yield
     except OutOfMemoryError as error:

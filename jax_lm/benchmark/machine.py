@@ -31,7 +31,7 @@ LIMIT_REPEATS = 10
 # TFLOP/s and 3.4 TB/s, and a chain 788 and 4.3: the call itself takes time too.
 CHAIN = {"cpu": 1}
 ACCELERATOR_CHAIN = 24
-# Written to /proc/self/clear_refs, this resets the peak of resident memory to its present size.
+# Written to /proc/self/clear_refs, this resets the peak of resident memory to its current size.
 RESET_PEAK = "5"
 
 

@@ -234,7 +234,7 @@ def measure_speed(
 
 
 def speed_report(speed: Row) -> Document:
-    """Return the report of `diffucoder bench` from what bench.json holds."""
+    """Return the report of `diffucoder bench` from the content of bench.json."""
     model = speed["model"]
     bars = [
         ("{preset}, batch {batch}, {prompt_tokens} + {new_tokens} tokens".format_map(row), row["preset"],

@@ -1,7 +1,7 @@
-"""Measure a backend, JAX or PyTorch, in a process of its own.
+"""Measure a backend, JAX or PyTorch, in a separate process.
 
-So neither is charged for what the other imports and allocates. `run_worker` starts that process and
-returns its result. PyTorch's backend is in `torch_reference`.
+Memory and time of one backend then do not include imports and allocations of the other.
+`run_worker` starts the process and returns its result. PyTorch's backend is in `torch_reference`.
 """
 
 import multiprocessing
@@ -126,7 +126,7 @@ def measure_backend(request: WorkerRequest) -> Measured:
 
 
 def backend_loader(request: WorkerRequest) -> Callable[[], Backend]:
-    """Return a function that loads the backend; what happens once per process is done here."""
+    """Return a function that loads the backend; start what is needed once, so it is not timed."""
     config = DreamForCausalLM.read_config(request.folder)
     if request.backend == "jax":
         # Starts the platform, which must not count as loading.

@@ -70,10 +70,10 @@ def read_values(
 
     Args:
         path: the file.
-        kind: how its numbers are stored.
-        offset: its first byte in the file.
+        kind: storage type of its numbers.
+        offset: position of its first byte in the file.
         shape: its shape.
-        heads: heads of q or k whose rows lie permuted; 0 if they do not.
+        heads: number of heads of q or k whose rows are stored permuted; 0 if they are not.
     """
     dtype = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)
     if dtype == np.uint8:
@@ -116,7 +116,7 @@ def value(reader: gguf.GGUFReader, key: str) -> Any:
 
 
 def heads_of(reader: gguf.GGUFReader, name: str) -> int:
-    """Return the heads of a q or k whose rows lie permuted; 0 for other tensors."""
+    """Return the number of heads of a q or k with permuted rows; 0 for other tensors."""
     architecture = value(reader, "general.architecture")
     part = name.split(".")[2] if name.startswith("blk.") else ""
     counts = {"attn_q": "head_count", "attn_k": "head_count_kv"}

@@ -208,7 +208,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
-    """Raise CheckpointError if a single file holds other tensors than the shards beside it.
+    """Raise CheckpointError if a single file holds other tensors than the shards next to it.
 
     Some programs would load the file and others the shards.
     """

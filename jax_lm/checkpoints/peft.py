@@ -200,7 +200,8 @@ def read_adapter(folder: Path) -> StoredAdapter:
         raise CheckpointError(
             f"{folder} has no {WEIGHTS}; an adapter_model.bin is a pickle, which is never read"
         )
-    # Before the tensors: of DoRA, say, the field names what the tensor's name only hints at.
+    # Read before the tensors, for better errors: the configuration names DoRA, for example, which
+    # the names of tensors only hint at.
     config = read_config(fields, folder / CONFIG)
     tensors, root = rename_tensors(folder / WEIGHTS)
     _, metadata, _ = huggingface.read_header(folder / WEIGHTS)
@@ -288,7 +289,7 @@ def targets_of(value: Any) -> tuple[str, ...] | str:
 
 
 def as_number(name: str, value: Any, kind: Callable[[Any], Value]) -> Value:
-    """Convert a number to int or float; raises ValueError if it is none, or not a whole one."""
+    """Convert a number to int or float. Raises ValueError for anything else."""
     if type(value) is not int and (kind is int or type(value) is not float):
         raise ValueError(f"{name}={value!r}: must be a {'whole ' if kind is int else ''}number")
     return kind(value)

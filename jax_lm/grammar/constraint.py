@@ -107,8 +107,8 @@ class Constraint:
 
     def count_valid(self, ids: Sequence[int], least: int) -> int:
         """Return a number of tokens, at least `least`, that have a known end, by bisection."""
-        # if some tokens have an end, so has every beginning of them: bisection needs this
-        # `least` tokens have an end all the time, and the result lies in [least, most]
+        # Bisection works because every prefix of tokens that have an end has an end, too.
+        # Invariant: `least` tokens have an end, and the result lies in [least, most].
         most = len(ids)
         while least < most:
             middle = (least + most + 1) // 2

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import jax
 
-# Start and end of each.
+# Start and end of each interval.
 Intervals = list[tuple[float, float]]
 EVENTS = "/jax/core/compile/"
 # The event of the compiler alone, without tracing and lowering.

@@ -153,7 +153,7 @@ class Option:
                 value = kind[kind.index(text)] if isinstance(kind, tuple) else kind(text)
             except ValueError:
                 continue
-            # float() accepts nan and inf, which no option means
+            # float() accepts nan and inf, which make no sense for any option
             if kind is float and not math.isfinite(value):
                 rule = "a finite number"
             elif kind is int and not -WORD_SIZE <= value < WORD_SIZE:
@@ -300,7 +300,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
     Raises:
         ValueError: an unknown option, a wrong value, or too many words.
     """
-    # `places` are words without a name, for positional arguments
+    # `places` collects words without a name, for positional arguments
     rest = list(before_dashes(words))
     places = []
     given = {}
@@ -382,7 +382,7 @@ def run_main(program: Callable[..., T]) -> T:
 
     Prints help for `--help`. Wrong options end the process with status 2.
     """
-    # the name of the script stands in messages
+    # messages contain the name of the script
     words = sys.argv[1:]
     path = Path(sys.argv[0])
     prog = path.parent.name if path.name == "__main__.py" else path.name

@@ -13,7 +13,7 @@ GROUPS = (
 
 
 def free_memory() -> int | None:
-    """Return the free bytes of a device; None if the system does not say.
+    """Return the free bytes of a device; None if the system does not report them.
 
     The devices of a CPU share what the host has.
     """

@@ -122,9 +122,9 @@ def duration(seconds: float) -> str:
 
 
 class CurrentStderr(logging.StreamHandler):
-    """Writes log records to what is `sys.stderr` at the time, which a progress bar replaces.
+    """Writes log records to the current `sys.stderr`, which a progress bar replaces.
 
-    The stream of a plain handler would write into the bar.
+    A plain handler keeps the original stream, and would write into the bar.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -192,7 +192,7 @@ def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone. Standard output is redirected, because flushing it at
+        # The reader of our output has exited. Standard output is redirected, because flushing it at
         # exit would raise the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
