@@ -57,13 +57,13 @@ def prepare_upload(folder: Path, repo: str, license_name: str | None = None) -> 
         raise CheckpointError(f"{folder} is not a folder")
     # An adapter has no config.json; a merged model may have both files.
     is_adapter = (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file()
-    sent = sorted(adapter_files(folder) if is_adapter else model_files(folder))
+    files = sorted(adapter_files(folder) if is_adapter else model_files(folder))
     write_card = adapter_card if is_adapter else model_card
     card = None
-    if folder / CARD not in sent:
+    if folder / CARD not in files:
         card = write_card(folder, repo, f"license: {license_name}\n" if license_name else "")
-    left_out = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in sent]
-    return Upload(tuple(sent), card, tuple(left_out))
+    left_out = [path for path in sorted(folder.iterdir()) if path.is_file() and path not in files]
+    return Upload(tuple(files), card, tuple(left_out))
 
 
 def adapter_files(folder: Path) -> set[Path]:
@@ -93,8 +93,8 @@ def model_files(folder: Path) -> set[Path]:
     for check in verify(folder):
         if not check.passed:
             raise CheckpointError(f"{folder} is not uploaded: {check.name}: {check.found}")
-    described = matching_files(folder, (*DESCRIPTION_FILES, *LICENCE_FILES, CARD))
-    return described | weights | set(code_files(folder))
+    other_files = matching_files(folder, (*DESCRIPTION_FILES, *LICENCE_FILES, CARD))
+    return other_files | weights | set(code_files(folder))
 
 
 def matching_files(folder: Path, patterns: Iterable[str]) -> set[Path]:
@@ -129,7 +129,7 @@ def model_card(folder: Path, repo: str, licence: str) -> str:
     dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
     precision = "int8 kernels" if DreamForCausalLM.is_int8(folder) else dtype
     files = sorted(set(huggingface.tensor_files(folder).values()))
-    sums = "\n".join(
+    checksum_rows = "\n".join(
         f"| `{path.name}` | {path.stat().st_size:,} | `{checksums.sha256(path)}` |"
         for path in files
     )
@@ -154,7 +154,7 @@ Please add here what the model was trained on, what it is intended for, and how 
 
 | weights | bytes | SHA-256 |
 |---|---|---|
-{sums}
+{checksum_rows}
 """
 
 

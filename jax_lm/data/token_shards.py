@@ -73,13 +73,13 @@ class TokenShards:
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"data={str(folder)!r}: has no {DATASET} that can be read ({error}); "
-                "`diffucoder data tokenize` writes such a folder, and finishes one that it left"
+                "`diffucoder data tokenize` writes such a folder, and completes an unfinished one"
             ) from error
-        for name, wanted in (("format", FORMAT), ("kind", kind), ("tokenizer", tokenizer)):
-            if fields.get(name) != wanted:
+        for name, expected in (("format", FORMAT), ("kind", kind), ("tokenizer", tokenizer)):
+            if fields.get(name) != expected:
                 raise ValueError(
                     f"data={str(folder)!r}: tokenised with {name}={fields.get(name)!r}, "
-                    f"not {wanted!r}"
+                    f"not {expected!r}"
                 )
         shards = fields["shards"]
         dtype = np.dtype(fields["dtype"])
@@ -129,12 +129,12 @@ class TokenShards:
     def __getitem__(self, number: int) -> Row:
         """Read a sample: a visible prompt, then an open canvas."""
         # A shard with ends [4, 7]: sample 1 is tokens 4 to 6.
-        shard, place = locate(self.sample_starts, number)
+        shard, index = locate(self.sample_starts, number)
         ends = self.ends(shard)
         count = len(self.ends(shard))
-        start = int(ends[place - 1]) if place else 0
-        stop = int(ends[place])
-        visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), count + place, 1)[0])
+        start = int(ends[index - 1]) if index else 0
+        stop = int(ends[index])
+        visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), count + index, 1)[0])
         ids = self.map_file(shard, TOKENS, self.dtype, start, stop - start).tolist()
         return Row.masked_after(visible, ids)
 
@@ -154,10 +154,10 @@ class TokenShards:
         # Samples of 4, 3 and 5 tokens: pieces(2, 9) -> [(2, 4), (4, 7), (7, 9)]
         cuts = [start]
         while cuts[-1] < stop:
-            shard, place = locate(self.token_starts, cuts[-1])
+            shard, index = locate(self.token_starts, cuts[-1])
             before = int(self.token_starts[shard])
             ends = self.ends(shard)
-            first, last = (int(np.searchsorted(ends, at, "right")) for at in (place, stop - before))
+            first, last = (int(np.searchsorted(ends, at, "right")) for at in (index, stop - before))
             cuts += [before + int(end) for end in ends[first:last]] or [stop]
             # The last sample of a shard ends with the shard: the next iteration begins in the next
             # shard. Without a sample end before `stop`, the piece extends to `stop`.
@@ -165,8 +165,8 @@ class TokenShards:
 
     def text(self, start: int, stop: int) -> list[int]:
         """Read the tokens in [start, stop), which must lie in one shard."""
-        shard, place = locate(self.token_starts, start)
-        return self.map_file(shard, TOKENS, self.dtype, place, stop - start).tolist()
+        shard, index = locate(self.token_starts, start)
+        return self.map_file(shard, TOKENS, self.dtype, index, stop - start).tolist()
 
 
 # The samples of a run, in memory or tokenised.
@@ -253,12 +253,14 @@ def permute(number: int, size: int, key: bytes) -> int:
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
-        for turn in range(ROUNDS):
+        for round_number in range(ROUNDS):
             # 0b1101 with half=2 -> left 0b11, right 0b01; swapped, with left xor hash(right)
             left = number >> half
             right = number & mask
-            drawn = hashlib.blake2b(b"%d %d" % (turn, right), digest_size=8, key=key).digest()
-            number = right << half | (left ^ int.from_bytes(drawn, "little") & mask)
+            digest_bytes = hashlib.blake2b(
+                b"%d %d" % (round_number, right), digest_size=8, key=key
+            ).digest()
+            number = right << half | (left ^ int.from_bytes(digest_bytes, "little") & mask)
         if number < size:
             return number
 

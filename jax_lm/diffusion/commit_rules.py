@@ -66,8 +66,8 @@ def above_threshold(
     `dynamic`; `threshold` has decay 0).
     """
     # threshold .9, decay .5, 3 of 4 masks left: .9 * (1 - .5 / 4) = .7875
-    left = jnp.sum(masked, axis=1) / jnp.maximum(holes, 1)
-    bound = threshold * (1 - decay * (1 - left))
+    masked_share = jnp.sum(masked, axis=1) / jnp.maximum(holes, 1)
+    bound = threshold * (1 - decay * (1 - masked_share))
     return masked & ((probability >= bound[:, None]) | (rank == 0))
 
 
@@ -108,8 +108,11 @@ def below_entropy(
 def ordered(values: RowScores, rank: RowIds, masked: RowMask) -> RowScores:
     """Return the values of masked positions by rank, and zeros after them."""
     # values [.1, .2, .3], ranks [1, 2, 0], masks [1, 0, 1] -> [.3, .1, 0]
-    place = jnp.where(masked, rank, rank.shape[1])
-    return jnp.zeros_like(values).at[jnp.arange(len(rank))[:, None], place].set(values, mode="drop")
+    # Positions without a mask are written past the end, that is, dropped.
+    target = jnp.where(masked, rank, rank.shape[1])
+    return (
+        jnp.zeros_like(values).at[jnp.arange(len(rank))[:, None], target].set(values, mode="drop")
+    )
 
 
 def leading(passes: RowMask, rank: RowIds) -> RowMask:

@@ -145,12 +145,14 @@ class DreamAttention(nnx.Module):
         q, k = (DreamRotaryEmbedding.rotate(heads, rotary) for heads in (q, k))
         v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
-        seen = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
+        key_values = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
             # A cache of 6 positions, start = 2 and t = 3: positions 2, 3 and 4 are replaced.
             cached, start = past
-            seen = cached.write(seen, start)
-        return self.o_proj(attend(q, *seen, attention_mask, mesh).reshape(b, t, -1)), seen
+            key_values = cached.write(key_values, start)
+        return self.o_proj(
+            attend(q, *key_values, attention_mask, mesh).reshape(b, t, -1)
+        ), key_values
 
 
 class DreamMLP(nnx.Module):
@@ -185,9 +187,11 @@ class DreamDecoderLayer(nnx.Module):
         past: Past = None,
         mesh: Mesh | None = None,
     ) -> tuple[Hidden, KeyValues]:
-        attended, seen = self.self_attn(self.input_layernorm(x), rotary, attention_mask, past, mesh)
+        attended, key_values = self.self_attn(
+            self.input_layernorm(x), rotary, attention_mask, past, mesh
+        )
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), seen
+        return x + self.mlp(self.post_attention_layernorm(x)), key_values
 
 
 class DreamEmbedding(nnx.Module):

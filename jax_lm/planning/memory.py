@@ -166,10 +166,10 @@ class PlannedStep:
         new = f", {self.new_tokens} of them new" if self.kind not in ("sft", "adapt") else ""
         trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
         # the preset is the first field
-        given = [
+        settings = [
             f"{name} {value}" for name, value in asdict(self.decoding).items() if value is not None
         ]
-        work = f"one {self.kind} update of {trained}" if self.is_training else ", ".join(given)
+        work = f"one {self.kind} update of {trained}" if self.is_training else ", ".join(settings)
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
 
     def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
@@ -268,7 +268,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
         width += 3 * config.intermediate_size + config.num_attention_heads * planned.canvas
         # Python with JAX, and the compilation of each layer; 0.3 GB and 25 to 40 MB were measured
         process = 2**28 + 2**25 * config.num_hidden_layers
-    kept = rows * planned.canvas * width * config.num_hidden_layers * size
+    layer_inputs = rows * planned.canvas * width * config.num_hidden_layers * size
     widest = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
     )
@@ -276,7 +276,7 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     # float32 gradients, and weights and gradients in the compute dtype (size of 4 bytes)
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
-    working = process + gradients + gathered + (kept + 2 * widest) // mesh.tensor
+    working = process + gradients + gathered + (layer_inputs + 2 * widest) // mesh.tensor
     # masters, two AdamW moments and the reference of coupled-GRPO; training has no KV cache
     copies = 4 if planned.kind == "grpo" else 3
     return Memory(frozen + copies * masters, 0, working)

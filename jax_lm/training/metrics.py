@@ -49,7 +49,7 @@ class Meter:
     Attributes:
         sums: sum and count of each metric; for names in max_, the maximum and 1.
         tokens: tokens since the last entry.
-        seconds: seconds since the last entry that earlier processes of the run measured.
+        seconds: seconds since the last entry, as measured by earlier processes of the run.
         earlier: seconds of the run up to the last entry.
         clock: when this process began to count.
     """

@@ -94,11 +94,11 @@ class Broker:
     def carry_out(self, name: str, arguments: list[int]) -> tuple[int, int]:
         """Carry out a call; returns its value and its error number (0: none)."""
         name, *places = OLDER.get(name, [name, *"012345"])
-        given = [argument_at(place, arguments) for place in places]
+        values = [argument_at(place, arguments) for place in places]
         carry_out = getattr(self, name)
         # Registers always hold six arguments; a call takes as many as its method has parameters.
         try:
-            return carry_out(*given[: carry_out.__code__.co_argcount - 1]) or 0, 0
+            return carry_out(*values[: carry_out.__code__.co_argcount - 1]) or 0, 0
         except OSError as error:
             return 0, error.errno or errno.EIO
         # A name with a zero byte, a number out of range.
@@ -129,13 +129,13 @@ class Broker:
         The address may be unmapped, or the process may have ended.
         """
         try:
-            done = act(self.memory, what, address)
+            result = act(self.memory, what, address)
         except (OSError, OverflowError):
-            done = None
+            result = None
         # Also if no byte was transferred, because the process has ended.
-        if not done:
+        if not result:
             raise os_error(errno.EFAULT)
-        return done
+        return result
 
     def descriptor(self, number: int) -> str:
         # A link to the open file, which also works for a file that has been removed.
@@ -158,7 +158,9 @@ class Broker:
         name = name if name.startswith("/") else f"{self.name_of(folder)}/{name}"
         return self.world.resolve(name, follow=follow, create=create)
 
-    def own(self, folder: int, address: int, *, follow: bool = False, create: bool = False) -> str:
+    def writable_path(
+        self, folder: int, address: int, *, follow: bool = False, create: bool = False
+    ) -> str:
         """Return the host path of a file that the process may create, change, remove or rename.
 
         With `follow`, the last part of the path is not a link.
@@ -260,11 +262,11 @@ class Broker:
         self.where = name
 
     def mkdirat(self, folder: int, address: int, mode: int) -> None:
-        os.mkdir(self.own(folder, address, create=True), mode & 0o777)
+        os.mkdir(self.writable_path(folder, address, create=True), mode & 0o777)
 
     def unlinkat(self, folder: int, address: int, flags: int) -> None:
         remove = os.rmdir if flags & AT_REMOVEDIR else os.unlink
-        remove(self.own(folder, address))
+        remove(self.writable_path(folder, address))
 
     def renameat2(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
@@ -272,23 +274,28 @@ class Broker:
         # The flags of renameat2 (exchange, fail if the target exists) are not supported.
         if read_int(flags):
             raise os_error(errno.EINVAL)
-        os.rename(self.own(folder, address), self.own(new_folder, new_address, create=True))
+        os.rename(
+            self.writable_path(folder, address),
+            self.writable_path(new_folder, new_address, create=True),
+        )
 
     def fchmodat(self, folder: int, address: int, mode: int) -> None:
-        os.chmod(self.own(folder, address, follow=True), mode & MODE)
+        os.chmod(self.writable_path(folder, address, follow=True), mode & MODE)
 
     def symlinkat(self, target: int, folder: int, address: int) -> None:
         # Any target is allowed, because `World` resolves a link whenever it is used.
-        os.symlink(self.read_name(target), self.own(folder, address, create=True))
+        os.symlink(self.read_name(target), self.writable_path(folder, address, create=True))
 
     def linkat(
         self, folder: int, address: int, new_folder: int, new_address: int, flags: int
     ) -> None:
-        old = self.own(folder, address, follow=bool(flags & AT_SYMLINK_FOLLOW))
-        os.link(old, self.own(new_folder, new_address, create=True), follow_symlinks=False)
+        old = self.writable_path(folder, address, follow=bool(flags & AT_SYMLINK_FOLLOW))
+        os.link(
+            old, self.writable_path(new_folder, new_address, create=True), follow_symlinks=False
+        )
 
     def truncate(self, address: int, size: int) -> None:
-        path = self.own(AT_FDCWD, address, follow=True)
+        path = self.writable_path(AT_FDCWD, address, follow=True)
         if not self.may_grow():
             raise os_error(errno.ENOSPC)
         # The kernel's limit holds for the process, not for the broker.
@@ -297,11 +304,11 @@ class Broker:
         os.truncate(path, size)
 
     def utimensat(self, folder: int, address: int, times: int, flags: int) -> int:
-        path = self.own(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
+        path = self.writable_path(folder, address, follow=not flags & AT_SYMLINK_NOFOLLOW)
         # A null pointer means the current time.
         data = self.transfer(os.pread, TIMES_BYTES, times) if times else b""
-        given = ctypes.create_string_buffer(data)
-        where = ctypes.addressof(given) if data else 0
+        timespecs = ctypes.create_string_buffer(data)
+        where = ctypes.addressof(timespecs) if data else 0
         return call_by_name(UTIMENSAT, path, where, AT_SYMLINK_NOFOLLOW)
 
     def uname(self, buffer: int) -> None:
@@ -316,10 +323,10 @@ class Broker:
 def call_by_name(numbers: dict[str, int], path: str, address: int, flags: int) -> int:
     """Make a system call on a file of the host; raises OSError if it fails."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    done = system_call(numbers[MACHINE], AT_FDCWD, ctypes.addressof(name), address, flags)
-    if done < 0:
+    result = system_call(numbers[MACHINE], AT_FDCWD, ctypes.addressof(name), address, flags)
+    if result < 0:
         raise os_error(ctypes.get_errno())
-    return done
+    return result
 
 
 def argument_at(place: str, arguments: list[int]) -> int:

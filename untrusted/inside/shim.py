@@ -152,8 +152,8 @@ class Mark:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
         # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
-        is_bare = not self.arguments and self.name == "parametrize"
-        if is_bare or not isinstance(marked, types.FunctionType | type):
+        needs_arguments = not self.arguments and self.name == "parametrize"
+        if needs_arguments or not isinstance(marked, types.FunctionType | type):
             return Mark(self.name, arguments, keywords)
         setattr(marked, "pytestmark", [*vars(marked).get("pytestmark", ()), self])  # noqa: B010 pyright knows no such attribute
         return marked
@@ -195,11 +195,11 @@ class Capsys:
 
     def readouterr(self) -> Captured:
         """Return what has been printed since the previous call."""
-        said = Captured(self.out.getvalue(), self.err.getvalue())
+        captured = Captured(self.out.getvalue(), self.err.getvalue())
         for stream in (self.out, self.err):
             stream.seek(0)
             stream.truncate()
-        return said
+        return captured
 
 
 class MonkeyPatch(contextlib.ExitStack):
@@ -246,19 +246,19 @@ def tmp_path() -> Any:
 
 @fixture
 def monkeypatch() -> Iterator[MonkeyPatch]:
-    with MonkeyPatch() as made:
-        yield made
+    with MonkeyPatch() as patch:
+        yield patch
 
 
 @fixture
 def capsys() -> Iterator[Capsys]:
-    made = Capsys()
-    with contextlib.redirect_stdout(made.out), contextlib.redirect_stderr(made.err):
-        yield made
+    captured = Capsys()
+    with contextlib.redirect_stdout(captured.out), contextlib.redirect_stderr(captured.err):
+        yield captured
 
 
 # Built-in fixtures.
-FIXTURES: Fields = {made.name: made for made in (tmp_path, monkeypatch, capsys)}
+FIXTURES: Fields = {each.name: each for each in (tmp_path, monkeypatch, capsys)}
 
 
 def install_shim() -> None:

@@ -69,14 +69,14 @@ class Dialogue:
 
     def command(self, name: str) -> Callable[[str], None]:
         """Return a slash command other than /exit. Raises ValueError, which names the nearest."""
-        known = {
+        commands = {
             "/infill": self.infill,
             "/reset": self.reset,
             "/save": self.save,
             "/help": lambda _: print(HELP),
         }
-        require_one_of("command", name, (*known, "/exit"))
-        return known[name]
+        require_one_of("command", name, (*commands, "/exit"))
+        return commands[name]
 
     def say(self, text: str) -> None:
         """Answer a message. If that fails, the message is removed from the conversation."""
@@ -141,13 +141,13 @@ def run_chat(arguments: Chat) -> int:
     if engine.is_builtin:
         terminal.say(f"warning: {CHAT_NOTICE}")
     lines = TypedLines()
-    conversation = Dialogue(engine, arguments.generation, arguments.seed, arguments.system, lines)
+    dialogue = Dialogue(engine, arguments.generation, arguments.seed, arguments.system, lines)
     with interruption.suspend_deadline():
         for line in lines:
-            if not conversation.take(line):
+            if not dialogue.take(line):
                 break
     # in a script, failures count; at a terminal, the user has seen them
-    return 0 if sys.stdin.isatty() or not conversation.failures else terminal.USAGE_ERROR
+    return 0 if sys.stdin.isatty() or not dialogue.failures else terminal.USAGE_ERROR
 
 
 class TypedLines(Iterator[str]):
@@ -165,14 +165,14 @@ class TypedLines(Iterator[str]):
 
     def __next__(self) -> str:
         # "a \\" and "b" are one message of two lines
-        held = []
+        parts = []
         while True:
             try:
-                line = input(("... " if held else "> ") if self.is_terminal else "")
+                line = input(("... " if parts else "> ") if self.is_terminal else "")
             except EOFError:
-                if held:
-                    return "\n".join([*held, ""])
+                if parts:
+                    return "\n".join([*parts, ""])
                 raise StopIteration from None
             if not line.endswith("\\"):
-                return "\n".join([*held, line])
-            held.append(line[:-1])
+                return "\n".join([*parts, line])
+            parts.append(line[:-1])

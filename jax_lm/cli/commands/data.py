@@ -36,7 +36,7 @@ def run_data_show(arguments: Show) -> int:
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=arguments.kind == "text")
     console = Console(highlight=False)
-    draws = np.random.default_rng(arguments.seed)
+    rng = np.random.default_rng(arguments.seed)
     shown = 0
     # a refused line counts as a sample
     for where, sample in islice(samples_of(arguments, tokenizer), arguments.limit):
@@ -45,7 +45,7 @@ def run_data_show(arguments: Show) -> int:
             continue
         shown += 1
         # each learned token is masked with this probability
-        masked = np.array(sample.canvas) & (draws.random(len(sample.ids)) < arguments.mask_ratio)
+        masked = np.array(sample.canvas) & (rng.random(len(sample.ids)) < arguments.mask_ratio)
         counts = f"{len(sample.ids)} tokens, {sum(sample.canvas)} of them learned, {masked.sum()} masked here"
         console.print(Text(f"{where}: {counts}", style="dim"))
         console.print(sample_text(sample, masked.tolist(), tokenizer), soft_wrap=True)
