@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from jax_lm.data.batches import Row, collate
-from jax_lm.diffusion.masking import begun, mask_tokens, noise_levels, shift_right
+from jax_lm.diffusion.masking import mask_tokens, noise_levels, shift_right, visible_prefix
 from jax_lm.models.dream import DreamForCausalLM, flatten, parameters
 from jax_lm.training.config import (
     NORMALISATIONS,
@@ -333,7 +333,7 @@ def test_samples_masked_by_confidence_show_a_beginning_and_what_is_then_likelies
     key_level, key_mask, _ = jax.random.split(key, 3)
     levels = jax.jit(noise_levels)(key_level, batch.samples)
     key_begun = jax.random.split(jax.random.fold_in(key_mask, 0))[1]
-    shown = np.asarray(jax.jit(begun)(key_begun, batch.canvas, batch.samples, levels))
+    shown = np.asarray(jax.jit(visible_prefix)(key_begun, batch.canvas, batch.samples, levels))
     assert shown.any()
     first = np.where(shown, -np.inf, losses(np.where(batch.canvas & ~shown, mask_id, batch.tokens)))
     masked = np.zeros_like(batch.canvas)

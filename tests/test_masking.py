@@ -12,10 +12,10 @@ from jax_lm.diffusion import masking
 from jax_lm.diffusion.masking import attention_mask
 
 # Compiled: called plainly, every small operation is a program of its own.
-begun, shift_right, sample_positions, sample_starts, unforced_ratio = map(
+visible_prefix, shift_right, sample_positions, sample_starts, unforced_ratio = map(
     jax.jit,
     (
-        masking.begun,
+        masking.visible_prefix,
         masking.shift_right,
         masking.sample_positions,
         masking.sample_starts,
@@ -238,7 +238,7 @@ def test_a_canvas_is_begun_by_up_to_what_its_level_leaves(rows):
     tokens, canvas = rows
     samples = np.repeat(np.arange(2 * len(tokens)).reshape(-1, 2), 64, axis=1)
     levels = np.full(tokens.shape, 0.25, np.float32)
-    found = np.asarray(begun(jax.random.key(5), canvas, samples, levels))
+    found = np.asarray(visible_prefix(jax.random.key(5), canvas, samples, levels))
     assert not found[~canvas].any()
     shares = []
     for row, first in itertools.product(range(len(tokens)), (0, 64)):

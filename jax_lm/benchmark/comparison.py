@@ -141,8 +141,8 @@ def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
     """Judge whether every output is within the tolerance."""
     within, largest = differences_within(differences, tolerance)
     measured = f"{within} of {len(differences)} outputs; largest {largest}"
-    wanted = f"relative difference at most {tolerance:g}"
-    return Verdict("numbers as in PyTorch", wanted, measured, within == len(differences))
+    expected = f"relative difference at most {tolerance:g}"
+    return Verdict("numbers as in PyTorch", expected, measured, within == len(differences))
 
 
 def generation_rows(result: Row) -> list[Row]:
@@ -250,7 +250,7 @@ def speed_sections(result: Row) -> list[Section]:
 def number_sections(differences: Sequence[Row]) -> list[Section]:
     """Return relative differences: a table of outputs outside of the layers, and layers by kind."""
     outside = []
-    drawn = []
+    chart_rows = []
     by_layer: dict[int, Row] = {}
     for row in differences:
         layer = row["layer"]
@@ -261,10 +261,10 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
         # One row per layer, one column per kind of output
         by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
         # Equal outputs have no difference to take the logarithm of: they agree in all digits.
-        drawn.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
+        chart_rows.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
     text = "Norm of the difference over the norm of PyTorch's output, on random tokens."
     picture = row_chart(
-        "Decimal digits that agree", drawn, "layer", "digits", by="kind", top=DIGITS
+        "Decimal digits that agree", chart_rows, "layer", "digits", by="kind", top=DIGITS
     )
     rows = list(by_layer.values())
     return [

@@ -124,15 +124,15 @@ def convert(
         del tensors
         sums = {name: tensor_checksum(value) for name, value in parameters(model).items()}
         probe = probe_logits(model)
-        form = conversion.format or ("orbax" if kind == "huggingface" else "huggingface")
-        write_weights(form, folder, published_parameters(model))
+        target_format = conversion.format or ("orbax" if kind == "huggingface" else "huggingface")
+        write_weights(target_format, folder, published_parameters(model))
         # Free the model first: the copy that is read back takes as much memory.
         del model
         # Checksums of the files, and a comparison of what they hold.
         checksums.write_sums(folder)
         check_copy(folder, sums, probe, report_half(on_progress, 1))
         folder.rename(destination)
-    return Converted(form, len(sums), sum(size for _, _, size, _ in sums.values()))
+    return Converted(target_format, len(sums), sum(size for _, _, size, _ in sums.values()))
 
 
 def convert_to_gguf(
@@ -211,7 +211,7 @@ def source_tensors(
 def hidden_folder(destination: Path) -> Iterator[Path]:
     """Create a hidden folder beside `destination`, and remove it at the end of the block.
 
-    What is complete in it is renamed to `destination`, which so appears as a whole or not at all.
+    A complete result is renamed to `destination`, which therefore appears as a whole or not at all.
     """
     folder = destination.absolute().parent / f".{destination.name}.converting"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -224,9 +224,9 @@ def hidden_folder(destination: Path) -> Iterator[Path]:
 def copy_other_files(source: Path, folder: Path) -> None:
     """Copy tokenizer, model card and all other files but weights and config.json, unread."""
     for path in sorted(source.iterdir()):
-        described = (checksums.SUMS, "config.json", "gguf_tensors.json")
-        is_ours = path.name in described or path.name.endswith(WEIGHT_SUFFIXES)
-        if path.is_file() and not is_ours:
+        rewritten = (checksums.SUMS, "config.json", "gguf_tensors.json")
+        is_rewritten = path.name in rewritten or path.name.endswith(WEIGHT_SUFFIXES)
+        if path.is_file() and not is_rewritten:
             shutil.copyfile(path, folder / path.name)
 
 
@@ -240,9 +240,9 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
     complete(folder, config, tokenizer)
 
 
-def write_weights(form: str, folder: Path, tensors: Mapping[str, Array]) -> None:
+def write_weights(target_format: str, folder: Path, tensors: Mapping[str, Array]) -> None:
     """Write weights in the Hugging Face or Orbax layout."""
-    if form == "orbax":
+    if target_format == "orbax":
         orbax.save(folder / ORBAX_FOLDER, tensors)
         return
     sizes = {name: value.nbytes for name, value in tensors.items()}
@@ -276,7 +276,7 @@ def check_copy(
     Raises:
         CheckpointError: a tensor or the logits differ from what was to be written.
     """
-    # What was not finite was refused, or allowed, when it was read from the source.
+    # Values that are not finite were refused or allowed when the source was read.
     dtype = "float32" if probe is None else None
     model = DreamForCausalLM.from_pretrained(
         folder, dtype=dtype, on_progress=on_progress, allow_nonfinite=True

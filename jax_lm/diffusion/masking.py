@@ -56,8 +56,8 @@ def number_blocks(samples: Tokens, length: int) -> Tokens:
     """
     # length 2, samples [0, 0, 0, 1, -1]: a sample has at most 3 blocks, so that sample 0 has the
     # numbers 0 to 2 and sample 1 begins at 3 -> [0, 0, 1, 3, -1]
-    most = -(-samples.shape[1] // length)
-    return jnp.where(samples < 0, -1, samples * most + sample_positions(samples) // length)
+    most_blocks = -(-samples.shape[1] // length)
+    return jnp.where(samples < 0, -1, samples * most_blocks + sample_positions(samples) // length)
 
 
 def over_samples(reduce: str, values: Float[Array, "b t"], samples: Tokens) -> Float[Array, "b t"]:
@@ -135,7 +135,9 @@ def mask_tokens(
     return jnp.where(masked, mask_id, tokens), masked
 
 
-def begun(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array, "b t"]) -> Mask:
+def visible_prefix(
+    key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array, "b t"]
+) -> Mask:
     """Choose a prefix of each sample's canvas that stays visible, of random length.
 
     The prefix is at most the share of the canvas that the sample's level leaves visible.
@@ -148,8 +150,8 @@ def begun(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array,
 
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
     before = jnp.cumsum(canvas, axis=1) - canvas
-    places = before - over_samples("min", before.astype(jnp.float32), samples)
-    return canvas & (places < jnp.floor(jax.vmap(jax.vmap(draw))(samples) * (1 - levels) * sizes))
+    indices = before - over_samples("min", before.astype(jnp.float32), samples)
+    return canvas & (indices < jnp.floor(jax.vmap(jax.vmap(draw))(samples) * (1 - levels) * sizes))
 
 
 def confident_ranks(
@@ -212,5 +214,5 @@ def attention_mask(
     # samples [0, 0, 1] and openness 0: [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     same_sample = samples[:, :, None] == samples[:, None, :]
     columns = jnp.arange(samples.shape[1])
-    drawn = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]
-    return same_sample & ((columns[:, None] >= columns[None]) | drawn)
+    is_opened = jax.random.uniform(key, (columns.size, columns.size)) < openness[:, None, None]
+    return same_sample & ((columns[:, None] >= columns[None]) | is_opened)

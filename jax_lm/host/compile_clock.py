@@ -23,20 +23,20 @@ class CompileClock:
     There is one permanent listener, because removing a listener is not reliable in JAX.
 
     Attributes:
-        pieces: start and end of tracing, lowering and compiling.
+        intervals: start and end of tracing, lowering and compiling.
         count: number of programs compiled.
     """
 
     def __init__(self) -> None:
-        self.pieces: Intervals = []
+        self.intervals: Intervals = []
         self.count = 0
-        jax.monitoring.register_event_duration_secs_listener(self.hear)
+        jax.monitoring.register_event_duration_secs_listener(self.record_event)
 
-    def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+    def record_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(EVENTS):
             # Events are reported when they end.
             now = time.perf_counter()
-            self.pieces.append((now - duration_secs, now))
+            self.intervals.append((now - duration_secs, now))
             self.count += event == COMPILE_EVENT
 
 
@@ -51,21 +51,21 @@ def compile_seconds() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds spent compiling since the block began."""
     clock = compile_clock()
     start = time.perf_counter()
-    clock.pieces.clear()
+    clock.intervals.clear()
     yield lambda: union_seconds(
-        [(max(begin, start), end) for begin, end in clock.pieces if end > start]
+        [(max(begin, start), end) for begin, end in clock.intervals if end > start]
     )
 
 
-def union_seconds(pieces: Intervals) -> float:
+def union_seconds(intervals: Intervals) -> float:
     """Return the length of the union of time intervals.
 
     The intervals are nested: tracing a function includes tracing the functions that it calls.
     """
     # [(0, 3), (1, 2), (5, 6)] -> 3 + 0 + 1 = 4
     total = 0.0
-    reached = float("-inf")
-    for begin, end in sorted(pieces):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
+    covered_until = float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, covered_until))
+        covered_until = max(covered_until, end)
     return total

@@ -147,8 +147,8 @@ class DreamModel(nnx.Module):
             ) -> tuple[Hidden, KeyValues]:
                 return layer(x, rotary, attention_mask, (past, start), self.mesh)
 
-            x, seen = (jax.checkpoint(outputs) if remat else outputs)(x, past)
-            new_cache.append(seen)
+            x, key_values = (jax.checkpoint(outputs) if remat else outputs)(x, past)
+            new_cache.append(key_values)
         return self.norm(x), tuple(new_cache)
 
     def empty_cache(self, batch: int, length: int) -> tuple[KeyValues, ...]:

@@ -184,10 +184,10 @@ class Server:
                 answer_format.begin(gaps, requests)
                 seconds = min(body.seconds, deadline - time.monotonic())
                 submitted = self.engine.submit(requests, stream.listen, seconds)
-            except ValueError as problem:
-                raise invalid(problem, body) from problem
-            except TimeoutError as late:
-                raise failure("timeout") from late
+            except ValueError as error:
+                raise invalid(error, body) from error
+            except TimeoutError as error:
+                raise failure("timeout") from error
             if self.settings.logs_prompts:
                 prompts = [self.tokenizer.decode(request.before) for request in requests]
                 self.log_texts(prompts, "prompts", http)
@@ -197,9 +197,9 @@ class Server:
             if body.is_slow:
                 return await self.prepare_in_turn(prepare, http)
             return await asyncio.to_thread(prepare)
-        except ModuleNotFoundError as missing:
+        except ModuleNotFoundError as error:
             message = f"{body.grammar_field}: this server lacks {missing.name}"
-            raise Refusal(501, message, code="not_installed") from missing
+            raise Refusal(501, message, code="not_installed") from error
 
     async def prepare_in_turn(self, prepare: Callable[[], list[Job]], http: Request) -> list[Job]:
         """Prepare a slow request on a thread, after earlier slow requests.
@@ -441,8 +441,8 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     answers: dict[int | str, Fields] = {400: {"description": "an option is out of range"}}
     # POST: requests for text
     for path, (body, kind) in ENDPOINTS.items():
-        described = app.post(path, response_model=None, responses=answers, description=body.__doc__)
-        described(endpoint_of(server, body, kind))
+        add_route = app.post(path, response_model=None, responses=answers, description=body.__doc__)
+        add_route(endpoint_of(server, body, kind))
     app.post("/tokenize", responses=answers)(server.tokenize)
     app.post("/detokenize", responses=answers)(server.detokenize)
     # GET: state of the server

@@ -166,7 +166,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
                     f"must be 0 where masks are drawn already"
                 )
             key_ranked, key_prefix = jax.random.split(jax.random.fold_in(key_mask, 0))
-            prefix = masking.begun(key_prefix, canvas, pairs, levels)
+            prefix = masking.visible_prefix(key_prefix, canvas, pairs, levels)
             constant = nnx.merge(graph, jax.lax.stop_gradient(params))
             confidence = log_probs(constant, jnp.where(prefix, tokens, empty))
             confidence = jnp.where(prefix, jnp.inf, confidence)

@@ -163,7 +163,7 @@ def require_rewards(rollout: Rollout, number: int) -> None:
         ValueError: the first rollout of a run has no reward at all; later ones are warned of, as
             a run should not be lost for one of them.
     """
-    silent = [name for name, scores in rollout.parts.items() if np.isnan(scores).all()]
+    unscored = [name for name, scores in rollout.parts.items() if np.isnan(scores).all()]
     if np.isnan(rollout.rewards).all():
         message = (
             f"rollout {number}: no reward scored any of the {len(rollout.rewards)} completions "
@@ -172,8 +172,8 @@ def require_rewards(rollout: Rollout, number: int) -> None:
         if number == 0:
             raise ValueError(message)
         logger.warning(message)
-    elif silent and number == 0:
-        logger.warning("rollout 0: %s returned None for every completion", ", ".join(silent))
+    elif unscored and number == 0:
+        logger.warning("rollout 0: %s returned None for every completion", ", ".join(unscored))
 
 
 def nan_to_none(reward: float) -> float | None:
@@ -355,8 +355,8 @@ class RolloutSource:
         """
         if self.mesh is None:
             return jnp.asarray(x)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        return jax.make_array_from_process_local_data(everywhere, np.asarray(x), x.shape)
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        return jax.make_array_from_process_local_data(replicated, np.asarray(x), x.shape)
 
     def log(self, number: int, rollout: Rollout) -> None:
         """Write some completions for people to read; a resumed run writes the same again."""

@@ -1,7 +1,8 @@
 """Settings that a run leaves open, chosen by the size of its model and by its devices.
 
 From `LARGE_MODEL` parameters on, updates compute in bfloat16 and keep only the inputs of layers
-for the gradient. On several devices the mesh takes all of them. Knows settings, no loss, no loop.
+for the gradient. On several devices the mesh takes all of them. Knows settings, but neither losses
+nor the loop.
 """
 
 import logging
@@ -79,7 +80,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
 
 def log_setup(mesh: AnyMesh | None, **settings: Any) -> Fields:
     """Log on which mesh and how a run computes; returns the mesh for the run's record."""
-    where = str(MeshShape.of(mesh)) if mesh else "one device"
+    devices = str(MeshShape.of(mesh)) if mesh else "one device"
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
-    logger.info("training on %s: %s", where, text)
-    return {"mesh": where}
+    logger.info("training on %s: %s", devices, text)
+    return {"mesh": devices}

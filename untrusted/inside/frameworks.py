@@ -38,7 +38,7 @@ class Runner:
 
     Attributes:
         own: objects that the test defines, by name, without objects of the program.
-        made: values of fixtures with a scope larger than a function, kept until the end of the
+        values: values of fixtures with a scope larger than a function, kept until the end of the
             file.
         stack: cleans up after these fixtures.
         passed: number of tests that have passed.
@@ -47,7 +47,7 @@ class Runner:
     def __init__(self, scope: Fields, defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
-        self.made: dict[Any, Any] = {}
+        self.values: dict[Any, Any] = {}
         self.stack = contextlib.ExitStack()
         self.passed = 0
 
@@ -77,10 +77,10 @@ class Runner:
                 if isinstance(value, type) and part.startswith("Test"):
                     self.run_class(f"{name}::{part}", value)
                 elif part.startswith("test") and callable(value):
-                    made = kind()
-                    methods = {other: getattr(made, other) for other in members}
+                    instance = kind()
+                    methods = {other: getattr(instance, other) for other in members}
                     marks = marks_of(getattr(kind, "pytestmark", None))
-                    self.run_function(f"{name}::{part}", methods[part], methods, marks, made)
+                    self.run_function(f"{name}::{part}", methods[part], methods, marks, instance)
 
     def run_function(
         self, name: str, function: Any, scope: Fields, marks: list[Any], owner: Any = None
@@ -118,7 +118,7 @@ class FunctionRun:
 
     Attributes:
         given: parameters of this call by name; ".name" is the parameter of the fixture `name`.
-        made: values of the fixtures so far.
+        values: values of the fixtures so far.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class FunctionRun:
     ) -> None:
         self.runner, self.fixtures, self.owner, self.given = runner, fixtures, owner, given
         self.stack = contextlib.ExitStack()
-        self.made: dict[Any, Any] = {}
+        self.values: dict[Any, Any] = {}
 
     def value_of(self, name: str) -> Any:
         """Return the value of a fixture, which is computed on first use."""
@@ -134,9 +134,9 @@ class FunctionRun:
             raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
         fixture = self.fixtures[name]
         keeper = self.runner if fixture.is_kept else self
-        if fixture not in keeper.made:
-            keeper.made[fixture] = self.make(fixture, keeper.stack)
-        return keeper.made[fixture]
+        if fixture not in keeper.values:
+            keeper.values[fixture] = self.make(fixture, keeper.stack)
+        return keeper.values[fixture]
 
     def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
         """Compute the value of a fixture; `stack` runs the code after its `yield`."""

@@ -32,8 +32,8 @@ from untrusted.inside.operations import (
 
 # Names of the plain types from which the class of an object may derive. A value of an immutable
 # type comes with the handle; one of a mutable type is fetched when it is needed.
-FIXED = {kind.__name__ for kind in IMMUTABLE}
-CONTENTS = {kind.__name__ for kind in MUTABLE}
+IMMUTABLE_KINDS = {kind.__name__ for kind in IMMUTABLE}
+MUTABLE_KINDS = {kind.__name__ for kind in MUTABLE}
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
@@ -47,7 +47,7 @@ KINDS: dict[str, type] = {
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are always those of the handle, even if a test names them explicitly.
-HERE = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
+LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
 # Marks a missing plain value, because None is a plain value.
@@ -92,9 +92,11 @@ def is_plain_data(value: Any) -> bool:
     return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
 
 
-def is_plain_result(made: Any) -> bool:
+def is_plain_result(result: Any) -> bool:
     """Whether a result is plain data, or an object that derives from an immutable plain type."""
-    return not is_theirs(made) or (isinstance(made, Handle) and facts_of(made)["kind"] in FIXED)
+    return not is_theirs(result) or (
+        isinstance(result, Handle) and facts_of(result)["kind"] in IMMUTABLE_KINDS
+    )
 
 
 def facts_of(handle: Any) -> Fields:
@@ -102,7 +104,7 @@ def facts_of(handle: Any) -> Fields:
 
     The keys:
         kind: a key of KINDS, or "object".
-        content: its plain value if the kind is one of FIXED.
+        content: its plain value if the kind is one of IMMUTABLE_KINDS.
         named: whether the test knows the object by a name in CapWords, so that it is a class.
         made: whether the test itself has created the object by calling such a class.
         strict: if the object is the context of a `with` block, the line of the last check in it.
@@ -119,11 +121,13 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
     """
     facts = facts_of(handle)
     kind, is_own_method = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
-    if kind not in FIXED and (kind not in CONTENTS or is_own_method or name not in BY_CONTENT):
+    if kind not in IMMUTABLE_KINDS and (
+        kind not in MUTABLE_KINDS or is_own_method or name not in BY_CONTENT
+    ):
         return NOTHING
     if facts.get("tainted"):
         raise no_verdict(handle, "a comparison with the result of an operator")
-    return facts["content"] if kind in FIXED else ask("content", handle)
+    return facts["content"] if kind in IMMUTABLE_KINDS else ask("content", handle)
 
 
 def no_verdict(handle: Any, action: str) -> BaseException:
@@ -136,30 +140,30 @@ def no_verdict(handle: Any, action: str) -> BaseException:
     return cannot_judge(message) if facts_of(handle).get("made") else TypeError(message)
 
 
-def mark(made: Any, source: Any, *, tainted: bool = False) -> Any:
+def copy_facts(result: Any, source: Any, *, tainted: bool = False) -> Any:
     """Copy the facts about an operand to the result of an operation."""
-    if isinstance(made, Handle):
-        facts_of(made)["made"] = facts_of(source).get("made")
-        facts_of(made)["tainted"] = tainted or facts_of(made).get("tainted")
-    return made
+    if isinstance(result, Handle):
+        facts_of(result)["made"] = facts_of(source).get("made")
+        facts_of(result)["tainted"] = tainted or facts_of(result).get("tainted")
+    return result
 
 
-def unless_tainted(source: Any, made: Any, *, strict: bool = False) -> Any:
+def unless_tainted(source: Any, result: Any, *, strict: bool = False) -> Any:
     """Return the result of an operation. Raises if it is a number from a tainted object.
 
     Args:
         source: the operand.
-        made: the result.
+        result: its result.
         strict: also raise for objects that the test has created.
     """
     facts = facts_of(source)
     if not facts.get("tainted") or (facts.get("made") and not strict):
-        return made
-    if isinstance(made, int | float | complex | Decimal) or (
-        is_plain_data(made) and hasattr(made, "dtype")
+        return result
+    if isinstance(result, int | float | complex | Decimal) or (
+        is_plain_data(result) and hasattr(result, "dtype")
     ):
         raise no_verdict(source, "a number from the result of an operator")
-    return mark(made, source, tainted=True)
+    return copy_facts(result, source, tainted=True)
 
 
 def be_strict(value: Any, line: int) -> Any:
@@ -190,11 +194,11 @@ class Handle:
             if name == "__array__" and facts.get("made"):
                 raise cannot_judge("an object of the program is converted to a numpy array")
             raise AttributeError(name)
-        if name in HERE:
+        if name in LOCAL_ATTRIBUTES:
             return object.__getattribute__(self, name)
         # Every other attribute belongs to the program's object.
-        made = ask("get", self, name)
-        return mark(made, self, tainted=True) if facts.get("tainted") else made
+        result = ask("get", self, name)
+        return copy_facts(result, self, tainted=True) if facts.get("tainted") else result
 
     def __setattr__(self, name: str, value: Any) -> None:
         ask("set", self, name, value)
@@ -203,11 +207,11 @@ class Handle:
         ask("delete", self, name)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        made = unless_tainted(self, ask("call", self, *arguments, **keywords))
+        result = unless_tainted(self, ask("call", self, *arguments, **keywords))
         # The test has created this object if it called a class by its name.
-        if facts_of(self).get("named") and isinstance(made, Handle):
-            facts_of(made)["made"] = True
-        return made
+        if facts_of(self).get("named") and isinstance(result, Handle):
+            facts_of(result)["made"] = True
+        return result
 
     def __contains__(self, item: Any) -> bool:
         if is_theirs(item):
@@ -228,14 +232,14 @@ class Handle:
     def __len__(self) -> int:
         if (content := content_of(self, "__len__")) is not NOTHING:
             return len(content)
-        made = unless_tainted(self, ask("special", "__len__", self))
-        return check_number(self, "length", made)
+        result = unless_tainted(self, ask("special", "__len__", self))
+        return check_number(self, "length", result)
 
     def __iter__(self) -> Any:
         if (content := content_of(self, "__iter__")) is not NOTHING:
             return iter(content)
-        made = unless_tainted(self, ask("special", "__iter__", self))
-        return made if made is self else yield_items(self, made)
+        result = unless_tainted(self, ask("special", "__iter__", self))
+        return result if result is self else yield_items(self, result)
 
     def __next__(self) -> Any:
         return unless_tainted(self, ask("special", "__next__", self))
@@ -313,8 +317,8 @@ def special(name: str) -> Callable[..., Any]:
         content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
         if content is not NOTHING and name in OPERATORS:
             return OPERATORS[name](content, *arguments)
-        made = ask("special", name, self, *arguments)
-        return unless_tainted(self, made, strict=name.strip("_") in CONVERSIONS)
+        result = ask("special", name, self, *arguments)
+        return unless_tainted(self, result, strict=name.strip("_") in CONVERSIONS)
 
     return method
 
@@ -348,10 +352,10 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
 
     def method(self: Any, other: Any, *modulo: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
-        made = ask("special", operator, *operands, *modulo)
+        result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted.
         if is_theirs(other) or not is_plain_data(other):
-            return mark(made, self)
+            return copy_facts(result, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
             operands = (other, content) if reflected else (content, other)
@@ -359,14 +363,14 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
                 expected = OPERATORS[operator](*operands, *modulo)
             except TypeError:
                 expected = NOTHING
-            if expected is NOTHING or not (made == expected):
+            if expected is NOTHING or not (result == expected):
                 raise no_verdict(self, name)
-            return mark(made, self)
+            return copy_facts(result, self)
         # An object without a plain value could return any plain result. If the result is an object,
         # it has now seen the expected value, as in `abs(f(x) - 1.5) < 1e-6`.
-        if is_plain_result(made):
+        if is_plain_result(result):
             raise no_verdict(self, name)
-        return mark(made, self, tainted=True)
+        return copy_facts(result, self, tainted=True)
 
     return method
 
@@ -396,16 +400,16 @@ def build_handle(form: Fields) -> Any:
         awaited: list[Any] = []
         awaited.append(drive(awaited))
         return awaited[0]
-    if kind not in FIXED:
-        made, content = object.__new__(Handle), NOTHING
+    if kind not in IMMUTABLE_KINDS:
+        handle, content = object.__new__(Handle), NOTHING
     else:
         content = TestSide.peer.decode(form.get("c"))
         # Exactly this type, because plain content is never of a subclass.
         if type(content) is not KINDS[kind]:
             raise TypeError("the content of an object is of another type")
-        made = KINDS[kind].__new__(VALUED[kind], content)
-    facts_of(made).update(kind=kind, content=content)
-    return made
+        handle = KINDS[kind].__new__(VALUED[kind], content)
+    facts_of(handle).update(kind=kind, content=content)
+    return handle
 
 
 # Exceptions

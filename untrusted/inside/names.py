@@ -21,9 +21,9 @@ from untrusted.inside.handles import (
     TestSide,
     ask,
     content_of,
+    copy_facts,
     facts_of,
     is_plain_data,
-    mark,
     no_verdict,
     unless_tainted,
 )
@@ -197,16 +197,16 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     is_view = name in VIEWS and not arguments and not facts_of(subject).get("made")
     if is_view and (content := content_of(subject)) is not NOTHING:
         return getattr(content, name)()
-    made = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
+    result = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
     if name in SET_METHODS and not facts_of(subject).get("made"):
-        mark(made, subject, tainted=True)
+        copy_facts(result, subject, tainted=True)
     # A method that has seen the expected value must agree with the plain type's own:
     # result.startswith("Hello")
-    if arguments and not isinstance(made, Handle) and all(map(is_plain_data, arguments)):
+    if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
         method = getattr(facts_of(subject).get("content", NOTHING), name, None)
-        if method and method(*arguments, **keywords) != made:
+        if method and method(*arguments, **keywords) != result:
             raise no_verdict(subject, name)
     # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
-    if name[:1].isupper() and "_" not in name and isinstance(made, Handle):
-        facts_of(made)["made"] = True
-    return made
+    if name[:1].isupper() and "_" not in name and isinstance(result, Handle):
+        facts_of(result)["made"] = True
+    return result
