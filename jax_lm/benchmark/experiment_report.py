@@ -284,8 +284,8 @@ def step_sections(rows: Rows, sections: Sections) -> list[Section]:
     parts = []
     for kind, section in sections.items():
         # "passes 1" and "passes 16" share the section of "passes".
-        if of_kind := [row for step, row in rows.items() if step.split()[0] == kind]:
-            parts.append(section(of_kind))
+        if kind_rows := [row for step, row in rows.items() if step.split()[0] == kind]:
+            parts.append(section(kind_rows))
     return parts
 
 

@@ -82,9 +82,9 @@ def time_call(
     """Time a function after a first call, which `warm_up` may replace."""
     calls = []
     result = None
-    for each in (warm_up or call, *[call] * repeats):
+    for function in (warm_up or call, *[call] * repeats):
         # Free the previous result first, as logits may be large.
         result = None
-        timed, result = time_once(each)
-        calls.append(timed)
+        measurement, result = time_once(function)
+        calls.append(measurement)
     return Timing.of(calls, result)

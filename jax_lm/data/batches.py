@@ -138,9 +138,9 @@ def collate(
                 samples[i, end:] = number
             start = end
             number = number + 1
-    opening = None if openness is None else np.full(len(rows), openness, np.float32)
+    row_openness = None if openness is None else np.full(len(rows), openness, np.float32)
     is_drawn = any(sample.drawn for row in rows for sample in row)
-    return Batch(tokens, canvas, samples, opening, drawn if is_drawn else None)
+    return Batch(tokens, canvas, samples, row_openness, drawn if is_drawn else None)
 
 
 def fill_rows(batch: Batch, multiple: int) -> Batch:
@@ -153,9 +153,9 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def append(values: np.ndarray, **form: Any) -> np.ndarray:
-        # zeros, unless `form` says otherwise
-        return np.pad(values, [(0, missing), (0, 0)][: values.ndim], **form)
+    def append(values: np.ndarray, **settings: Any) -> np.ndarray:
+        # zeros, unless `settings` say otherwise
+        return np.pad(values, [(0, missing), (0, 0)][: values.ndim], **settings)
 
     return Batch(
         append(batch.tokens, mode="edge"),
@@ -197,7 +197,7 @@ class Order:
             )
         self.numbers = np.arange(len(self.lengths)) if numbers is None else numbers
         self.starts = [0]
-        self.held: tuple[int, Any] = (-1, [])
+        self.cached: tuple[int, Any] = (-1, [])
 
     def epoch(self, number: int) -> list[list[int]] | Int[np.ndarray, "n 1"]:
         """Return the rows of an epoch, as lists of sample indices or as one array.
@@ -205,11 +205,11 @@ class Order:
         The last epoch is cached: consecutive steps ask for the same one.
         """
         # numbers [4, 5, 6] in order [2, 0, 1], one per row -> [[6], [4], [5]]
-        if self.held[0] != number:
+        if self.cached[0] != number:
             order = np.random.default_rng((self.seed, number)).permutation(len(self.lengths))
             rows = self.numbers[order, None] if self.capacity is None else self.pack(order.tolist())
-            self.held = (number, rows)
-        return self.held[1]
+            self.cached = (number, rows)
+        return self.cached[1]
 
     def pack(self, order: Sequence[int]) -> list[list[int]]:
         """Pack samples first-fit: each goes into the first open row with enough room.
@@ -251,13 +251,13 @@ class Order:
         epoch = 0
         while self.start(epoch + 1) <= first:
             epoch += 1
-        taken = []
-        while len(taken) < count:
-            offset = first + len(taken) - self.start(epoch)
-            section = self.epoch(epoch)[offset : offset + count - len(taken)]
-            taken += section.tolist() if isinstance(section, np.ndarray) else section
+        rows = []
+        while len(rows) < count:
+            offset = first + len(rows) - self.start(epoch)
+            section = self.epoch(epoch)[offset : offset + count - len(rows)]
+            rows += section.tolist() if isinstance(section, np.ndarray) else section
             epoch += 1
-        return taken
+        return rows
 
 
 @dataclass
@@ -307,12 +307,12 @@ class SampleStream:
                 f"batch_size={self.batch_size}: must be a multiple of the {processes} processes"
             )
         # 8 rows and 2 processes: process 0 has rows 0 to 3, process 1 has rows 4 to 7
-        mine = self.batch_size // processes
+        count_here = self.batch_size // processes
         keys = self.order.rows(step * self.batch_size, self.batch_size)
         # Numbered across processes, so that `vary` draws the same for any number of processes.
-        before = sum(map(len, keys[: process * mine]))
+        before = sum(map(len, keys[: process * count_here]))
         count = itertools.count(before)
-        groups = keys[process * mine : (process + 1) * mine]
+        groups = keys[process * count_here : (process + 1) * count_here]
         rows = [[self.sample(key, step, next(count)) for key in group] for group in groups]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 

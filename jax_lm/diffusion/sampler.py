@@ -198,26 +198,26 @@ class Sampler:
         config = self.canvas_config(canvas, options, stop_ids=stop_ids, hooks=hooks)
         if is_fresh and self.mesh is None and hooks == NO_HOOKS and type(config.variant) is Variant:
             # The samples of a prompt are equal until the first of them commits a token. On a mesh,
-            # the repeated cache would lie otherwise than that of later refreshes.
+            # the repeated cache would be sharded differently from those of later refreshes.
             config = replace(config, copies=canvas.copies)
         # decode: one block after another
-        done: list[Block] = []
+        finished: list[Block] = []
         for block in config.variant.blocks(
             canvas, options.decoding.block_columns(canvas.region.length)
         ):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
-                # Already decided. `done` leaves it out, because its rows were not computed here.
+                # Already decided. `finished` leaves it out, because its rows were not computed here.
                 continue
             state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)
             params = config.variant.params(params, state)
             if state.logprobs is not None:
                 params = params._replace(keeps_logprobs=jnp.bool_(True))
-            passes = block_passes(canvas, block, done, options.decoding, config)
+            passes = block_passes(canvas, block, finished, options.decoding, config)
             inputs = BatchInputs(arrays, self.window(state, block, params), params)
             refresh_steps = decoding.refresh_steps or NEVER
             state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
-            done.append(block)
+            finished.append(block)
             if not np.asarray(state.masked).any():
                 break
 
@@ -354,9 +354,9 @@ class Sampler:
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
         # Scores cover the region's columns alone.
-        everywhere = np.full(tokens.shape, -np.inf, np.float32)
-        everywhere[:, region.start : region.end] = scores
-        return np.asarray(after.tokens), np.where(holes, everywhere, -np.inf)
+        canvas_scores = np.full(tokens.shape, -np.inf, np.float32)
+        canvas_scores[:, region.start : region.end] = scores
+        return np.asarray(after.tokens), np.where(holes, canvas_scores, -np.inf)
 
     def candidates(
         self, canvas: Canvas, state: SamplerState, options: GenerationOptions
@@ -423,7 +423,7 @@ def restrict_options(options: GenerationOptions, config: DreamConfig) -> Generat
 
 
 def block_passes(
-    canvas: Canvas, block: Block, done: list[Block], decoding: Decoding, config: StepConfig
+    canvas: Canvas, block: Block, finished: list[Block], decoding: Decoding, config: StepConfig
 ) -> list[Pass]:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
@@ -436,27 +436,27 @@ def block_passes(
     #   window   0 to 15    7 to 11
     #   dual     0 to 15    8 to 11
     # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2.
-    copies = 1 if done else config.copies
-    config, chosen = replace(config, length=block.length, copies=1), decoding.settings
+    copies = 1 if finished else config.copies
+    config, settings = replace(config, length=block.length, copies=1), decoding.settings
     width = canvas.tokens.shape[1]
-    if chosen.cache == "none":
+    if settings.cache == "none":
         return config.variant.passes([Pass(config, 0)])
-    if done and len(done) % chosen.refresh_every:
+    if finished and len(finished) % settings.refresh_every:
         # Between two full refreshes: the previous block, whose tokens are final now, and this one.
-        first_row, end_row = max(done[-1].start - 1, 0), block.end
+        first_row, end_row = max(finished[-1].start - 1, 0), block.end
     else:
         first_row, end_row = (
-            max(canvas.region.start - 1, 0) if done and chosen.freeze_prompt else 0,
+            max(canvas.region.start - 1, 0) if finished and settings.freeze_prompt else 0,
             width,
         )
-    forces = chosen.first_token == "force"
+    forces = settings.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
-    with_row_before = chosen.cache != "dual" and not forces and block.start > 0
+    with_row_before = settings.cache != "dual" and not forces and block.start > 0
     # If the first attention block begins in the prompt, its given tokens attend to its masks, so
     # the whole block is recomputed.
-    lead = 0 if done else canvas.phase
+    lead = 0 if finished else canvas.phase
     start = max(block.start - lead - with_row_before, 0)
-    end = width if chosen.cache == "prefix" else block.end
+    end = width if settings.cache == "prefix" else block.end
     variant = replace(config.variant, forced=forces)
     refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(

@@ -116,13 +116,13 @@ class Steps(RunLog):
             self.outcomes[step.name] = Outcome(FAILED, reason=reason)
             return
         self.append({"step": step.name, "state": BEGUN})
-        done = {
+        rows = {
             name: outcome.row for name, outcome in self.outcomes.items() if outcome.state == DONE
         }
         start = time.perf_counter()
         try:
             state = DONE
-            row = step.action(done)
+            row = step.action(rows)
             reason = ""
         except LeftOut as error:
             state = LEFT_OUT

@@ -111,7 +111,7 @@ class DiffuGRPOTrainer:
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
         require_room_for_completions(model, prompts, config)
 
-        # Its weights: those that are trained, and the others.
+        # The weights of the policy: those that are trained, and the others.
         sampler = Sampler(model)
         weights = on_mesh(sampler.params, model.config, model.mesh)
         params = partition(weights, trained)
@@ -146,7 +146,7 @@ class DiffuGRPOTrainer:
     def describe(self, model: DreamForCausalLM, prompts: PromptSet) -> Fields:
         """Return the settings that a resumed run must agree on; logs how the run computes."""
         config = self.config
-        where = log_setup(
+        mesh_record = log_setup(
             model.mesh,
             compute_dtype=config.training.dtype,
             remat=config.remat,
@@ -158,7 +158,7 @@ class DiffuGRPOTrainer:
             # Rows do not depend on their batch. With other commit rules they do: a block begins
             # when the slowest row of the batch has finished the previous one.
             del settings["generation_batch_size"]
-        return where | {"grpo": settings, "prompts": fingerprint(prompts)}
+        return mesh_record | {"grpo": settings, "prompts": fingerprint(prompts)}
 
     def count_flops(self, shape: DreamConfig, length: int) -> float:
         """Count the operations per token of an update; those of rollouts do not count."""

@@ -230,11 +230,11 @@ class GRPOConfig:
         if self.masks.estimator == "trace":
             # With these settings, keys and values come from earlier blocks, or tokens from other
             # canvases.
-            rule = partial(require, "estimator='trace' does not score such a decoding")
-            rule(lambda value: value == 1, decoding, "refresh_every")
-            rule(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
-            rule(lambda value: not value, self.generation, "lookahead")
-            rule(lambda value: False, self.generation.decoding, *PIPELINE_SETTINGS)
+            require_traced = partial(require, "estimator='trace' does not score such a decoding")
+            require_traced(lambda value: value == 1, decoding, "refresh_every")
+            require_traced(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
+            require_traced(lambda value: not value, self.generation, "lookahead")
+            require_traced(lambda value: False, self.generation.decoding, *PIPELINE_SETTINGS)
         if self.masks.sampling_temperature:
             rule = "scores have no temperature 0"
             require(rule, lambda value: value > 0, self.generation, "temperature")

@@ -193,9 +193,9 @@ class TestPreparation:
             if targets
         ]
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
-        known = -1
-        while known < len(self.derived):
-            known = len(self.derived)
+        size_before = -1
+        while size_before < len(self.derived):
+            size_before = len(self.derived)
             for names, (calls, reads) in bindings:
                 self.derived |= names if calls or reads & self.derived else set()
 
@@ -234,14 +234,20 @@ class TestPreparation:
     def as_written(self, side: ast.expr) -> ast.expr:
         """Wrap an expression in `__tester__.as_written(lambda: ...)` if possible and necessary."""
         nodes = nodes_of(side)
-        # Inside of a lambda, these would no longer act on the enclosing function.
-        kept = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+        # Inside a lambda, these would no longer act on the enclosing function.
+        immovable = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
         # Literals need no protection.
-        is_kept = isinstance(side, ast.Starred) or any(isinstance(node, kept) for node in nodes)
-        if is_kept or self.depends(side) or not any(isinstance(node, ast.Name) for node in nodes):
+        is_immovable = isinstance(side, ast.Starred) or any(
+            isinstance(node, immovable) for node in nodes
+        )
+        if (
+            is_immovable
+            or self.depends(side)
+            or not any(isinstance(node, ast.Name) for node in nodes)
+        ):
             return side
-        nothing = ast.arguments([], [], None, [], [], None, [])
-        return call_tester("as_written", ast.Lambda(nothing, side))
+        no_parameters = ast.arguments([], [], None, [], [], None, [])
+        return call_tester("as_written", ast.Lambda(no_parameters, side))
 
     def is_check(self, statement: Any) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""
