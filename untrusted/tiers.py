@@ -124,13 +124,13 @@ def shared_libraries(name: str, folder: str) -> str:
 @functools.cache
 def hidden_in(path: str) -> list[str]:
     """List the folders of installed packages within a folder."""
-    inner = [
+    patterns = [
         f"{prefix}{kind}"
         for prefix in ("", "python*/")
         for kind in ("site-packages", "dist-packages")
     ]
     folders = {
-        folder for pattern in inner for folder in glob.glob(f"{glob.escape(path)}/{pattern}")
+        folder for pattern in patterns for folder in glob.glob(f"{glob.escape(path)}/{pattern}")
     }
     return sorted(
         folder for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)
@@ -177,8 +177,8 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     """
     folders = package_folders((*packages, *HARNESS))
     paths = readable(folders)
-    closed = hidden(paths)
-    names = [json.dumps(paths), json.dumps(closed), work, json.dumps(folders)]
+    hidden_folders = hidden(paths)
+    names = [json.dumps(paths), json.dumps(hidden_folders), work, json.dumps(folders)]
     # -I: ignore the environment and the user's folder; -S: no site packages; -B: write no bytecode.
     options = ("-I", "-S", "-B", "-X", "utf8", "-c", BOOTSTRAP)
     python = [interpreter(), *options, str(INSIDE), str(control), tier, *names]
@@ -187,9 +187,11 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailableError("bubblewrap: the program bwrap is not installed")
-    shown = {path: ("--ro-bind", path, path) for path in paths}
+    mounts = {path: ("--ro-bind", path, path) for path in paths}
     # An empty folder hides the installed packages; the allowed ones are mounted into it.
-    shown |= {path: ("--perms", "0755", "--tmpfs", path) for path in closed if path not in shown}
+    mounts |= {
+        path: ("--perms", "0755", "--tmpfs", path) for path in hidden_folders if path not in mounts
+    }
     return [
         program,
         "--unshare-all",
@@ -205,10 +207,10 @@ def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> l
         # The work folder first, as later mounts may lie in a folder of that name.
         *("--perms", "0700", "--size", str(WORK_BYTES), "--tmpfs", work),
         # Shorter paths first: a folder is mounted before what lies in it.
-        *(word for path in sorted(shown, key=len) for word in shown[path]),
+        *(word for path in sorted(mounts, key=len) for word in mounts[path]),
         *("--dev-bind", os.devnull, os.devnull),
         # Made read-only last, after everything has been mounted into them.
-        *(word for path in closed for word in ("--remount-ro", path)),
+        *(word for path in hidden_folders for word in ("--remount-ro", path)),
         *("--remount-ro", "/", "--chdir", "/", "--"),
         *python,
     ]

@@ -68,14 +68,14 @@ def plan_deletion(repositories: list[CachedRepoInfo], model: str) -> DeleteCache
     Raises:
         ValueError: the model is not in the cache.
     """
-    # owner/name@abc123 means the branch or tag abc123, or a hash that begins so.
-    asked = HUB_ID.fullmatch(model)
+    # owner/name@abc123 means the branch or tag abc123, or a hash that begins with it.
+    match = HUB_ID.fullmatch(model)
     commits = [
         revision.commit_hash
         for repository in repositories
         for revision in repository.revisions
-        if asked and asked["repo"] == repository.repo_id
-        if not (name := asked["revision"])
+        if match and match["repo"] == repository.repo_id
+        if not (name := match["revision"])
         or name in revision.refs
         or revision.commit_hash.startswith(name)
     ]

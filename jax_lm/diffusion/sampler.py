@@ -206,7 +206,7 @@ class Sampler:
             canvas, options.decoding.block_columns(canvas.region.length)
         ):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
-                # Already decided. `finished` leaves it out, because its rows were not computed here.
+                # Already decided. Not in `finished`, because its rows were not computed here.
                 continue
             state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)

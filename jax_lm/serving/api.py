@@ -198,7 +198,7 @@ class Server:
                 return await self.prepare_in_turn(prepare, http)
             return await asyncio.to_thread(prepare)
         except ModuleNotFoundError as error:
-            message = f"{body.grammar_field}: this server lacks {missing.name}"
+            message = f"{body.grammar_field}: this server lacks {error.name}"
             raise Refusal(501, message, code="not_installed") from error
 
     async def prepare_in_turn(self, prepare: Callable[[], list[Job]], http: Request) -> list[Job]:

@@ -53,7 +53,7 @@ def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> li
     """Encode a conversation for its next message. Raises ValueError if there is no chat template."""
     # chat templates have no role "developer"
     roles = {"developer": "system"}
-    plain = [
+    template_messages = [
         {
             "role": roles.get(each.role, each.role),
             "content": "".join(part.text for part in each.content),
@@ -61,9 +61,9 @@ def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> li
         for each in messages
     ]
     try:
-        return [Gap(tokenizer.encode_chat(plain))]
-    except TokenizerError as problem:
-        raise ValueError(f"messages: {problem}") from problem
+        return [Gap(tokenizer.encode_chat(template_messages))]
+    except TokenizerError as error:
+        raise ValueError(f"messages: {error}") from error
 
 
 def as_conversation(value: Any) -> Any:
@@ -118,16 +118,19 @@ class ResponsesBody(OpenAIBody):
 
     @model_validator(mode="before")
     @classmethod
-    def with_format(cls, given: Any) -> Any:
+    def with_format(cls, body: Any) -> Any:
         """Move `format` from `text` to a field of its own."""
-        text = given.get("text") if isinstance(given, dict) else None
+        text = body.get("text") if isinstance(body, dict) else None
         if not isinstance(text, dict) or not isinstance(text.get("format"), dict):
-            return given
+            return body
         # {"type": "json_schema", "name": …} -> {"type": "json_schema", "json_schema": {"name": …}}
         schema = dict(text["format"])
-        form = {"type": schema.pop("type", None), **({"json_schema": schema} if schema else {})}
+        response_format = {
+            "type": schema.pop("type", None),
+            **({"json_schema": schema} if schema else {}),
+        }
         others = {name: value for name, value in text.items() if name != "format"}
-        return given | {"text.format": form, "text": others}
+        return body | {"text.format": response_format, "text": others}
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
         system = {"role": "system", "content": self.instructions}

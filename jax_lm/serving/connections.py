@@ -85,9 +85,9 @@ class Connections:
         """Accept a connection. Beyond the limits, drop one without a request, or the new one."""
         self.open[new] = None
         # a client is an address: `client_of`
-        own = [each for each in self.open if each.address == new.address]
-        if len(own) > self.limits.per_address:
-            self.drop_one_of(own)
+        of_client = [each for each in self.open if each.address == new.address]
+        if len(of_client) > self.limits.per_address:
+            self.drop_one_of(of_client)
         elif len(self.open) > self.limits.total:
             self.drop_one_of(list(self.open))
 
@@ -122,23 +122,26 @@ class Connection(H11Protocol):
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.others, self.address = connections, ""
-        self.begun = self.unread_since = 0.0
+        self.connections, self.address = connections, ""
+        self.waiting_since = self.unread_since = 0.0
         self.unread = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.begun, self.address = self.loop.time(), client_of(transport.get_extra_info("peername"))
-        self.others.admit(self)
+        self.waiting_since, self.address = (
+            self.loop.time(),
+            client_of(transport.get_extra_info("peername")),
+        )
+        self.connections.admit(self)
 
     def data_received(self, data: bytes) -> None:
         # first byte of the next request: the time for its head begins
         if self.is_idle:
-            self.begun = self.loop.time()
+            self.waiting_since = self.loop.time()
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.others.open.pop(self, None)
+        self.connections.open.pop(self, None)
         super().connection_lost(exc)
 
     @property
@@ -166,7 +169,8 @@ class Connection(H11Protocol):
             return True
         # the head of a request is incomplete for too long
         return (
-            not (self.has_head or self.is_idle or unread) and now - self.begun > limits.head_seconds
+            not (self.has_head or self.is_idle or unread)
+            and now - self.waiting_since > limits.head_seconds
         )
 
 

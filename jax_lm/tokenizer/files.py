@@ -30,7 +30,7 @@ class SpecialTokens:
     """The texts of the tokens with a function, as the files of a checkpoint name them.
 
     Attributes:
-        mask: the mask token; None of an autoregressive model.
+        mask: the mask token; None for an autoregressive model.
         end: ends a document.
         pad: pads rows, and unused canvas, if the tokenizer has no `<|dlm_pad|>`.
         begin: begins a text, for chat templates.
@@ -50,7 +50,7 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     The text that the settings of the tokenizer name comes first, then the id in config.json or
     generation_config.json, then the text that the family of the model implies.
     """
-    named = read_token_names(folder)
+    names = read_token_names(folder)
     settings = [read_optional(folder / name) for name in ("config.json", "generation_config.json")]
     kind = settings[0].get("model_type")
     # Without config.json, the files are those of a tokenizer alone.
@@ -58,10 +58,10 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
 
     def find_texts(name: str, *texts: str | None) -> list[str]:
         ids = [fields.get(f"{name}_token_id") for fields in settings]
-        numbers = [n for given in ids for n in (given if isinstance(given, list) else [given])]
+        numbers = [n for values in ids for n in (values if isinstance(values, list) else [values])]
         by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
-        found = (named.get(f"{name}_token"), *by_id, *texts)
-        return [text for text in found if text and backend.token_to_id(text) is not None]
+        candidates = (names.get(f"{name}_token"), *by_id, *texts)
+        return [text for text in candidates if text and backend.token_to_id(text) is not None]
 
     ends = find_texts("eos")
     has_end = backend.token_to_id(END_OF_TEXT) is not None

@@ -1,6 +1,6 @@
 """The optimizer of every stage: clipped AdamW or Adafactor, or Muon for the layers' matrices.
 
-Knows parameter trees and their paths, no loss and no loop.
+Knows parameter trees and their paths, but neither loss nor loop.
 """
 
 import jax

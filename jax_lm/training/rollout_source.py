@@ -167,7 +167,7 @@ def require_rewards(rollout: Rollout, number: int) -> None:
     if np.isnan(rollout.rewards).all():
         message = (
             f"rollout {number}: no reward scored any of the {len(rollout.rewards)} completions "
-            f"({', '.join(silent)} returned None for each): there is nothing to learn from"
+            f"({', '.join(unscored)} returned None for each): there is nothing to learn from"
         )
         if number == 0:
             raise ValueError(message)
