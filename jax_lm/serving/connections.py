@@ -122,7 +122,8 @@ class Connection(H11Protocol):
 
     def __init__(self, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.connections, self.address = connections, ""
+        # not `connections`, which is uvicorn's own set
+        self.all_connections, self.address = connections, ""
         self.waiting_since = self.unread_since = 0.0
         self.unread = 0
 
@@ -132,7 +133,7 @@ class Connection(H11Protocol):
             self.loop.time(),
             client_of(transport.get_extra_info("peername")),
         )
-        self.connections.admit(self)
+        self.all_connections.admit(self)
 
     def data_received(self, data: bytes) -> None:
         # first byte of the next request: the time for its head begins
@@ -141,7 +142,7 @@ class Connection(H11Protocol):
         super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.connections.open.pop(self, None)
+        self.all_connections.open.pop(self, None)
         super().connection_lost(exc)
 
     @property
