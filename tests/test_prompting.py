@@ -140,7 +140,7 @@ def test_a_gap_keeps_what_a_function_may_not():
 
 
 def test_the_built_in_model_counts_as_a_base_model(engine):
-    assert not is_instruct(engine.found.folder, engine.tokenizer)
+    assert not is_instruct(engine.source.folder, engine.tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def journal_settings(
         model: name of the model; by default that of its checkpoint.
         **others: further settings, recorded unchanged.
     """
-    source = evaluator.engine.found
+    source = evaluator.engine.source
     return {
         **others,
         "data": None if data is None else f"{data.name} sha256:{sha256(data)}",

@@ -106,7 +106,7 @@ def choose_prompting(
     """
     # A suite without questions, such as infilling, is completed by any model.
     has_questions = all(problem.question for problem in problems)
-    if has_questions and not base and (chat or is_instruct(engine.found.folder, engine.tokenizer)):
+    if has_questions and not base and (chat or is_instruct(engine.source.folder, engine.tokenizer)):
         return ChatPrompting()
     return CompletionPrompting(middle_length)
 

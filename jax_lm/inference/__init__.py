@@ -105,8 +105,8 @@ class DiffuCoderInference:
             require_one_of("dtype", dtype, (*DTYPES, INT8))
         start = time.perf_counter()
         # files: model, adapter and tokenizer, which must belong together
-        self.found = find_model(model_path, adapter)
-        folder = self.found.folder
+        self.source = find_model(model_path, adapter)
+        folder = self.source.folder
         self.is_builtin = folder == BUILTIN_MODEL and model_path in (None, BUILTIN_NAME)
         self.config = DreamForCausalLM.read_config(folder)
         self.tokenizer = DiffuCoderTokenizer.from_pretrained(
@@ -139,8 +139,8 @@ class DiffuCoderInference:
                 on_progress=report,
                 allow_nonfinite=allow_nonfinite,
             )
-            if self.found.adapter:
-                lora.load_adapter(model, self.found.adapter)
+            if self.source.adapter:
+                lora.load_adapter(model, self.source.adapter)
         # The sampler needs expand_token_id, which may come from the tokenizer.
         model.config = self.config
         self.sampler = Sampler(model)
@@ -178,7 +178,7 @@ class DiffuCoderInference:
         """Describe model, size, device, dtype and load time in one line."""
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
-        name += f"adapter {self.found.adapter.folder} · " if self.found.adapter else ""
+        name += f"adapter {self.source.adapter.folder} · " if self.source.adapter else ""
         devices = f"{device.platform} ({device.device_kind})"
         if self.mesh_shape.size > 1:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"

@@ -87,7 +87,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         model=arguments.name or Path(source).name,
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
         logs_prompts=arguments.log_prompts,
-        defaults=checkpoint_defaults(inference.found.folder) | defaults,
+        defaults=checkpoint_defaults(inference.source.folder) | defaults,
     )
     # refuse defaults that the model cannot follow now, not at every request
     inference.fit(DecodingBody.model_validate({}).options(1, settings.defaults))
