@@ -182,7 +182,7 @@ class FullSizeSteps:
     def sampler(self) -> Sampler:
         """The model; the first step that needs it builds it."""
         mesh = self.mesh_shape.mesh() if self.mesh_shape.size > 1 else None
-        sampler = Sampler(random_model(self.config, self.dtype, mesh=mesh))
+        sampler = Sampler(join_on_gpu(random_model(self.config, self.dtype, mesh=mesh)))
         jax.block_until_ready(sampler.params)
         return sampler
 

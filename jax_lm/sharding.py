@@ -35,7 +35,10 @@ ROW_AXES = ("data", "fsdp")
 SPLIT_OUTPUTS = PartitionSpec("tensor", "fsdp")
 SPLIT_INPUTS = PartitionSpec("fsdp", "tensor")
 
-FIRST_KERNELS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+FIRST_KERNELS = (
+    "embed_tokens", "q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj",
+    "lm_head",
+)  # fmt: skip
 LAST_KERNELS = ("o_proj", "down_proj")
 KERNELS: dict[str, PartitionSpec] = {
     **dict.fromkeys(FIRST_KERNELS, SPLIT_OUTPUTS),

@@ -21,6 +21,7 @@ from jax_lm.config import DIFFUCODER_7B, DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
+from jax_lm.models.joined import join
 from jax_lm.options import Decoding
 from jax_lm.sharding import MeshShape, partition_spec, row_spec, tree_shardings
 
@@ -46,6 +47,9 @@ MESHES = [
     for fsdp in (1, 2, 4, 8)
     if DEVICES % (data * fsdp) == 0
 ]
+JOINED = ("data=2,tensor=4", "fsdp=2,tensor=4", "tensor=8")
+"""The meshes that also compute with joined products; eight devices cannot split four key/value heads."""
+
 GENERATING = {"data=2,tensor=4": "fast", "data=2,fsdp=2,tensor=2": "exact"}
 """The meshes that also generate, and how. `python tests/test_sharding.py all` does both on all; it takes minutes."""
 
@@ -82,6 +86,16 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
             state = sampler.generate(canvas, presets[preset], seed=3)
             equal = np.array_equal(np.asarray(state.tokens), tokens[preset])
             report[preset] = bool(equal and state.tokens.sharding.is_fully_replicated)
+        if str(shape) in JOINED:
+            joined = Sampler(join(model.on_mesh(shape.mesh())))
+            report["joined"] = [
+                float(np.abs(np.asarray(joined.forward(jnp.asarray(ids))) - logits).max()),
+                *(
+                    str(layer["weight"].sharding.spec)
+                    for layer in joined.params["model"]["layers"][0]["mlp"].values()
+                ),
+                "qkv_proj" in joined.params["model"]["layers"][0]["self_attn"],
+            ]
         print(json.dumps(report), flush=True)  # noqa: T201
 
 
@@ -106,6 +120,14 @@ def on_devices():
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_logits_are_those_of_one_device(on_devices, shape):
     assert on_devices[str(shape)]["difference"] <= 1e-5
+
+
+@pytest.mark.parametrize("shape", JOINED)
+def test_joined_products_are_split_like_the_layers_they_join(on_devices, shape):
+    difference, down, joined, has_joined_heads = on_devices[shape]["joined"]
+    assert difference <= 1e-5
+    assert (down, joined) == (str(P("fsdp", "tensor")), str(P("tensor", "fsdp")))
+    assert has_joined_heads == (shape != "tensor=8")
 
 
 @pytest.mark.parametrize("shape", GENERATING)

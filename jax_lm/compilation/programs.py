@@ -24,6 +24,7 @@ from jax_lm.diffusion.step import Pass
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
+from jax_lm.models.joined import join_on_gpu
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import PlannedStep, parameter_count
 from jax_lm.sharding import row_spec, tree_shardings
@@ -76,10 +77,16 @@ def generation_programs(
 ) -> dict[str, StepProgram]:
     """Return the programs of `Sampler` for the first block of a generation."""
     # abstract model and canvas
-    model = DreamForCausalLM.abstract(config, jnp.dtype(planned.dtype), int8=planned.is_int8)
-    # hidden states are sharded by rows on this mesh
-    model.model.mesh = mesh
-    sampler = Sampler(model)
+
+    def make_model() -> DreamForCausalLM:
+        model = DreamForCausalLM(config, dtype=jnp.dtype(planned.dtype))
+        if planned.is_int8:
+            model.quantize()
+        # hidden states are sharded by rows on this mesh
+        model.model.mesh = mesh
+        return join_on_gpu(model)
+
+    sampler = Sampler(nnx.eval_shape(make_model))
     # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)

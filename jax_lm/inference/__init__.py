@@ -34,6 +34,7 @@ from jax_lm.host.precision import DTYPES, fitting_dtype
 from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.joined import join_on_gpu
 from jax_lm.options import DEFAULTS, Decoding, GenerationOptions, require_one_of, require_sizes
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
@@ -143,7 +144,7 @@ class DiffuCoderInference:
                 lora.load_adapter(model, self.source.adapter)
         # The sampler needs expand_token_id, which may come from the tokenizer.
         model.config = self.config
-        self.sampler = Sampler(model)
+        self.sampler = Sampler(join_on_gpu(model))
         self.load_seconds = time.perf_counter() - start
         if verbose:
             sys.stderr.write(f"{self.describe()}\n")

@@ -160,8 +160,7 @@ class DreamModel(nnx.Module):
 
         def zeros(layer: DreamDecoderLayer) -> Array:
             attention = layer.self_attn
-            # The kernel is [k * h, d].
-            heads = attention.k_proj.weight[...].shape[0] // attention.head_dim
+            heads = attention.key_heads
             empty = jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
             # A head is never cut; if `tensor` does not divide the heads, each device has them all.
             by_heads = self.mesh is not None and heads % self.mesh.shape["tensor"] == 0

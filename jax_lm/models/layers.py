@@ -4,6 +4,8 @@ Attribute names follow the module names of the published checkpoints. Dimension 
 `jax_lm.models.dream`.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,6 +21,8 @@ from jax_lm.models.shapes import Tokens
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
+# Outputs of layers that have the same input.
+Projections = Sequence[Float[Array, "b t _"]]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 Row = Int[Array, ""]
 # The KV cache of a layer, and the position of the first row that is recomputed.
@@ -112,7 +116,7 @@ class DreamAttention(nnx.Module):
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         d, h = config.hidden_size, config.head_dim
-        self.head_dim = h
+        self.head_dim, self.key_heads = h, config.num_key_value_heads
         bias = config.architecture.has_bias
         self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=bias, init=init)
         self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
@@ -138,12 +142,10 @@ class DreamAttention(nnx.Module):
         """
         b, t, _ = x.shape
         # [b, t, n * h] -> [b, t, n, h]; keys and values have k <= n heads.
-        q = self.q_proj(x).reshape(b, t, -1, self.head_dim)
-        k = self.k_proj(x).reshape(b, t, -1, self.head_dim)
+        q, k, v = (y.reshape(b, t, -1, self.head_dim) for y in self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (DreamRotaryEmbedding.rotate(heads, rotary) for heads in (q, k))
-        v = self.v_proj(x).reshape(b, t, -1, self.head_dim)
         # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
         key_values = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
         if past is not None:
@@ -153,6 +155,10 @@ class DreamAttention(nnx.Module):
         return self.o_proj(
             attend(q, *key_values, attention_mask, mesh).reshape(b, t, -1)
         ), key_values
+
+    def project(self, x: Hidden) -> Projections:
+        """Compute queries, keys and values, all heads of a position side by side."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
 
 class DreamMLP(nnx.Module):
@@ -165,7 +171,12 @@ class DreamMLP(nnx.Module):
         self.down_proj = DreamLinear(f, d, use_bias=False, init=init)
 
     def __call__(self, x: Hidden) -> Hidden:
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.project(x)
+        return self.down_proj(jax.nn.silu(gate) * up)
+
+    def project(self, x: Hidden) -> Projections:
+        """Compute the gate and what it scales."""
+        return self.gate_proj(x), self.up_proj(x)
 
 
 class DreamDecoderLayer(nnx.Module):

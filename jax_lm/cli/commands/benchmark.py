@@ -36,6 +36,7 @@ from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.joined import join_on_gpu
 from jax_lm.planning.memory import parameter_count
 from jax_lm.reports.document import Document, print_report
 from jax_lm.reports.run_folder import Record, weights_digest
@@ -70,7 +71,7 @@ def run_bench(arguments: Bench) -> int:
             model = random_model(config, dtype)
         else:
             model = DreamForCausalLM.from_pretrained(folder, dtype=dtype, on_progress=report)
-    sampler = Sampler(model)
+    sampler = Sampler(join_on_gpu(model))
     # JAX transfers asynchronously: wait, as the loading time is measured
     jax.block_until_ready(sampler.params)
     load_seconds = time.perf_counter() - start

@@ -1,0 +1,106 @@
+"""Products of one input, joined for decoding on a GPU.
+
+    model = join_on_gpu(DreamForCausalLM.from_pretrained(folder))
+
+q, k and v become one matrix, and gate and up another. A step over few rows is bound by launching
+kernels and reading weights, so it gains from fewer and larger products: the compiler would copy the
+weights of q, k and v side by side at every step, for cuBLAS, and it does not join gate and up at
+all. TPUs and CPUs gain nothing (docs/results/compiled). Only the sampler of a loaded model is
+joined: training, adapters and files have the published layers.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float
+
+from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import DreamAttention, DreamLinear, DreamMLP, Hidden, Projections
+
+
+class JoinedLinear(DreamLinear):
+    """Linear layers of one input as one product; their outputs are computed by `split`."""
+
+    def __init__(self, layers: Sequence[DreamLinear], shards: int) -> None:
+        """Join layers; each of `shards` devices along `tensor` has its part of every layer."""
+        self.shards = shards
+        self.sizes = tuple(len(layer.weight[...]) for layer in layers)
+
+        def join(name: str) -> nnx.Param | None:
+            if getattr(layers[0], name) is None:
+                return None
+            # Outputs q0 to q3, k0 and k1 on two devices: [q0 q1 k0 | q2 q3 k1].
+            parts = [getattr(layer, name)[...] for layer in layers]
+            split = [part.reshape(shards, len(part) // shards, *part.shape[1:]) for part in parts]
+            joined = jnp.concatenate(split, axis=1).reshape(-1, *parts[0].shape[1:])
+            placed = getattr(parts[0], "sharding", None)
+            if isinstance(placed, NamedSharding):
+                joined = jax.device_put(joined, placed)
+            return nnx.Param(joined)
+
+        self.weight, self.bias = join("weight"), join("bias")
+        self.scale = nnx.data(join("scale"))
+
+    def split(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
+        """Compute the outputs of each layer."""
+        y = self(x).reshape(*x.shape[:-1], self.shards, -1)
+        borders = np.cumsum(self.sizes[:-1]) // self.shards
+        return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, borders, axis=-1)]
+
+
+class JoinedAttention(DreamAttention):
+    """Attention whose queries, keys and values are one product."""
+
+    def __init__(
+        self, attention: DreamAttention, layers: Sequence[DreamLinear], shards: int
+    ) -> None:
+        self.head_dim, self.key_heads = attention.head_dim, attention.key_heads
+        self.qkv_proj = JoinedLinear(layers, shards)
+        self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
+        self.o_proj = attention.o_proj
+
+    def project(self, x: Hidden) -> Projections:
+        return self.qkv_proj.split(x)
+
+
+class JoinedMLP(DreamMLP):
+    """Feed-forward network whose gate is computed together with what it scales."""
+
+    def __init__(self, mlp: DreamMLP, layers: Sequence[DreamLinear], shards: int) -> None:
+        self.gate_up_proj = JoinedLinear(layers, shards)
+        self.down_proj = mlp.down_proj
+
+    def project(self, x: Hidden) -> Projections:
+        return self.gate_up_proj.split(x)
+
+
+def join_on_gpu(model: DreamForCausalLM) -> DreamForCausalLM:
+    """Join the products of a model in place if it is on GPUs, for decoding only; returns it."""
+    device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
+    return join(model) if device.platform == "gpu" else model
+
+
+def join(model: DreamForCausalLM) -> DreamForCausalLM:
+    """Join the products of a model in place; returns it.
+
+    Layers with adapters stay apart, as do q, k and v where devices cannot split the key heads.
+    """
+    shards = 1 if model.mesh is None else model.mesh.shape["tensor"]
+
+    def are_plain(layers: Sequence[nnx.Module]) -> bool:
+        return all(type(layer) is DreamLinear for layer in layers)
+
+    # One layer after another, so that the memory of no more than one is taken twice.
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+        if are_plain(layers) and attention.key_heads % shards == 0:
+            layer.self_attn = JoinedAttention(attention, layers, shards)
+        layers = [mlp.gate_proj, mlp.up_proj]
+        if are_plain(layers):
+            layer.mlp = JoinedMLP(mlp, layers, shards)
+    return model
