@@ -49,6 +49,7 @@ from jax_lm.config import SHAPES
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host.declared import run_main
+from jax_lm.models.joined import join_on_gpu
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions, require_sizes
 from jax_lm.planning.memory import PlannedStep, device_bytes, explain_out_of_memory, parameter_count
 from jax_lm.reports.steps import LeftOut, Rows, Step
