@@ -1,8 +1,10 @@
 """Peak memory of training commands on this machine, with what `plan` says of them and of other machines.
 
-python experiments/peak_memory.py --model Qwen2.5-Coder-0.5B-Instruct --out docs/results/measurements/peak_memory.json
+python experiments/peak_memory.py --model Qwen2.5-Coder-0.5B-Instruct --adapted out/adapted/model \
+    --out docs/results/measurements/peak_memory.json
 
-Each case is a command of its own, ended after its second update; the peak is that of the process, as
+`--adapted` is a masked-diffusion model of the same size, as `adapt` saves it: `sft` refuses an autoregressive
+base. Each case is a command of its own, ended after its second update; the peak is that of the process, as
 the kernel counts it (ru_maxrss). Rows of 7B are planned, not run. A case that is refused or killed
 has no peak, and its last line says why. Needs about 18 GB free for the largest case; `--cases` picks
 some, and what other cases found stays in the file.
@@ -75,6 +77,7 @@ def write_data(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--adapted", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     arguments = parser.parse_args()
@@ -86,7 +89,8 @@ def main() -> None:
         write_data(folder)
         for number, case in enumerate(arguments.cases):
             kind, data, options, planned = CASES[case]
-            words = [*command, kind, "--model", str(arguments.model), "--data"]
+            model = str((kind == "sft" and arguments.adapted) or arguments.model)
+            words = [*command, kind, "--model", model, "--data"]
             words += [str(folder / f"{data}.jsonl"), "--out", str(folder / str(number))]
             words += [*options.split(), "--max-steps", "2", "--stop-after", "2"]
             code, peak, last = run(words)
@@ -94,7 +98,7 @@ def main() -> None:
             # --lora-rank 8 and the rest: options of `plan`, but for blocks
             known = options.replace("--block-length 4", "")
             size = plan(
-                *("--model", str(arguments.model), "--topology", "cpu", "--step", kind),
+                *("--model", model, "--topology", "cpu", "--step", kind),
                 *f"{known} {planned}".split(),
             )["total_bytes"]
             rows[case] = found | {
