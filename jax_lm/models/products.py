@@ -64,15 +64,14 @@ def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
         # `b` is a weight, which a decoding loop does not change.
         a, b = keep_in_loop(a, b)
     axes = (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2
-
-    def rounded(a: Array, b: Array) -> Array:
-        # XLA:CPU has no fast kernel that rounds its own results.
-        return contract(a, b, *axes).astype(dtype)
-
     if dtype == jnp.float32:
         return contract(a, b, *axes)
     return jax.lax.platform_dependent(
-        a, b, cpu=rounded, default=lambda a, b: contract(a, b, *axes, dtype)
+        a,
+        b,
+        # XLA:CPU has no fast kernel that rounds its own results.
+        cpu=lambda a, b: contract(a, b, *axes).astype(dtype),
+        default=lambda a, b: contract(a, b, *axes, dtype),
     )
 
 
