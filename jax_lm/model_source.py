@@ -18,7 +18,7 @@ from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
-# A folder, or a hub id.
+# Where a model or adapter is: a folder, or a hub id.
 Place = str | Path
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
     """Return whether a model was tuned to answer messages.
 
     Of the published models, these are the ones with a separate padding token, and those whose name
-    says so (Dream's). The built-in model has that token too but counts as a base model, since it
-    can answer both ways.
+    says so (Dream's). The built-in model has that token, too, but it completes text as well as it
+    answers messages, so it counts as a base model.
     """
     # the cache of the hub: models--owner--name/snapshots/revision
     cached = (part for part in folder.parts if part.startswith("models--"))
@@ -124,10 +124,9 @@ def check_base(source: ModelSource) -> ModelSource:
     if expected.fingerprint is not None:
         base = source.base
         if base.fingerprint != expected.fingerprint:
-            prints = f"fingerprints {expected.fingerprint} and {base.fingerprint}"
             raise CheckpointError(
                 f"{adapter} was trained on {expected}, and {source.name} has other weights "
-                f"({prints})"
+                f"(fingerprints {expected.fingerprint} and {base.fingerprint})"
             )
         return replace(source, name=base)
     # Two different hub ids are two models. A folder may hold the weights of any model.

@@ -55,8 +55,9 @@ class MachinePlan:
             return []
         # bytes that the compiled program needs beyond the estimate
         beyond = max((self.total or 0) - self.estimate.total, 0)
-        step = self.config, self.planned, self.mesh, self.topology
-        return memory.cheapest_changes(*step, beyond=beyond)
+        return memory.cheapest_changes(
+            *(self.config, self.planned, self.mesh, self.topology), beyond=beyond
+        )
 
     @property
     def devices(self) -> str:
@@ -69,7 +70,7 @@ class MachinePlan:
         rollouts: Rows = []
         if self.planned.kind == "grpo":
             rollouts = rollout_rows(self.config, self.planned, self.mesh, self.topology)
-        where = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
+        fitting = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
         return [
             ("plan", f"{self.planned}"),
             ("devices", self.devices),
@@ -78,7 +79,7 @@ class MachinePlan:
             *self.speed_rows(),
             *rollouts,
             ("verdict", "fits" if self.fits else "does not fit"),
-            ("smallest that fits", where),
+            ("smallest that fits", fitting),
         ]
 
     @property
@@ -100,8 +101,8 @@ class MachinePlan:
         compiled = self.compiled
         limit = f"{gib(self.topology.chip.memory)}, of which {memory.RESERVED:.0%} must stay free"
         # exact figures first: weights, then keys and values
-        kept = "masters and moments" if self.planned.is_training else "weights per device"
-        rows = [(kept, gib(estimate.weights))]
+        weights = "masters and moments" if self.planned.is_training else "weights per device"
+        rows = [(weights, gib(estimate.weights))]
         rows += [("keys and values", gib(estimate.cache))] if estimate.cache else []
         if self.total is None and compiled:
             return [*rows, ("in all", f"refused by the compiler: {compiled.refusal}")]
@@ -178,9 +179,9 @@ def compile_step(plan: MachinePlan, options: GenerationOptions) -> Compiled:
     """Compile the program of a step that takes the most memory: it decides whether the step fits."""
     devices = compiler.topology_mesh(plan.topology, plan.mesh)
     programs = step_programs(plan.config, plan.planned, devices, options)
-    found = compiler.compile_program(next(iter(programs.values())))
+    compiled = compiler.compile_program(next(iter(programs.values())))
     if plan.planned.kind != "grpo":
-        return found
+        return compiled
     # The reference policy is on the device, but is not an argument of an update.
     reference = memory.master_bytes(plan.config, plan.planned, plan.mesh)
-    return replace(found, arguments=found.arguments + reference)
+    return replace(compiled, arguments=compiled.arguments + reference)
