@@ -694,6 +694,26 @@ def test_tokens_of_texts_and_texts_of_tokens(address, engine):
     assert call(address, "GET", "/version")[2] == {"version": version("jax-diffucoder")}
 
 
+def test_a_long_text_holds_up_nobody(address, monkeypatch):
+    """200,000 equal letters took 10 s, each decoded on the thread that answers everybody."""
+    decode, threads = DiffuCoderTokenizer.decode, []
+
+    def counted(self, *arguments, **options):
+        threads.append(threading.current_thread().name)
+        return decode(self, *arguments, **options)
+
+    monkeypatch.setattr(DiffuCoderTokenizer, "decode", counted)
+    long = {"prompt": "a" * 200_000}
+    _, _, answer = call(address, "POST", "/tokenize", long)
+    assert (answer["count"], answer["token_strs"], threads) == (200_000, None, [])
+    _, _, answer = call(address, "POST", "/tokenize", long | {"return_token_strs": True})
+    assert (answer["token_strs"], len(threads)) == (["a"] * 200_000, 1)
+    _, _, text = call(address, "POST", "/detokenize", {"tokens": answer["tokens"]})
+    assert text["content"] == long["prompt"]
+    # threads of asyncio.to_thread, as asyncio and uvloop name them
+    assert not [name for name in threads if not name.startswith(("asyncio_", "uvloop_"))]
+
+
 def test_a_silent_stream_sends_comments(address, monkeypatch):
     run = Slots.run
 

@@ -141,6 +141,25 @@ def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
     assert engine.metrics.registry.get_sample_value("diffucoder_compilations_total") > 0
 
 
+def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypatch):
+    """One by one, the tokens after it took as many decodings, on the thread of the engine."""
+    request = ask(engine, PROMPTS[0], stop=("x",))
+    job = Job(
+        request=request,
+        sequence=engine.sequence(request),
+        tokenizer=engine.tokenizer,
+        listen=RecordingListener(),
+        deadline=1.0,
+        text="def f",
+    )
+    ids = engine.tokenizer.encode_plain("def f(x):\n    return x + 1\n" * 2)
+    decode, counts = Job.decode, []
+    monkeypatch.setattr(Job, "decode", lambda self, ids: counts.append(0) or decode(self, ids))
+    tokens = job.tokens(ids, is_cut=True)
+    assert len(tokens) == len(engine.tokenizer.encode_plain("def f"))
+    assert len(counts) <= len(ids).bit_length() + 1
+
+
 def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
     listener = RecordingListener()
     engine.submit([ask(engine, PROMPTS[0])], listener)

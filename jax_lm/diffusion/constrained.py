@@ -11,11 +11,10 @@ round decides at least one token for good, so that the loop ends, with an answer
 grammar.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -179,12 +178,10 @@ def constrained_states(
         return
     options = options.with_settings(grammar=None)
     repairs = [Repair(each, options.temperature) for each in constraints]
-    rows = HostRows(canvas, sampler.start(canvas, seed))
-    for hole, repair in zip(rows.holes, repairs, strict=True):
-        repair.force(hole, rows.step)
-    if any(repair.ids for repair in repairs):
-        state = rows.state(sampler.mask_id)
-    else:
+    state = on_host(sampler.start(canvas, seed))
+    for hole, repair in zip(holes_of(state, canvas), repairs, strict=True):
+        repair.force(hole, 0)
+    if not any(repair.ids for repair in repairs):
         state = sampler.generate(canvas, options, seed=seed, stop_ids=stop_ids)
     yield meet(sampler, canvas, state, repairs, options, stop_ids)
 
@@ -205,56 +202,44 @@ def meet(
     """
     while True:
         if np.asarray(state.masked).any():
+            state = with_masks(state, state.masked, sampler.mask_id)
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
-        rows = HostRows(canvas, state)
-        wrong = [
-            row for row, hole in enumerate(rows.holes) if not repairs[row].check(hole, rows.step)
-        ]
+        state = on_host(state)
+        holes, step = holes_of(state, canvas), int(state.step)
+        wrong = [row for row, hole in enumerate(holes) if not repairs[row].check(hole, step)]
         if not wrong:
             return state
         # the next token of each row, among those that can be completed
         while wrong := [row for row in wrong if repairs[row].choices]:
-            columns = {row: rows.starts[row] + len(repairs[row].ids) for row in wrong}
-            opened = rows.state(sampler.mask_id, columns)
+            masked, starts = state.masked.copy(), canvas.holes.argmax(axis=1)
+            columns = {row: starts[row] + len(repairs[row].ids) for row in wrong}
+            for row, column in columns.items():
+                masked[row, column:] = canvas.holes[row, column:]
+            opened = with_masks(state, masked, sampler.mask_id)
             log_probs, ids = map(np.asarray, sampler.candidates(canvas, opened, options))
             for row, column in columns.items():
                 place = row, column - canvas.region.start
-                key = jax.random.fold_in(state.keys[row], rows.step)
-                repairs[row].choose(rows.holes[row], rows.step, key, log_probs[place], ids[place])
-            rows.step, rows.forwards = rows.step + 1, rows.forwards + 1
-        state = rows.state(sampler.mask_id)
+                key = jax.random.fold_in(state.keys[row], step)
+                repairs[row].choose(holes[row], step, key, log_probs[place], ids[place])
+            step += 1
+            state = state._replace(step=np.int32(step), forwards=np.int32(state.forwards + 1))
 
 
-class HostRows:
-    """A state on the host, whose rows have one hole each.
+def on_host(state: SamplerState) -> SamplerState:
+    """Return a state whose arrays can be changed."""
+    names = (*HoleArrays._fields, "step", "forwards")
+    return state._replace(**{name: np.array(getattr(state, name)) for name in names})
 
-    Attributes:
-        starts: the first column of each row's hole.
-        holes: views of the holes' columns.
-    """
 
-    def __init__(self, canvas: Canvas, state: SamplerState) -> None:
-        self.start, self.canvas = state, canvas
-        self.step, self.forwards = int(state.step), int(state.forwards)
-        self.arrays = HoleArrays(*(np.array(getattr(state, name)) for name in HoleArrays._fields))
-        found = [np.flatnonzero(row) for row in canvas.holes]
-        self.starts = [int(columns[0]) for columns in found]
-        self.holes = [
-            HoleArrays(*(each[row, columns[0] : columns[-1] + 1] for each in self.arrays))
-            for row, columns in enumerate(found)
-        ]
+def holes_of(state: SamplerState, canvas: Canvas) -> list[HoleArrays]:
+    """Return the holes of rows with one hole each, as views of a state on the host."""
+    found = [np.flatnonzero(row)[[0, -1]] for row in canvas.holes]
+    return [
+        HoleArrays(*(getattr(state, name)[row, first : last + 1] for name in HoleArrays._fields))
+        for row, (first, last) in enumerate(found)
+    ]
 
-    def state(self, mask_id: int, opened: Mapping[int, int] = {}) -> SamplerState:
-        """Return the state on the device.
 
-        Args:
-            opened: columns by row, from which on the holes are masked.
-        """
-        masked = self.arrays.masked.copy()
-        for row, column in opened.items():
-            masked[row, column:] = self.canvas.holes[row, column:]
-        fields = self.arrays._replace(
-            tokens=np.where(masked, mask_id, self.arrays.tokens), masked=masked
-        )
-        counters = {"step": jnp.int32(self.step), "forwards": jnp.int32(self.forwards)}
-        return self.start._replace(**jax.tree.map(jnp.asarray, fields)._asdict(), **counters)
+def with_masks(state: SamplerState, masked: Any, mask_id: int) -> SamplerState:
+    """Return a state with these masks, whose tokens are MASK."""
+    return state._replace(masked=masked, tokens=np.where(masked, mask_id, state.tokens))

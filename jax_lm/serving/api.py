@@ -24,7 +24,7 @@ from jax_lm.serving import jobs, schemas
 from jax_lm.serving.chat import ChatBody, DenoiseBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.errors import HANDLERS, Refusal, failure, invalid, request_id
-from jax_lm.serving.infill import InfillBody, InfillFormat
+from jax_lm.serving.infill import InfillBody, LlamaBody, LlamaFormat
 from jax_lm.serving.jobs import SILENCE, Event, EventStream, Job
 from jax_lm.serving.middleware import Guard, RequestLimits
 from jax_lm.serving.page_files import add_page
@@ -48,7 +48,8 @@ ENDPOINTS: dict[str, tuple[type[schemas.DecodingBody], type[AnswerFormat]]] = {
     "/v1/responses": (ResponsesBody, ResponsesFormat),
     "/v1/fim/completions": (schemas.FimBody, ChatFormat),
     "/v1/denoise": (DenoiseBody, DenoiseFormat),
-    "/infill": (InfillBody, InfillFormat),
+    "/infill": (InfillBody, LlamaFormat),
+    "/completion": (LlamaBody, LlamaFormat),
 }
 # The end of an answer to a request for 0 tokens.
 NO_TOKENS = Event(reason="length")
@@ -273,10 +274,9 @@ class Server:
 
         last_events = await self.unless_gone(wait(), submitted, http)
         ends = [last_events[number] for number in sorted(last_events)]
-        is_any_answered = answer_format.allows_partial or any(end.is_answer for end in ends)
+        is_any_answered = any(map(answer_format.is_answer, ends))
         for end in ends:
-            is_late = end.reason in ("timeout", "compiling")
-            if not (end.is_answer or (is_any_answered and is_late)):
+            if not (end.is_answer or (is_any_answered and end.is_late)):
                 raise failure(end.reason)
         self.log_texts([end.text for end in ends], "answers", http)
         return JSONResponse(answer_format.whole(ends))
@@ -293,7 +293,7 @@ class Server:
         """
         opening, is_begun = answer_format.opening(), False
         async for number, event in self.events(submitted, stream, answer_format):
-            if event.reason and not event.is_answer:
+            if event.reason and not answer_format.is_answer(event):
                 raise failure(event.reason)
             if event is SILENCE:
                 pieces = (": waiting\n\n",) if is_begun else ()
@@ -347,31 +347,34 @@ class Server:
         if self.settings.logs_prompts:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
-    async def tokenize(self, body: TokenizeBody) -> Fields:
+    async def tokenize(self, body: TokenizeBody) -> Response:
         """Return the tokens of a text or of a conversation."""
 
-        def encode() -> list[int]:
-            try:
-                return body.gaps(self.tokenizer, self.engine.context)[0].before
-            except ValueError as problem:
-                raise invalid(problem) from problem
+        def tokenized() -> Response:
+            tokens, texts = body.gaps(self.tokenizer, self.engine.context)[0].before, None
+            if body.return_token_strs:
+                known = {token: self.tokenizer.decode([token]) for token in set(tokens)}
+                texts = [known[token] for token in tokens]
+            return JSONResponse(
+                {
+                    "count": len(tokens),
+                    "max_model_len": self.engine.context,
+                    "tokens": tokens,
+                    "token_strs": texts,
+                }
+            )
 
-        tokens = await asyncio.to_thread(encode)
-        texts = [self.tokenizer.decode([token]) for token in tokens]
-        return {
-            "count": len(tokens),
-            "max_model_len": self.engine.context,
-            "tokens": tokens,
-            "token_strs": texts if body.return_token_strs else None,
-        }
+        return await checked(tokenized)
 
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, str]:
+    async def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
-        try:
-            text = self.tokenizer.decode(schemas.known_ids("tokens", body.tokens, self.tokenizer))
-        except ValueError as problem:
-            raise invalid(problem) from problem
-        return {"prompt": text, "content": text}
+
+        def detokenized() -> Response:
+            ids = schemas.known_ids("tokens", body.tokens, self.tokenizer)
+            text = self.tokenizer.decode(ids)
+            return JSONResponse({"prompt": text, "content": text})
+
+        return await checked(detokenized)
 
     async def tokenizer_info(self) -> dict[str, str | None]:
         """Describe the tokenizer, as vLLM does for clients that tokenize here."""
@@ -428,6 +431,14 @@ class Server:
         return Response(self.engine.metrics.page(), media_type=kind)
 
 
+async def checked(work: Callable[[], Response]) -> Response:
+    """Return a response that a thread makes, because a long text would hold up the event loop."""
+    try:
+        return await asyncio.to_thread(work)
+    except ValueError as problem:
+        raise invalid(problem) from problem
+
+
 def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:
     """Create the application, with its guard around it."""
     app = FastAPI(
@@ -443,8 +454,8 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     for path, (body, kind) in ENDPOINTS.items():
         add_route = app.post(path, response_model=None, responses=answers, description=body.__doc__)
         add_route(endpoint_of(server, body, kind))
-    app.post("/tokenize", responses=answers)(server.tokenize)
-    app.post("/detokenize", responses=answers)(server.detokenize)
+    for path, endpoint in (("/tokenize", server.tokenize), ("/detokenize", server.detokenize)):
+        app.post(path, response_model=None, responses=answers)(endpoint)
     # GET: state of the server
     for path, endpoint in (
         ("/v1/models", server.models),

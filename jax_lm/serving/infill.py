@@ -1,10 +1,11 @@
-"""POST /infill, llama.cpp's endpoint for editors, as llama.vscode and llama.vim use it.
+"""llama.cpp's endpoints: POST /infill, as llama.vscode and llama.vim use it, and POST /completion.
 
 Knows neither HTTP nor the engine.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -12,8 +13,17 @@ from pydantic import Field
 from jax_lm.config import Fields
 from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
 from jax_lm.serving.jobs import Event
-from jax_lm.serving.responses import AnswerFormat
-from jax_lm.serving.schemas import DEFAULT_TOKENS, MAX_CHOICES, DecodingBody, Gap, Text
+from jax_lm.serving.responses import AnswerFormat, data
+from jax_lm.serving.schemas import (
+    DEFAULT_TOKENS,
+    MAX_CHOICES,
+    DecodingBody,
+    Gap,
+    Prompts,
+    Text,
+    prompt_gap,
+    prompt_list,
+)
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # The text after the cursor gets at least 1 / SUFFIX_PART of the context.
@@ -28,37 +38,27 @@ class Snippet(Part):
     text: Text
 
 
-class InfillBody(DecodingBody):
-    """Fill the gap between `input_prefix` + `prompt` (the current line) and `input_suffix`.
+class LlamaBody(DecodingBody):
+    """POST /completion: complete a `prompt`; infilling if it marks a gap.
 
-    - `n_predict` is the length of the hole; 0 asks for nothing.
+    - `n_predict` is the number of tokens; 0 asks for nothing.
     - `t_max_predict_ms` is a time limit, after which the text that is final is the answer.
     - Lines indented less than `n_indent` end the answer.
     - `response_fields` names the fields of the answer, inner ones as `timings/prompt_n`.
-    - Snippets go before the prefix if there is room. If prefix and suffix do not fit, they are cut
-      at the ends that are far from the cursor.
     """
 
-    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["infill"]}
-    unread = (*DecodingBody.unread, "t_max_prompt_ms")
-    input_prefix: Text = ""
-    input_suffix: Text = ""
-    prompt: Text = ""
-    input_extra: list[Snippet] = Field([], max_length=256)
+    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["llama"]}
+    unread = (*DecodingBody.unread, *NEUTRAL["llama, unread"])
+    reported = (*DecodingBody.reported, "n_probs")
+    prompt: Prompts
+    stream: bool = False
     response_fields: list[str] = Field([], max_length=64)
     n_cmpl: int = Field(1, ge=1, le=MAX_CHOICES)
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int | None = Field(None, ge=1)
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
-        # other files, then text before and after the cursor
-        extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
-        texts = (extra, self.input_prefix + self.prompt, self.input_suffix)
-        extra, before, after = map(tokenizer.encode_plain, texts)
-        length = min(DEFAULT_TOKENS, context // 2) if self.length is None else self.length
-        # one token of the context is kept for the beginning of an empty text
-        before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
-        return [Gap(before, after, is_cut=is_cut)]
+        return [prompt_gap(prompt, tokenizer) for prompt in prompt_list(self.prompt)]
 
     @property
     def needs_tokens(self) -> bool:
@@ -71,6 +71,29 @@ class InfillBody(DecodingBody):
     @property
     def seconds(self) -> float:
         return self.t_max_predict_ms / 1000 if self.t_max_predict_ms else math.inf
+
+
+class InfillBody(LlamaBody):
+    """Fill the gap between `input_prefix` + `prompt` (the current line) and `input_suffix`.
+
+    Snippets (`input_extra`) go before the prefix, as far as there is room. What does not fit of prefix
+    and suffix is cut off far from the cursor. The other fields are those of /completion.
+    """
+
+    input_prefix: Text = ""
+    input_suffix: Text = ""
+    prompt: Text = ""  # type: ignore[override] - one text, and none is one too
+    input_extra: list[Snippet] = Field([], max_length=256)
+
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+        # other files, then text before and after the cursor
+        extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
+        texts = (extra, self.input_prefix + self.prompt, self.input_suffix)
+        extra, before, after = map(tokenizer.encode_plain, texts)
+        length = min(DEFAULT_TOKENS, context // 2) if self.length is None else self.length
+        # one token of the context is kept for the beginning of an empty text
+        before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
+        return [Gap(before, after, is_cut=is_cut)]
 
 
 def cut_to_fit(
@@ -98,31 +121,50 @@ def indented(text: str, least: int) -> str:
     return text
 
 
-class InfillFormat(AnswerFormat):
-    """Format of llama.cpp's answers: one object, or a list for several answers."""
+class LlamaFormat(AnswerFormat):
+    """Format of llama.cpp's answers: one object, or a list for several answers; streams of chunks."""
 
     allows_partial = True
 
     def whole(self, ends: Sequence[Event]) -> Any:
-        answers = [
-            {
-                "index": index,
-                "content": indented(end.text, self.body.n_indent),
-                "model": self.model,
-                "stop": True,
-                "stop_type": STOP_TYPES.get(end.reason or "", "none"),
-                "truncated": gap.is_cut,
-                "tokens_predicted": len(end.tokens),
-                "tokens_evaluated": self.prompt_tokens,
-                "tokens_cached": 0,
-                "generation_settings": {"n_predict": self.body.length},
-                "timings": self.timings(end),
-            }
-            for index, (gap, end) in enumerate(zip(self.choices, ends, strict=True))
-        ]
-        if self.body.response_fields:
-            answers = [chosen_fields(answer, self.body.response_fields) for answer in answers]
-        return answers[0] if self.body.choices == 1 else answers
+        answers = [self.answer(*each) for each in enumerate(ends)]
+        return answers if len(answers) > 1 else answers[0]
+
+    def opening(self) -> Iterator[str]:
+        self.decided = [0] * len(self.choices)
+        yield from ()
+
+    def progress(self, index: int, event: Event) -> Iterator[str]:
+        self.decided[index] += len(event.commits)
+        text = indented(event.text, self.body.n_indent)
+        if text := self.new_text(index, replace(event, text=text)):
+            decided = {"tokens_predicted": self.decided[index]}
+            yield data({"index": index, "content": text, "stop": False} | decided)
+        if event.reason:
+            yield data(self.answer(index, event) | {"content": ""})
+
+    def closing(self) -> Iterator[str]:
+        yield from ()
+
+    def answer(self, index: int, end: Event) -> Fields:
+        gap = self.choices[index]
+        # without a request no tokens were asked for
+        length = self.requests[index].options.max_new_tokens if self.requests else 0
+        answer = {
+            "index": index,
+            "content": indented(end.text, self.body.n_indent),
+            "model": self.model,
+            "stop": True,
+            "stop_type": STOP_TYPES.get(end.reason or "", "none"),
+            "truncated": gap.is_cut,
+            "tokens_predicted": len(end.tokens),
+            "tokens_evaluated": len(gap.before) + len(gap.after or ()),
+            "tokens_cached": 0,
+            "generation_settings": {"n_predict": length},
+            "timings": self.timings(end),
+        }
+        fields = self.body.response_fields
+        return chosen_fields(answer, fields) if fields else answer
 
     def timings(self, end: Event) -> Fields:
         """Return llama.cpp's timings of an answer; prompts are not processed separately."""

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,10 @@ class Event:
     @property
     def is_answer(self) -> bool:
         return self.reason in ("stop", "length")
+
+    @property
+    def is_late(self) -> bool:
+        return self.reason in ("timeout", "compiling")
 
 
 # Yielded when no event has arrived for some time.
@@ -233,9 +238,10 @@ class Job:
         end = len(ids)
         # With `ignore_eos` (no stop tokens), every token counts, even one that adds no text.
         if is_cut or self.sequence.stop_ids:
-            # drop tokens at the end that add nothing to the text
-            while end and len(self.decode(ids[: end - 1])) >= len(self.text):
-                end -= 1
+            # the first tokens that have all of the text; by bisection, as decoding takes long
+            end = bisect_left(
+                range(end), len(self.text), key=lambda count: len(self.decode(ids[:count]))
+            )
         return tuple(map(self.commit, range(end)))
 
 

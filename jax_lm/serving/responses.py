@@ -129,6 +129,10 @@ class AnswerFormat:
             "usage": usage(self.prompt_tokens, tokens),
         }
 
+    def is_answer(self, end: Event) -> bool:
+        """Whether an end is an answer."""
+        return end.is_answer or (self.allows_partial and end.is_late)
+
     def opening(self) -> Iterator[str]:
         """Yield the beginning of a stream."""
         for index, gap in enumerate(self.choices):

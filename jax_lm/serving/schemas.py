@@ -108,6 +108,36 @@ def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> lis
     return ids
 
 
+def prompt_list(prompt: Any) -> list[str] | list[list[int]]:
+    """Return one prompt as a list, and a list of prompts as it is."""
+    # "a" -> ["a"], [1, 2] -> [[1, 2]]; lists of texts and of id lists stay
+    return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]
+
+
+def prompt_gap(
+    prompt: str | list[int], tokenizer: DiffuCoderTokenizer, suffix: str | None = None
+) -> Gap:
+    """Encode a prompt. Ids are used as they are, if the tokenizer knows all of them."""
+    if isinstance(prompt, str):
+        before, after = split_prompt(prompt, suffix)
+        ids, echo = tokenizer.encode_plain(before), prompt
+    else:
+        ids = known_ids("prompt", prompt, tokenizer)
+        echo, after = tokenizer.decode(ids), suffix
+    return Gap(ids, None if after is None else tokenizer.encode_plain(after), echo)
+
+
+def split_prompt(prompt: str, suffix: str | None) -> tuple[str, str | None]:
+    """Return the texts before and after the gap; None for the second of a completion.
+
+    Raises:
+        ValueError: the prompt has markers that cannot be read.
+    """
+    # without a suffix, editors mark the gap in the prompt
+    found = split_gap(prompt) if suffix is None else None
+    return found or (prompt, suffix)
+
+
 class DecodingBody(Part):
     """Fields that all requests share: OpenAI options that we support, and options of diffusion.
 
@@ -361,34 +391,12 @@ class CompletionBody(OpenAIBody):
     best_of: int | None = Field(None, ge=1)
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
-        return [self.gap(prompt, tokenizer) for prompt in self.prompts]
-
-    def gap(self, prompt: str | list[int], tokenizer: DiffuCoderTokenizer) -> Gap:
-        """Encode a prompt. Ids are used as they are, if the tokenizer knows all of them."""
-        if isinstance(prompt, str):
-            before, after = self.split(prompt)
-            ids, echo = tokenizer.encode_plain(before), prompt
-        else:
-            ids = known_ids("prompt", prompt, tokenizer)
-            echo, after = tokenizer.decode(ids), self.suffix
-        after = None if after is None else tokenizer.encode_plain(after)
-        return Gap(ids, after, echo if self.echo else "")
-
-    def split(self, prompt: str) -> tuple[str, str | None]:
-        """Return the texts before and after the gap; None for the second of a completion.
-
-        Raises:
-            ValueError: the prompt has markers that cannot be read.
-        """
-        # without a suffix, editors mark the gap in the prompt
-        texts = split_gap(prompt) if self.suffix is None else None
-        return texts or (prompt, self.suffix)
+        gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in self.prompts]
+        return gaps if self.echo else [gap._replace(echo="") for gap in gaps]
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        prompt: Any = self.prompt
-        # "a" -> ["a"], [1, 2] -> [[1, 2]]; lists of texts and of id lists stay
-        return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]
+        return prompt_list(self.prompt)
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -422,7 +430,7 @@ class FimBody(CompletionBody):
         if len(self.prompts) != 1 or not isinstance(self.prompts[0], str):
             raise ValueError("prompt: must be one text")
         self.seed = self.random_seed if self.seed is None else self.seed
-        if self.split(self.prompts[0])[1] is None:
+        if split_prompt(self.prompts[0], self.suffix)[1] is None:
             self.suffix = ""
         return self
 
