@@ -4,6 +4,7 @@ they concern.
 
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ pytest.importorskip("fastapi")
 import itertools
 
 import jax
+import numpy as np
 from cases.server import OPTIONS as ONE_SLOT
 from cases.server import RecordingListener, started
 
@@ -25,6 +27,7 @@ from jax_lm.serving.errors import failure
 from jax_lm.serving.jobs import Job, Request, without_stop_beginning
 from jax_lm.serving.queue import RejectedError
 from jax_lm.serving.slots import Slots
+from jax_lm.serving.worker import STEPS_PER_CALL
 
 OPTIONS = replace(ONE_SLOT, slots=4, warm_up=("1", "fast:1", "1x4", "fast:1x4"))
 GREEDY = GenerationOptions(max_new_tokens=40, temperature=0.0)
@@ -363,8 +366,7 @@ def test_short_requests_go_first_and_long_ones_go_on(fresh, monkeypatch):
     narrow.sizes, wide.sizes = [[1]], [[1]]
     costs, calls = {narrow: 0.02, wide: 1.0}, []
 
-    def advance(slots):
-        first = min(slots.sequences, key=lambda sequence: sequence.served_at)
+    def advance(slots, first):
         first.seconds += costs[slots]
         calls.append(slots)
         first.served_at = len(calls)
@@ -383,6 +385,65 @@ def test_short_requests_go_first_and_long_ones_go_on(fresh, monkeypatch):
     for _ in range(40):
         worker.step()
     assert calls[8:] == ([narrow] * 7 + [wide]) * 5
+
+
+def test_a_short_answer_waits_for_few_calls(fresh, monkeypatch):
+    """Counted, as seconds depend on the machine: beside eight long ones it takes four calls of its
+    own, and at most one of theirs; every eighth call is for those that have waited longest.
+    """
+    engine, calls = fresh(slots=12), []
+    (worker,) = engine.workers
+    worker.groups[0].sizes = [[1]]
+
+    def run(self, sequences, number, steps, size):
+        calls.append(sequences)
+        for sequence in sequences:
+            # two tokens for each call
+            columns = np.flatnonzero(sequence.masked)[:2]
+            sequence.masked[columns] = False
+            sequence.seconds, sequence.served_at = sequence.seconds + 0.01, len(calls)
+
+    monkeypatch.setattr(FaultySlots, "run", run)
+    long = replace(GREEDY, max_new_tokens=80, early_stop=False)
+    engine.submit([ask(engine, "x", long)] * 8, RecordingListener())
+    worker.admit()
+    for _ in range(80):
+        worker.step()
+    short, listener = replace(long, max_new_tokens=8), RecordingListener()
+    engine.submit([ask(engine, "x", short)], listener)
+    worker.admit()
+    begun = len(calls)
+    while not any(event.reason for event in listener.events):
+        worker.step()
+    assert len(calls) - begun <= 5
+    # the long ones have had equal turns
+    counts = Counter(sequence for (sequence,) in calls[:begun])
+    assert max(counts.values()) - min(counts.values()) <= 1
+    # however many short ones come, the long ones go on
+    begun = len(calls)
+    for _ in range(8):
+        engine.submit([ask(engine, "x", short)], RecordingListener())
+        worker.admit()
+        for _ in range(4):
+            worker.step()
+    assert sum(sequence.most == 80 for (sequence,) in calls[begun:]) >= 3
+
+
+def test_a_cancelled_job_is_gone_after_the_call_in_progress(engine, monkeypatch):
+    listener, calls, run = RecordingListener(), [], Slots.run
+
+    def run_and_cancel(self, sequences, number, steps, size):
+        calls.append(steps)
+        if len(calls) == 3:
+            engine.cancel(jobs)
+        run(self, sequences, number, steps, size)
+
+    monkeypatch.setattr(FaultySlots, "run", run_and_cancel)
+    long = replace(GREEDY, max_new_tokens=80, early_stop=False)
+    jobs = engine.submit([ask(engine, "x", long) for _ in range(4)], listener)
+    assert {end.reason for end in listener.finished(4).values()} == {"cancelled"}
+    assert len(calls) == 3
+    assert max(calls) <= STEPS_PER_CALL
 
 
 def test_two_or_three_do_not_run_in_a_large_program(engine):

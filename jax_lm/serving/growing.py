@@ -105,10 +105,10 @@ class GrowingSlots(Slots):
             list(islice(self.loop(sequence, 1), 1))
         self.sizes[number].append(size)
 
-    def advance(self, steps: int) -> list[Sequence]:
-        """Take steps with the sequence that has waited longest, and return it."""
+    def advance(self, steps: int, first: Sequence | None = None) -> list[Sequence]:
+        """Take steps with `first`, or the sequence that has waited longest, and return it."""
         begun = time.monotonic()
-        sequence: Any = min(self.sequences, key=lambda each: each.served_at)
+        sequence: Any = first or min(self.sequences, key=lambda each: each.served_at)
         if sequence not in self.loops:
             self.loops[sequence] = self.loop(sequence, steps)
         if (state := next(self.loops[sequence], None)) is not None:

@@ -151,8 +151,8 @@ class Slots:
         trial.run([sequence], number, 0, size)
         self.sizes[number].append(size)
 
-    def advance(self, steps: int) -> list[Sequence]:
-        """Make one call for the sequences that have waited longest, and return them.
+    def advance(self, steps: int, first: Sequence | None = None) -> list[Sequence]:
+        """Make one call for `first` and the sequences that have waited longest, and return them.
 
         The call takes up to `steps` steps, or fewer if a sequence ends its block or steps are slow.
         Sequences that are held are skipped; with a cache, they refresh it before their next step.
@@ -162,7 +162,7 @@ class Slots:
         if not active:
             return []
         # with a cache, pass 0 is the refresh of the rows that begin a block
-        active.sort(key=lambda each: each.served_at)
+        active.sort(key=lambda each: (each is not first, each.served_at))
         pass_numbers = [
             0 if each.is_between_blocks or each not in self.begun else len(self.passes) - 1
             for each in active

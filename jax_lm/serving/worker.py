@@ -203,22 +203,27 @@ class EngineWorker:
         if waiting:
             self.calls += 1
             is_young_first = self.calls % OLD_TURN != 0
+            # of the young, the one on which the device has spent least
             first = min(
                 waiting,
-                key=lambda each: ((each.seconds < YOUNG_SECONDS) != is_young_first, each.served_at),
+                key=lambda each: (
+                    min(each.seconds, YOUNG_SECONDS) * is_young_first,
+                    each.seconds < YOUNG_SECONDS,
+                    each.served_at,
+                ),
             )
             slots: Any = next(each for each in self.groups if first in each.sequences)
-            self.advance(slots)
+            self.advance(slots, first)
         # sequences whose text a thread has checked meanwhile
         for sequence in [each for each in self.running if each.is_held]:
             self.deliver(self.running[sequence])
         self.repairs.wait_if_idle(self.running)
 
-    def advance(self, slots: Any) -> None:
-        """Advance sequences of one group by one call, and deliver their events."""
+    def advance(self, slots: Any, first: Sequence) -> None:
+        """Advance a sequence and others of its group by one call, and deliver their events."""
         with self.device:
             try:
-                sequences = slots.advance(STEPS_PER_CALL)
+                sequences = slots.advance(STEPS_PER_CALL, first)
                 self.metrics.batch_rows.observe(len(sequences))
             except Exception:  # only the job that caused it may fail
                 sequences = slots.sequences
