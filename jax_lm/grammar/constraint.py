@@ -121,19 +121,18 @@ class Constraint:
     def forced(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens, if any, by which every answer goes on after valid ones.
 
-        They end with a stop token if the answer ends with them and has room for it.
+        They end with a stop token if the answer ends with them.
         """
         text = self.decode(ids)
-        if self.grammar.reads_prompt or text.endswith(REPLACEMENT):
+        if text.endswith(REPLACEMENT):
             return []
         more, is_over = self.grammar.forced(text)
-        tokens = self.tokenizer.encode_plain(more)
+        tokens = [*self.tokenizer.encode_plain(more), *self.tokenizer.stop_ids[:is_over]]
         # a shorter text may fit where the one that is usual does not
         if (end := self.rest([*ids, *tokens])) is None:
             return []
         self.known[:] = [*ids, *tokens, *end]
-        has_room = len(ids) + len(tokens) < self.room
-        return [*tokens, self.tokenizer.stop_ids[0]] if is_over and has_room else tokens
+        return tokens
 
     def next_token(self, ids: Sequence[int], candidates: Iterable[int]) -> int:
         """Return the first candidate that can follow valid tokens, else the token of a known end.

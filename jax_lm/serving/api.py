@@ -347,34 +347,26 @@ class Server:
         if self.settings.logs_prompts:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
 
-    async def tokenize(self, body: TokenizeBody) -> Response:
+    # no coroutines: these run on threads, as a long text would hold up the event loop
+    def tokenize(self, body: TokenizeBody) -> Response:
         """Return the tokens of a text or of a conversation."""
-
-        def tokenized() -> Response:
+        try:
             tokens, texts = body.gaps(self.tokenizer, self.engine.context)[0].before, None
-            if body.return_token_strs:
-                known = {token: self.tokenizer.decode([token]) for token in set(tokens)}
-                texts = [known[token] for token in tokens]
-            return JSONResponse(
-                {
-                    "count": len(tokens),
-                    "max_model_len": self.engine.context,
-                    "tokens": tokens,
-                    "token_strs": texts,
-                }
-            )
+        except ValueError as problem:
+            raise invalid(problem) from problem
+        if body.return_token_strs:
+            known = {token: self.tokenizer.decode([token]) for token in set(tokens)}
+            texts = [known[token] for token in tokens]
+        size = {"count": len(tokens), "max_model_len": self.engine.context}
+        return JSONResponse(size | {"tokens": tokens, "token_strs": texts})
 
-        return await checked(tokenized)
-
-    async def detokenize(self, body: DetokenizeBody) -> Response:
+    def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
-
-        def detokenized() -> Response:
-            ids = schemas.known_ids("tokens", body.tokens, self.tokenizer)
-            text = self.tokenizer.decode(ids)
-            return JSONResponse({"prompt": text, "content": text})
-
-        return await checked(detokenized)
+        try:
+            text = self.tokenizer.decode(schemas.known_ids("tokens", body.tokens, self.tokenizer))
+        except ValueError as problem:
+            raise invalid(problem) from problem
+        return JSONResponse({"prompt": text, "content": text})
 
     async def tokenizer_info(self) -> dict[str, str | None]:
         """Describe the tokenizer, as vLLM does for clients that tokenize here."""
@@ -429,14 +421,6 @@ class Server:
         """Return the metrics in Prometheus' text format."""
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return Response(self.engine.metrics.page(), media_type=kind)
-
-
-async def checked(work: Callable[[], Response]) -> Response:
-    """Return a response that a thread makes, because a long text would hold up the event loop."""
-    try:
-        return await asyncio.to_thread(work)
-    except ValueError as problem:
-        raise invalid(problem) from problem
 
 
 def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) -> Guard:

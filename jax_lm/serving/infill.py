@@ -5,7 +5,6 @@ Knows neither HTTP nor the engine.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -131,14 +130,12 @@ class LlamaFormat(AnswerFormat):
         return answers if len(answers) > 1 else answers[0]
 
     def opening(self) -> Iterator[str]:
-        self.decided = [0] * len(self.choices)
         yield from ()
 
     def progress(self, index: int, event: Event) -> Iterator[str]:
-        self.decided[index] += len(event.commits)
-        text = indented(event.text, self.body.n_indent)
-        if text := self.new_text(index, replace(event, text=text)):
-            decided = {"tokens_predicted": self.decided[index]}
+        text = self.new_text(index, indented(event.text, self.body.n_indent))
+        if text and event.job:
+            decided = {"tokens_predicted": int(event.job.sequence.final.sum())}
             yield data({"index": index, "content": text, "stop": False} | decided)
         if event.reason:
             yield data(self.answer(index, event) | {"content": ""})

@@ -82,7 +82,7 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("content_part.added", **self.place(index), part=self.part(""))
 
     def progress(self, index: int, event: Event) -> Iterator[str]:
-        if text := self.new_text(index, event):
+        if text := self.new_text(index, event.text):
             yield self.event("output_text.delta", **self.place(index), delta=text, logprobs=[])
         if event.reason:
             self.ends[index] = event

@@ -141,16 +141,16 @@ class AnswerFormat:
 
     def progress(self, index: int, event: Event) -> Iterator[str]:
         """Yield what an event adds to a stream: text that is final, and the end of a choice."""
-        if text := self.new_text(index, event):
+        if text := self.new_text(index, event.text):
             yield self.chunk(self.delta(index, text))
         if event.reason:
             self.tokens += len(event.tokens)
             yield self.chunk(self.delta(index, "", event))
 
-    def new_text(self, index: int, event: Event) -> str:
-        """Return the text of a choice that a stream has not sent yet."""
-        text, self.sent[index] = event.text[self.sent[index] :], len(event.text)
-        return text
+    def new_text(self, index: int, text: str) -> str:
+        """Return the part of a choice's text that a stream has not sent yet."""
+        fresh, self.sent[index] = text[self.sent[index] :], len(text)
+        return fresh
 
     def closing(self) -> Iterator[str]:
         """Yield the end of a stream."""

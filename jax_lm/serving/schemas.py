@@ -391,12 +391,8 @@ class CompletionBody(OpenAIBody):
     best_of: int | None = Field(None, ge=1)
 
     def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
-        gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in self.prompts]
+        gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in prompt_list(self.prompt)]
         return gaps if self.echo else [gap._replace(echo="") for gap in gaps]
-
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        return prompt_list(self.prompt)
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -427,10 +423,11 @@ class FimBody(CompletionBody):
     @model_validator(mode="after")
     def with_suffix(self) -> "FimBody":
         """Read Mistral's name of the seed, and add an empty suffix if there is none."""
-        if len(self.prompts) != 1 or not isinstance(self.prompts[0], str):
+        (prompt, *others) = prompt_list(self.prompt)
+        if others or not isinstance(prompt, str):
             raise ValueError("prompt: must be one text")
         self.seed = self.random_seed if self.seed is None else self.seed
-        if split_prompt(self.prompts[0], self.suffix)[1] is None:
+        if split_prompt(prompt, self.suffix)[1] is None:
             self.suffix = ""
         return self
 
