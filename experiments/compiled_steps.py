@@ -52,10 +52,11 @@ Products without a bias write bfloat16 directly. Where cuBLAS computes them
 (`XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`), the sum with the residual is then part of the product: 16 kernels a
 layer of `exact`, not 17, and 0.39 GB besides the weights, not 0.50.
 
-**Joined products.** We compiled one matrix for q, k and v and one for gate and up, and did not keep it. XLA for GPUs
-already joins q, k and v (five products a layer are launched, not seven), and the output of a joined gate and up is
-written to memory. On v6e that costs 10 % of the bytes that the compiler counts for the whole step in `exact` (25.1 to
-27.7 GiB), on h200:1 2 %. Only a cached step on h200:1 would gain: 2.6 % of its bytes, 5 % of its kernels.
+**Joined products.** Since these figures were compiled, a model that is loaded onto a GPU computes q, k and v in one product,
+and gate and up in another. XLA for GPUs joined q, k and v itself, but for cuBLAS it copied their weights at every step. A
+layer of a cached step of one sequence is now 16 kernels, not 17; besides the weights, `exact` moves 10.7 GB with cuBLAS
+(compiled with 2 and 4 layers, and extended to 28). TPUs keep the products apart: the output of a joined gate and up is
+written to memory, on v6e 10 % of the bytes of a step in `exact` (25.1 to 27.7 GiB). The table is from before.
 
 | target | preset | pass | kernels | joined | products with weights a layer | joined | read + written GiB | joined |
 |---|---|---|---|---|---|---|---|---|
