@@ -475,6 +475,34 @@ def test_logits_that_are_not_finite_end_their_request_alone(
     assert call(address, "POST", "/v1/completions", body)[0] == 200
 
 
+def test_logits_that_become_not_finite_end_a_stream_with_an_error(
+    address, engine, broken_sampler, monkeypatch
+):
+    """What was decoded before has been sent; the stream says why no more follows."""
+    runs = []
+    with monkeypatch.context() as patch:
+        for slots in engine.workers[0].groups:
+            patch.setattr(slots, "sampler", slots.sampler)
+            broken, run = broken_sampler(slots.sampler, "embed_tokens"), slots.run
+
+            def run_then_break(*job, slots=slots, broken=broken, run=run):
+                run(*job)
+                runs.append(slots)
+                # by then, text has been sent
+                if len(runs) > 4:
+                    slots.sampler = broken
+
+            patch.setattr(slots, "run", run_then_break)
+        body = {"prompt": PROMPT, "max_tokens": 80, "stream": True, "preset": "exact"}
+        status, _, text = call(address, "POST", "/v1/completions", body)
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert status == 200
+    assert len(events) > 1
+    assert events[-1]["error"]["code"] == "not_finite"
+    assert "[DONE]" not in text
+    assert call(address, "POST", "/v1/completions", {"prompt": PROMPT} | COMPLETION)[0] == 200
+
+
 def test_what_fails_inside_is_a_500_that_says_nothing(address, monkeypatch):
     def next_event(self):
         raise RuntimeError("secret detail")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments import table
@@ -198,6 +199,26 @@ def test_carelessness_is_one_line(seat, capsys, monkeypatch, typed, said):
     assert cli.main(words) == 2
     assert said in one_line(capsys)
     assert listing(seat) == before
+
+
+@pytest.mark.parametrize("command", ["eval builtin", "analyze", "bench", "chat"])
+def test_weights_that_are_not_finite_are_named_by_every_command(seat, capsys, command):
+    """`generate`, `serve` and `convert` load as these do (test_huggingface)."""
+    (seat / "nan").mkdir()
+    for path in (seat / "builtin").iterdir():
+        (seat / "nan" / path.name).symlink_to(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(seat / "builtin" / "model.safetensors")
+    tensors[name] = tensors[name].copy()
+    tensors[name][3, :2] = np.nan
+    (seat / "nan" / "model.safetensors").unlink()
+    save_file(tensors, seat / "nan" / "model.safetensors", metadata={"format": "pt"})
+    words = [*command.split(), "--model", "nan", *(["--out", "new"] if command != "chat" else [])]
+    assert cli.main(words) == 2
+    line = one_line(capsys)
+    assert f"{name!r} in" in line
+    assert "holds 2 numbers that are NaN or infinite" in line
+    assert not (seat / "new").exists()
 
 
 def test_a_taken_port_is_told_before_a_model_is_loaded(seat, capsys, monkeypatch):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import output_folder, write_whole
 from jax_lm.reports.charts import render, write_picture
 
 
@@ -111,8 +111,9 @@ class Document:
     def write(self, folder: Path, name: str, data: Any = None) -> None:
         """Write `name`.md, `name`.html and the pictures, and `name`.json if there are data.
 
-        Each file is complete or absent.
+        The folder is created; each file is complete or absent.
         """
+        output_folder(folder)
         if data is not None:
             write_whole(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
         for section in self.sections:

@@ -33,7 +33,7 @@ from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityChe
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
-from jax_lm.host.files import output_folder, require_writable, write_whole
+from jax_lm.host.files import require_writable, write_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -50,7 +50,7 @@ def run_bench(arguments: Bench) -> int:
     machine = about()
     # an unusable folder should be reported before anything is measured
     if out:
-        output_folder(out)
+        require_writable(out)
     if shape:
         folder = None
         config = SHAPES[shape]
@@ -118,7 +118,6 @@ def run_compare(arguments: Compare) -> int:
         )
     document = comparison.comparison_report(result, arguments.model or "built-in model")
     if out:
-        output_folder(out)
         document.write(out, "comparison", result)
     print_report(document)
     if out:
