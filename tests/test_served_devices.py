@@ -83,6 +83,8 @@ def gaps(tokenizer):
 
 if __name__ == "__main__":
     folder, growing, devices = sys.argv[1:]
+    # More tensors than cores, each split: sums over many at once waited for each other for ever.
+    DiffuCoderInference(mesh=f"fsdp={devices}", verbose=False)
     for words in CASES[int(devices)]:
         print(json.dumps(serve(folder, words, completions)), flush=True)  # noqa: T201
     print(json.dumps(serve(growing, CASES[int(devices)][0], gaps)), flush=True)  # noqa: T201

@@ -221,16 +221,14 @@ def check_tensors(
 
 def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorRequest]) -> None:
     """Raise CheckpointError for the first tensor that holds NaN or infinity."""
-    # All are counted before the first count is fetched, so that the device never waits.
-    counts = {
-        name: count_nonfinite(array)
-        for name, array in arrays.items()
-        if jnp.issubdtype(array.dtype, jnp.floating)
-    }
-    for name, count in counts.items():
-        if count:
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            continue
+        # Fetched one by one: a CPU has a thread per core, and as many sums over split tensors at
+        # once would wait for each other for ever.
+        if count := int(count_nonfinite(array)):
             raise CheckpointError(
-                f"{name!r} in {requests[name].tensor.path} holds {int(count)} numbers that are NaN "
+                f"{name!r} in {requests[name].tensor.path} holds {count} numbers that are NaN "
                 "or infinite: every output would be wrong; --allow-nonfinite loads it anyway"
             )
 
