@@ -42,7 +42,9 @@ def random_layers(layers: int, *, int8: bool) -> DreamForCausalLM:
     config = replace(
         DIFFUCODER_7B, num_hidden_layers=layers, vocab_size=VOCABULARY, mask_token_id=VOCABULARY - 1
     )
-    graph, template = split_model(DreamForCausalLM.abstract(config, jnp.bfloat16, int8=int8))
+    graph, template = split_model(
+        DreamForCausalLM.abstract(config, jnp.bfloat16, bits=8 if int8 else None)
+    )
     rng = np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -131,8 +131,8 @@ def test_requests_out_of_range_are_named(engine, prompts, options, named):
 
 
 def test_unknown_dtype_is_named():
-    with pytest.raises(ValueError, match="dtype='int4'"):
-        DiffuCoderInference(dtype="int4")
+    with pytest.raises(ValueError, match="dtype='int2'"):
+        DiffuCoderInference(dtype="int2")
 
 
 def test_unknown_model_is_named(tmp_path):

@@ -33,18 +33,19 @@ def on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "is_int8"), [("float32", False), ("bfloat16", False), ("float32", True)]
+    ("dtype", "bits"), [("float32", None), ("bfloat16", None), ("float32", 8), ("float32", 4)]
 )
-def test_joined_products_compute_the_same(golden_model, dtype, is_int8):
+def test_joined_products_compute_the_same(golden_model, dtype, bits):
     """With biases, of weights that differ."""
-    model = DreamForCausalLM(golden_model.config, rngs=nnx.Rngs(1), dtype=jnp.dtype(dtype))
+    config = replace(golden_model.config, intermediate_size=128)  # whole groups of int4
+    model = DreamForCausalLM(config, rngs=nnx.Rngs(1), dtype=jnp.dtype(dtype))
     rng = np.random.default_rng(0)
     for layer in model.model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             bias = projection.bias
             bias[...] = jnp.asarray(rng.normal(size=bias[...].shape), dtype)
-    if is_int8:
-        model.quantize()
+    if bits:
+        model.quantize(bits)
     apart = model(jnp.asarray(IDS))
     names = set(parameters(join(model)))
     assert {

@@ -27,7 +27,9 @@ from jax_lm.planning.memory import (
     device_bytes,
     estimate_memory,
     fits,
+    forward_cost,
     master_bytes,
+    offered_precisions,
     parameter_count,
     require_room,
     smallest_topology,
@@ -80,12 +82,39 @@ def test_wide_feed_forward_counts(tiny_config):
     )
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8", "int4"])
 def test_weights_on_one_device_are_those_of_the_model(tiny_config, precision):
     planned = PlannedStep(precision=precision, canvas=8, new_tokens=4)
-    model = DreamForCausalLM.abstract(tiny_config, planned.dtype, int8=planned.is_int8)
+    # the widths are whole pairs of int4's groups
+    config = replace(tiny_config, hidden_size=64, intermediate_size=128)
+    model = DreamForCausalLM.abstract(config, planned.dtype, bits=planned.bits)
     wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters(model).values())
-    assert device_bytes(tiny_config, planned, MeshShape()) == wanted
+    assert device_bytes(config, planned, MeshShape()) == wanted
+
+
+def test_int4_takes_less_than_0_45_gb_at_the_half_billion_shape():
+    """Qwen2.5-0.5B, whose embedding is its head; int8 has both in bfloat16."""
+    config = replace(
+        DIFFUCODER_7B,
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    int4, int8 = (
+        device_bytes(config, PlannedStep(precision=name), MeshShape()) for name in ("int4", "int8")
+    )
+    # kernels and group scales, table, float32 scales, bfloat16 biases and norms
+    assert int4 == 357_826_560 * 17 // 32 + 151_936 * 900 + 1_216_512 + 55_296 + 87_808
+    assert int4 < 0.45e9 < int8
+    assert "int4" in offered_precisions(config)
+    assert "int4" not in offered_precisions(replace(config, intermediate_size=4896))
+    # a step reads the kernels' halves of bytes, their group scales, and the head
+    cost = forward_cost(config, "int4", batch=1, rows=1, canvas=1, head_rows=1)
+    assert 0.3e9 < cost.bytes < int4
 
 
 def test_weights_of_the_published_shape():
@@ -170,7 +199,8 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"precision": "int4"}, "dtype='int4'"),
+        ({"precision": "int2"}, "dtype='int2'"),
+        ({"precision": "int4", "kind": "sft", "lora_rank": 4}, "dtype='int4': step=sft"),
         ({"decoding": Decoding(cache="causal")}, "cache='causal', active_blocks: several"),
         ({"decoding": Decoding(active_blocks=2)}, "cache='causal', active_blocks: several"),
         ({"batch": 0}, "batch=0"),

@@ -18,6 +18,7 @@ from jaxtyping import Array, Int
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
+from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler, restrict_options
@@ -174,9 +175,9 @@ class JaxBackend:
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "JaxBackend":
-        """Load a checkpoint; `dtype` may be int8."""
+        """Load a checkpoint; `dtype` may be int8 or int4."""
         model = DreamForCausalLM.from_pretrained(
-            folder, dtype=None if dtype == "int8" else dtype, int8=dtype == "int8"
+            folder, dtype=None if dtype in QUANTIZED else dtype, bits=QUANTIZED.get(dtype)
         )
         sampler = Sampler(model)
         jax.block_until_ready(sampler.params)

@@ -25,7 +25,7 @@ from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare,
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
-from jax_lm.inference import INT8, DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import (
     OutOfMemoryError,
@@ -121,7 +121,7 @@ class ExperimentSteps:
     @property
     def dtype(self) -> str:
         """The dtype in which the weights are kept."""
-        return INT8 if self.engine.is_int8 else self.engine.dtype
+        return self.engine.precision
 
     def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what: Any) -> Measured:
         """Measure a backend in a process without an accelerator."""
@@ -142,7 +142,7 @@ class ExperimentSteps:
     def environment(self, done: Rows) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
         return measure_environment(
-            "bfloat16" if self.settings.dtype == INT8 else self.settings.dtype or "float32"
+            "bfloat16" if self.settings.dtype == "int8" else self.settings.dtype or "float32"
         )
 
     def checkpoint(self, done: Rows) -> Row:
@@ -288,7 +288,7 @@ class ExperimentSteps:
         """Compare the outputs of every module, and greedy tokens, with PyTorch's on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
-        if self.engine.is_int8:
+        if self.engine.bits:
             raise LeftOut(
                 "int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them"
             )

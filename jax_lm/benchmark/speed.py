@@ -93,7 +93,7 @@ def time_forwards(
         reaches.
     """
     batch, width = canvas.tokens.shape
-    dtype = sampler.params["model"]["embed_tokens"]["weight"].dtype
+    dtype = sampler.params["model"]["norm"]["weight"].dtype
     times = []
     cache = KVCache()
 

@@ -1,7 +1,7 @@
 """Loading tensors from a checkpoint folder into their final dtype, precision and sharding.
 
-Tensors are read in small groups, and a device reads only its own slices. With int8, a kernel is
-quantized as soon as it has been read, so neither host nor devices ever hold the unquantized model.
+Tensors are read in small groups, and a device reads only its own slices. With int8 or int4, a
+kernel is quantized as soon as it has been read, so neither host nor devices ever hold the unquantized model.
 Knows formats and names, but not the model.
 """
 
@@ -23,6 +23,7 @@ from jax_lm.checkpoints.stored import (
     CheckpointError,
     StoredTensor,
     TensorRequest,
+    bits_of,
     group_by_size,
     is_kernel,
     quantize,
@@ -58,7 +59,7 @@ class LoadSpec:
         tied: tensors that the checkpoint may also hold, with the tensor that each must equal; they
             are not loaded.
         dtype: dtype of the floating-point tensors; None keeps the stored dtype.
-        quantize: quantize floating-point kernels to int8 and scales.
+        bits: quantize floating-point kernels to int8 (8) or int4 (4), with scales.
         shardings: shardings by name, including those of scales; other tensors go to the first
             device.
         allow_nonfinite: accept tensors that hold NaN or infinity.
@@ -67,7 +68,7 @@ class LoadSpec:
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, str] = field(default_factory=dict)
     dtype: DTypeLike | None = None
-    quantize: bool = False
+    bits: int | None = None
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     allow_nonfinite: bool = False
 
@@ -84,9 +85,9 @@ class LoadSpec:
         """Whether the checkpoint must hold this tensor as int8: it does if there is a scale."""
         return is_kernel(name) and scale_name(name) in self.shapes
 
-    def becomes_int8(self, name: str) -> bool:
-        """Whether this tensor is quantized during loading."""
-        return self.quantize and is_kernel(name) and not self.holds_int8(name)
+    def becomes(self, name: str) -> int | None:
+        """Return the bits to which this tensor is quantized during loading, if it is."""
+        return None if self.holds_int8(name) else bits_of(name, self.bits)
 
     def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
         """Return the read request for a tensor.
@@ -114,7 +115,7 @@ class LoadSpec:
                 f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}"
             )
         # int8 and scales have fixed dtypes; a kernel is quantized from its stored dtype.
-        keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes_int8(name)
+        keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes(name)
         return TensorRequest(
             tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name)
         )
@@ -255,15 +256,19 @@ def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec) -> None:
 
 
 def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:
-    """Return the entries of a tensor in the model: itself, or its int8 weights and scales."""
-    if not spec.becomes_int8(name):
+    """Return the entries of a tensor in the model: itself, or its integers and scales."""
+    bits = spec.becomes(name)
+    if bits is None:
         return {name: tensor}
-    weight, scale = jit_quantize(spec.sharding(name), spec.sharding(scale_name(name)))(tensor)
+    layer = name.removesuffix("weight")
+    kinds = ("weight", "scale") if bits == 8 else ("weight", "scale", "group_scale")
+    shardings = tuple((kind, spec.sharding(f"{layer}{kind}")) for kind in kinds)
+    parts = jit_quantize(bits, shardings)(tensor)
     # Without waiting, the next tensors would be read while this one is still unquantized in memory.
-    jax.block_until_ready(weight)
-    return {name: weight, scale_name(name): scale}
+    jax.block_until_ready(parts)
+    return {f"{layer}{kind}": part for kind, part in parts.items()}
 
 
 @functools.cache
-def jit_quantize(*shardings: Sharding) -> Callable:
-    return jax.jit(quantize, out_shardings=shardings)
+def jit_quantize(bits: int, shardings: tuple[tuple[str, Sharding], ...]) -> Callable:
+    return jax.jit(functools.partial(quantize, bits=bits), out_shardings=dict(shardings))

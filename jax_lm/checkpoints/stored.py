@@ -1,4 +1,4 @@
-"""What the checkpoint formats share: stored tensors, read requests, and int8 kernels."""
+"""What the checkpoint formats share: stored tensors, read requests, and quantized kernels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int8, UInt8
 from safetensors.numpy import save_file
 
 # The link to a GGUF file, in a folder that presents it.
@@ -106,10 +106,18 @@ def first_line(error: Exception) -> str:
 # The `quantization_config` in the config.json of a checkpoint with int8 weights.
 QUANTIZATION = {"quant_method": "diffucoder_int8"}
 
+# Precisions of quantized models, and the bits of their kernels.
+QUANTIZED = {"int8": 8, "int4": 4}
 # Largest absolute value of an int8 weight; -128 is not used, so that the range is symmetric.
 LIMIT = 127
-# Layers whose weights are quantized. Embeddings, norms and biases stay floating-point.
+# Neighbouring inputs of an output that share a group scale in int4.
+GROUP = 32
+# Largest group scale: -8 * 15 = -120 is an int8.
+GROUP_LIMIT = 15
+# Layers whose weights are quantized. Embeddings, norms and biases stay floating-point, except that
+# an int4 model has its tables, the embedding and the head, in int8.
 KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+TABLES = ("embed_tokens", "lm_head")
 
 
 def is_kernel(name: str) -> bool:
@@ -118,19 +126,83 @@ def is_kernel(name: str) -> bool:
     return kind == "weight" and layer.rpartition(".")[2] in KERNELS
 
 
+def bits_of(name: str, bits: int | None) -> int | None:
+    """Return the bits of a parameter in a model of this precision; None if it is not quantized."""
+    layer, _, kind = name.rpartition(".")
+    is_table = kind == "weight" and layer.rpartition(".")[2] in TABLES
+    if bits == 4 and is_table:
+        return 8
+    return bits if is_kernel(name) else None
+
+
 def scale_name(kernel: str) -> str:
     """Return the name of the scales of a kernel."""
     return f"{kernel.removesuffix('weight')}scale"
 
 
-def quantize(weight: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Float[Array, "o"]]:
-    """Quantize a kernel to int8, with one scale per row that maps its largest value to 127.
+def quantize(weight: Float[Array, "o i"], bits: int = 8) -> dict[str, Array]:
+    """Quantize a kernel, with one float scale per row.
+
+    int8: the scale maps the largest value of a row to 127. int4: each group of `GROUP` inputs has a
+    small integer as a further scale, so weight and group scale multiply to an int8 kernel.
 
     Returns:
-        The int8 weights, and the scales in float32.
+        The integers as `weight` (int4: two to a byte), float32 scales as `scale`, and for int4 the
+        `group_scale` [o, i / GROUP].
+
+    Raises:
+        ValueError: two groups of inputs do not divide a row of an int4 kernel.
     """
+    if bits == 4 and weight.shape[1] % (2 * GROUP):
+        raise ValueError(
+            f"dtype='int4': a kernel has {weight.shape[1]} inputs, which must be a multiple of "
+            f"{2 * GROUP}; int8 takes any number"
+        )
     weight = weight.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(weight), axis=1) / LIMIT
+    largest = jnp.max(jnp.abs(weight), axis=1)
+    scale = largest / (LIMIT if bits == 8 else 8 * GROUP_LIMIT)
     # Any scale is right for a row of zeros, except 0, which would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
-    return jnp.round(weight / scale[:, None]).astype(jnp.int8), scale
+    steps = weight / scale[:, None]
+    if bits == 8:
+        return {"weight": jnp.round(steps).astype(jnp.int8), "scale": scale}
+    weights, group_scale = quantize_groups(steps)
+    return {"weight": pack_int4(weights), "scale": scale, "group_scale": group_scale}
+
+
+def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int8[Array, "o g"]]:
+    """Find int4 weights and group scales whose products are nearest to `steps`, within ±120.
+
+    The entry of a group that is largest in absolute value becomes -8, whatever its sign. A smaller
+    group scale clips it, but rounds the others more finely; the best of four is taken.
+    """
+    groups = steps.reshape(len(steps), -1, GROUP)
+    low, high = jnp.min(groups, axis=2, keepdims=True), jnp.max(groups, axis=2, keepdims=True)
+    # largest -60: scale 7.5, so 8, 7, 6 and 5 are tried; largest 60: -8 to -5
+    least = jnp.ceil(jnp.maximum(-low, high) / 8)
+    sign = jnp.where(high > -low, -1, 1)
+    scales = [sign * jnp.clip(least - smaller, 1, GROUP_LIMIT) for smaller in range(4)]
+
+    def nearest(scale: Array) -> Array:
+        return jnp.clip(jnp.round(groups / scale), -8, 7)
+
+    errors = [jnp.sum((nearest(scale) * scale - groups) ** 2, axis=2) for scale in scales]
+    best = jnp.argmin(jnp.stack(errors), axis=0)[..., None]
+    scale = jnp.select([best == number for number in range(4)], scales)
+    weights = nearest(scale).reshape(steps.shape)
+    return weights.astype(jnp.int8), scale[..., 0].astype(jnp.int8)
+
+
+def pack_int4(weights: Int8[Array, "o i"]) -> UInt8[Array, "o h"]:
+    """Pack two weights of a row to a byte: the one of its first half in the lower four bits."""
+    # [-8, -7, 6, 7] -> [0, 1, 14, 15] -> [0 + 16 * 14, 1 + 16 * 15]
+    low, high = jnp.split((weights + 8).astype(jnp.uint8), 2, axis=1)
+    return low | high << 4
+
+
+def unpack_int4(packed: UInt8[Array, "o h"], group_scale: Int8[Array, "o g"]) -> Int8[Array, "o i"]:
+    """Invert `pack_int4`, and multiply each weight by its group scale."""
+    halves = [(packed & 15).astype(jnp.int8), (packed >> 4).astype(jnp.int8)]
+    weights = jnp.concatenate(halves, axis=1) - jnp.int8(8)
+    groups = weights.reshape(*group_scale.shape, GROUP) * group_scale[..., None]
+    return groups.reshape(weights.shape)

@@ -103,7 +103,10 @@ def convert(
     config = DreamForCausalLM.read_config(source)
     int8 = DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
-    settings = {"quantize": conversion.int8, "allow_nonfinite": conversion.allow_nonfinite}
+    settings = {
+        "bits": 8 if conversion.int8 else None,
+        "allow_nonfinite": conversion.allow_nonfinite,
+    }
     spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
     read_progress = report_half(on_progress, 0)
     with hidden_folder(destination) as folder:

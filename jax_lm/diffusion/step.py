@@ -370,8 +370,8 @@ def block_hidden(
 
 def empty_cache(model: DreamForCausalLM, shape: tuple[int, int], *, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
-    weight = model.model.embed_tokens.weight[...]
-    tail = jnp.zeros((shape[0], 1, weight.shape[1]), weight.dtype) if has_tail else None
+    width = model.config.hidden_size
+    tail = jnp.zeros((shape[0], 1, width), model.dtype) if has_tail else None
     return KVCache(model.model.empty_cache(*shape), tail)
 
 

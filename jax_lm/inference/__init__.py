@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Key
 
+from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
@@ -57,7 +58,6 @@ CHAT_NOTICE = (
     "the built-in model only answers with small Python functions; choose another with --model"
 )
 
-INT8 = "int8"
 Progress = Callable[[int, int], None]
 # Updates of a progress bar per call: each costs a return from the compiled loop.
 PROGRESS_UPDATES = 50
@@ -72,8 +72,8 @@ class DiffuCoderInference:
     Args:
         model_path: folder or hub id; None is the built-in demonstration model.
         tokenizer_path: folder with the tokenizer; None is the model's own.
-        dtype: "float32", "bfloat16", or "int8": kernels in int8, everything else in the dtype that
-            fits the device; None chooses the dtype that fits the device.
+        dtype: "float32", "bfloat16", "int8" or "int4": kernels in int8 or int4, everything else in
+            the dtype that fits the device; None chooses the dtype that fits the device.
         mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses all
             devices.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, the base
@@ -103,7 +103,7 @@ class DiffuCoderInference:
         allow_nonfinite: bool = False,
     ) -> None:
         if dtype is not None:
-            require_one_of("dtype", dtype, (*DTYPES, INT8))
+            require_one_of("dtype", dtype, (*DTYPES, *QUANTIZED))
         start = time.perf_counter()
         # files: model, adapter and tokenizer, which must belong together
         self.source = find_model(model_path, adapter)
@@ -122,10 +122,10 @@ class DiffuCoderInference:
         self.parameter_count = parameter_count(self.config)
         self.replicas = replicas
         self.mesh_shape = choose_mesh(self.config, mesh, replicas)
-        self.is_int8 = dtype == INT8 or DreamForCausalLM.is_int8(folder)
+        self.bits = QUANTIZED.get(dtype or "", 8 if DreamForCausalLM.is_int8(folder) else None)
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
-        precision = "int8" if self.is_int8 else self.dtype
-        self.planned = PlannedStep(precision=precision, batch=1, canvas=1, new_tokens=1)
+        self.precision = f"int{self.bits}" if self.bits else self.dtype
+        self.planned = PlannedStep(precision=self.precision, batch=1, canvas=1, new_tokens=1)
         # weights
         with (
             terminal.progress("loading") as report,
@@ -135,7 +135,7 @@ class DiffuCoderInference:
             model = DreamForCausalLM.from_pretrained(
                 folder,
                 dtype=self.dtype,
-                int8=self.is_int8,
+                bits=self.bits,
                 mesh=devices,
                 on_progress=report,
                 allow_nonfinite=allow_nonfinite,
@@ -185,7 +185,7 @@ class DiffuCoderInference:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"
         return (
             f"{name}{self.parameter_count:,} parameters · {devices} · "
-            f"{'int8 kernels, ' if self.is_int8 else ''}{self.dtype} · loaded in {self.load_seconds:.1f} s"
+            f"{f'int{self.bits} kernels, ' if self.bits else ''}{self.dtype} · loaded in {self.load_seconds:.1f} s"
         )
 
     def generate(

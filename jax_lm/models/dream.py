@@ -63,6 +63,11 @@ class DreamModel(nnx.Module):
         self.rotary_emb = DreamRotaryEmbedding(config.head_dim, config.rope_theta)
         self.attention_block = config.attention_block
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of hidden states, keys and values: that of all weights that are not quantized."""
+        return self.norm.weight[...].dtype
+
     def limit(self, mask: KeyMask, queries: Batch, keys: Int[Array, "b s"]) -> KeyMask:
         """Limit a mask by the attention rule of the family; `queries` and `keys` are positions."""
         if self.attention_block is None:
@@ -94,7 +99,7 @@ class DreamModel(nnx.Module):
         attention_mask = self.limit(attention_mask, position_ids, position_ids)
         # cos and sin are the same for all layers.
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids, self.mesh)
+        x = self.embed_tokens(input_ids, self.mesh).astype(self.dtype)
         for layer in self.layers:
             yield x
 
@@ -137,7 +142,7 @@ class DreamModel(nnx.Module):
             keys = default_positions(attention_mask.astype(jnp.int32), attention_mask)
             attention_mask = self.limit(attention_mask, position_ids, keys)
         rotary = self.rotary_emb(position_ids)
-        x = self.embed_tokens(input_ids, self.mesh)
+        x = self.embed_tokens(input_ids, self.mesh).astype(self.dtype)
         new_cache = []
         # layers: each writes its new keys and values into the cache, and attends to all of it
         for layer, past in zip(self.layers, cache, strict=True):
@@ -156,12 +161,11 @@ class DreamModel(nnx.Module):
 
         The first `recompute` must cover every position that will be attended to.
         """
-        weight = self.embed_tokens.weight[...]
 
         def zeros(layer: DreamDecoderLayer) -> Array:
             attention = layer.self_attn
             heads = attention.key_heads
-            empty = jnp.zeros((batch, heads, length, attention.head_dim), weight.dtype)
+            empty = jnp.zeros((batch, heads, length, attention.head_dim), self.dtype)
             # A head is never cut; if `tensor` does not divide the heads, each device has them all.
             by_heads = self.mesh is not None and heads % self.mesh.shape["tensor"] == 0
             return sharding.shard_rows(empty, self.mesh, "tensor" if by_heads else None)
@@ -218,25 +222,28 @@ class DreamForCausalLM(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        return self.model.embed_tokens.weight[...].dtype
+        return self.model.dtype
 
-    def quantize(self) -> "DreamForCausalLM":
-        """Quantize the kernels to int8, in place and for inference only; returns the model.
+    def quantize(self, bits: int) -> "DreamForCausalLM":
+        """Quantize to int8 or int4, in place and for inference only; returns the model.
 
-        `jax_lm.checkpoints.stored` describes the format.
+        `jax_lm.checkpoints.stored` describes the formats, and which parameters have which.
         """
-        for _, module in nnx.iter_modules(self):
-            if isinstance(module, DreamLinear):
+        for path, module in nnx.iter_modules(self):
+            own = stored.bits_of(".".join(map(str, (*path, "weight"))), bits)
+            if isinstance(module, DreamLinear) and own:
+                module.quantize(own)
+            elif isinstance(module, DreamEmbedding) and own:
                 module.quantize()
         return self
 
     @classmethod
     def abstract(
-        cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, int8: bool = False
+        cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, bits: int | None = None
     ) -> "DreamForCausalLM":
         """Return a model with shapes in place of arrays, which takes no memory."""
         return nnx.eval_shape(
-            lambda: cls(config, dtype=dtype).quantize() if int8 else cls(config, dtype=dtype)
+            lambda: cls(config, dtype=dtype).quantize(bits) if bits else cls(config, dtype=dtype)
         )
 
     def become(self, config: DreamConfig) -> None:
@@ -290,7 +297,7 @@ class DreamForCausalLM(nnx.Module):
         path_or_hub_id: str | Path,
         *,
         dtype: DTypeLike | None = None,
-        int8: bool = False,
+        bits: int | None = None,
         mesh: Mesh | None = None,
         on_progress: loading.Progress | None = None,
         allow_nonfinite: bool = False,
@@ -303,8 +310,8 @@ class DreamForCausalLM(nnx.Module):
             path_or_hub_id: a local folder, or a repository on the hub such as
                 apple/DiffuCoder-7B-Instruct.
             dtype: float dtype of the weights; None keeps the dtype of the checkpoint.
-            int8: quantize the kernels as they are read. A checkpoint stored as int8 stays int8 in
-                any case.
+            bits: quantize the kernels as they are read, to int8 (8) or int4 (4). A checkpoint stored
+                as int8 stays int8.
             mesh: mesh over which the parameters are sharded; each device reads only its slices.
                 None is the first device.
             on_progress: called with the bytes read so far and the total number of bytes.
@@ -313,20 +320,25 @@ class DreamForCausalLM(nnx.Module):
         Raises:
             CheckpointError: a tensor or file is missing, unknown, damaged, of the wrong shape or
                 not finite; the message names it.
-            ValueError: config.json describes a model that this implementation does not compute, or
-                the mesh does not split the model evenly.
+            ValueError: config.json describes a model that this implementation does not compute, the
+                mesh does not split the model evenly, or int4 does not fit the checkpoint.
         """
         # configuration
         folder = huggingface.resolve(path_or_hub_id)
         config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
+        if stored_int8 and bits == 4:
+            raise ValueError(f"dtype='int4': {folder} is stored as int8; load the float checkpoint")
+        bits = 8 if stored_int8 else bits
+        # Refuses widths that groups do not divide before anything is read.
+        parameter_shapes(config, bits=bits)
         # Shardings of the model as it will be, which has scales if it is quantized here.
         shardings = {}
         if mesh is not None:
-            template = parameters(cls.abstract(config, int8=int8 or stored_int8))
+            template = parameters(cls.abstract(config, bits=bits))
             shardings = sharding.tree_shardings(template, config, mesh)
         # weights
         settings = {"shardings": shardings, "allow_nonfinite": allow_nonfinite}
-        spec = load_spec(config, stored_int8, dtype=dtype, quantize=int8, **settings)
+        spec = load_spec(config, stored_int8, dtype=dtype, bits=bits, **settings)
         checkpoint = loading.open_checkpoint(folder, config.architecture.tensors)
         tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)
         return cls.from_tensors(config, tensors, mesh=mesh)
@@ -335,10 +347,11 @@ class DreamForCausalLM(nnx.Module):
     def from_tensors(
         cls, config: DreamConfig, tensors: dict[str, Array], *, mesh: Mesh | None = None
     ) -> "DreamForCausalLM":
-        """Build a model from tensors by checkpoint name; with scales, its kernels are int8."""
+        """Build a model from tensors by checkpoint name; those of scales say how it is quantized."""
         # An abstract model has the structure, so no random parameters are ever initialized.
-        int8 = any(name.endswith(".scale") for name in tensors)
-        graph, template = split_model(cls.abstract(config, int8=int8))
+        kinds = {name.rpartition(".")[2] for name in tensors}
+        bits = 4 if "group_scale" in kinds else 8 if "scale" in kinds else None
+        graph, template = split_model(cls.abstract(config, bits=bits))
         model = graph.merge(nest(tensors, template))
         model.model.mesh = mesh
         return model
@@ -366,9 +379,9 @@ class DreamForCausalLM(nnx.Module):
             ValueError: the model is quantized, or `folder` is its source.
         """
         folder, tensors = Path(folder), published_parameters(self)
-        if any(value.dtype == jnp.int8 for value in tensors.values()):
+        if not all(jnp.issubdtype(value.dtype, jnp.floating) for value in tensors.values()):
             raise ValueError(
-                "the model is int8: save the float model, or use "
+                "the model is quantized: save the float model, or use "
                 "`diffucoder convert --quantize int8`"
             )
         require_elsewhere(folder, source)
@@ -426,14 +439,14 @@ def parameters(model: DreamForCausalLM) -> Fields:
 
 # Cached: building the abstract model takes time, and several checks need the shapes.
 @functools.cache
-def parameter_shapes(config: DreamConfig, *, int8: bool = False) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: DreamConfig, *, bits: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by checkpoint name, without allocating any of them.
 
-    With `int8`, the scales are included.
+    Those of a quantized model include the scales.
     """
     return {
         name: leaf.shape
-        for name, leaf in parameters(DreamForCausalLM.abstract(config, int8=int8)).items()
+        for name, leaf in parameters(DreamForCausalLM.abstract(config, bits=bits)).items()
     }
 
 
@@ -449,6 +462,6 @@ def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loadin
     `settings` are further fields of `LoadSpec`. With tied embeddings, an `lm_head` in the
     checkpoint must equal the embedding table, and is not loaded.
     """
-    shapes = parameter_shapes(config, int8=stored_int8)
+    shapes = parameter_shapes(config, bits=8 if stored_int8 else None)
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
     return loading.LoadSpec(shapes=shapes, tied=tied, **settings)

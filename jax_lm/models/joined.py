@@ -43,7 +43,7 @@ class JoinedLinear(DreamLinear):
             return nnx.Param(joined)
 
         self.weight, self.bias = join("weight"), join("bias")
-        self.scale = nnx.data(join("scale"))
+        self.scale, self.group_scale = nnx.data(join("scale")), nnx.data(join("group_scale"))
 
     def split(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
         """Compute the outputs of each layer."""

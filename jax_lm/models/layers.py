@@ -44,22 +44,29 @@ class Initializer:
 class DreamLinear(nnx.Module):
     """y = x Wᵀ + b, with W stored as [out, in]. Products accumulate in float32 for every dtype.
 
-    After `quantize`, W is int8 and has one float32 `scale` per output.
+    After `quantize`, W has integers and one float32 `scale` per output. In int4, two are a byte,
+    and a group of inputs has a further `group_scale` (`jax_lm.checkpoints.stored`).
     """
 
     def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer) -> None:
         self.weight = nnx.Param(init((out_size, in_size)))
         self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
         self.scale: nnx.Param | None = nnx.data(None)
+        self.group_scale: nnx.Param | None = nnx.data(None)
+        self.shape = (out_size, in_size)
 
-    def quantize(self) -> None:
-        weight, scale = stored.quantize(self.weight[...])
-        self.weight, self.scale = nnx.Param(weight), nnx.Param(scale)
+    def quantize(self, bits: int) -> None:
+        for kind, value in stored.quantize(self.weight[...], bits).items():
+            setattr(self, kind, nnx.Param(value))
 
     def __call__(
         self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
     ) -> Float[Array, "*b o"]:
         dtype, weight = dtype or x.dtype, self.weight[...]
+        if self.group_scale is not None:
+            # Behind a barrier, as in `int8_product`: one kernel at a time is widened to int8.
+            x, weight = jax.lax.optimization_barrier((x, weight))
+            weight = stored.unpack_int4(weight, self.group_scale[...])
         if self.scale is not None:
             # A scale is constant along the contracted axis, so it can be applied to the output:
             # sum_i x_i (s_o W_oi) = s_o sum_i x_i W_oi.
@@ -206,13 +213,22 @@ class DreamDecoderLayer(nnx.Module):
 
 
 class DreamEmbedding(nnx.Module):
-    """Token embedding table [v, d]."""
+    """Token embedding table [v, d]; after `quantize`, int8 with one float32 `scale` per token."""
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
+        self.scale: nnx.Param | None = nnx.data(None)
+
+    def quantize(self) -> None:
+        for kind, value in stored.quantize(self.weight[...]).items():
+            setattr(self, kind, nnx.Param(value))
 
     def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
-        return lookup(self.weight[...], input_ids, mesh)
+        rows: Array = lookup(self.weight[...], input_ids, mesh)
+        if self.scale is None:
+            return rows
+        return rows.astype(jnp.float32) * self.scale[...][input_ids][..., None]
 
     def logits(self, hidden: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
-        return product(hidden, self.weight[...])
+        logits = product(hidden, self.weight[...])
+        return logits if self.scale is None else logits * self.scale[...]

@@ -26,7 +26,7 @@ class LoraLinear(nnx.Module):
     """A linear layer with an adapter. B starts at zero, so an untrained adapter changes nothing."""
 
     def __init__(self, base: Any, rank: int, scale: float, key: Array) -> None:
-        out_size, in_size = base.weight[...].shape
+        out_size, in_size = base.shape
         # The initialization of PEFT: kaiming_uniform with a = sqrt(5), a bound of 1 / sqrt(in).
         bound = in_size**-0.5
         self.base = base
@@ -141,13 +141,13 @@ def merge(model: DreamForCausalLM) -> None:
     """Merge the adapters of a model into its weights, in place and in the dtype of the weights.
 
     Raises:
-        ValueError: the weights are int8.
+        ValueError: the weights are quantized.
     """
     for path, adapter in adapters(model):
         weight = adapter.base.weight
-        if weight[...].dtype == jnp.int8:
+        if not jnp.issubdtype(weight[...].dtype, jnp.floating):
             raise ValueError(
-                f"{path}: int8 weights cannot take an adapter; merge into the float checkpoint"
+                f"{path}: int8 or int4 weights cannot take an adapter; merge into the float checkpoint"
             )
         # B [out, rank] times A [rank, in] has the shape of W, [out, in].
         change = adapter.scale * adapter.lora_b[...] @ adapter.lora_a[...]

@@ -22,11 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int8, Real
 
 from jax_lm import sharding
 from jax_lm.models.shapes import Tokens
 
+# The rows of all tokens, floating-point or int8.
+Table = Float[Array, "v d"] | Int8[Array, "v d"]
 # CPUs multiply int8 by int8 up to this many rows per sequence; a row that is split into two halves
 # counts twice. With more rows, multiplying bfloat16 is so much faster that widening the kernel pays
 # (docs/results/speed.md).
@@ -184,8 +186,8 @@ def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[A
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def lookup(table: Float[Array, "v d"], ids: Tokens, mesh: Mesh | None) -> Float[Array, "b t d"]:
-    """Look up rows of a table by id. On a `mesh`, the result is sharded by rows of the batch.
+def lookup(table: Table, ids: Tokens, mesh: Mesh | None) -> Real[Array, "b t d"]:
+    """Look up rows of a table by id, in its dtype; on a `mesh`, sharded by rows of the batch.
 
     JAX's own gradient sums the cotangents of an id in their dtype. In bfloat16, a row that is
     looked up thousands of times, such as the row of MASK, loses most of its gradient.
@@ -200,7 +202,7 @@ def lookup(table: Float[Array, "v d"], ids: Tokens, mesh: Mesh | None) -> Float[
     return sharding.shard_rows(sharding.constrain(embedded, mesh, rows, None, "fsdp"), mesh)
 
 
-def take_rows(table: Float[Array, "v d"], ids: Tokens) -> Float[Array, "b t d"]:
+def take_rows(table: Table, ids: Tokens) -> Real[Array, "b t d"]:
     """Look up rows by id, in the dtype of the table.
 
     XLA:CPU gathers bfloat16 by way of float32; `keep_in_loop` limits that copy to these rows.

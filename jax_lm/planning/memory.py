@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_lm.checkpoints.stored import is_kernel
+from jax_lm.checkpoints.stored import GROUP, QUANTIZED, bits_of, is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
@@ -21,7 +21,7 @@ from jax_lm.options import EXACT, Decoding, require_one_of, require_sizes
 from jax_lm.planning.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
-PRECISIONS = ("bfloat16", "float32", "int8")
+PRECISIONS = ("bfloat16", "float32", *QUANTIZED)
 STEPS = ("generate", "sft", "adapt", "grpo")
 # Kind of the programs of a server. Not in STEPS, because its options have other names.
 SERVE = "serve"
@@ -33,6 +33,14 @@ COPIES = 3
 PASSES = 4
 # Share of device memory kept free for the runtime, other programs and fragmentation.
 RESERVED = 0.1
+
+
+def offered_precisions(config: DreamConfig) -> list[str]:
+    """List the precisions that a model can have: int4 needs widths of whole pairs of groups."""
+    heads = config.num_attention_heads * config.head_dim
+    widths = (config.hidden_size, config.intermediate_size, heads)
+    has_groups = not any(width % (2 * GROUP) for width in widths)
+    return [name for name in PRECISIONS if name != "int4" or has_groups]
 
 
 def parameter_count(config: DreamConfig) -> int:
@@ -68,7 +76,7 @@ def forward_cost(
     Args:
         rows: positions computed per sequence; they attend to `canvas` positions.
         head_rows: positions per sequence whose logits are computed.
-        dtype: dtype of the weights and of cached keys and values; int8 means int8 weights.
+        dtype: dtype of the weights and of cached keys and values; int8 and int4 are of weights.
     """
     shapes = parameter_shapes(config).items()
     # kernels alone: vectors (biases, norms) cost next to nothing
@@ -87,9 +95,12 @@ def forward_cost(
     key_values = (
         2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     )
-    # Keys and values are never int8: at least 2 bytes each.
+    # Keys and values are never quantized: at least 2 bytes each.
     size = jnp.dtype(dtype).itemsize
-    return Cost(flops, (body + head) * size + batch * key_values * max(size, 2))
+    # int4: half a byte, and a byte for the scale of a group; the head is int8
+    body_size = 1 / 2 + 1 / GROUP if str(dtype) == "int4" else size
+    weights = int(body * body_size) + head * size
+    return Cost(flops, weights + batch * key_values * max(size, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +108,7 @@ class PlannedStep:
     """A denoising step or a training update to plan.
 
     Attributes:
-        precision: bfloat16, float32, or int8 (int8 kernels, everything else in bfloat16); in
+        precision: bfloat16, float32, or int8 or int4 (such kernels, everything else in bfloat16); in
             training, the compute dtype.
         batch: rows per step.
         canvas: tokens per row, prompt and answer together.
@@ -130,7 +141,11 @@ class PlannedStep:
                 "cache='causal', active_blocks: several blocks at once are not planned for; a step "
                 "is as with 'window' or 'none', of more rows"
             )
-        if self.is_training and self.is_int8 and self.lora_rank is None:
+        if self.is_training and self.bits == 4:
+            raise ValueError(
+                f"dtype='int4': step={self.kind} trains over int8, bfloat16 or float32 kernels"
+            )
+        if self.is_training and self.bits and self.lora_rank is None:
             raise ValueError(
                 f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32"
             )
@@ -149,13 +164,14 @@ class PlannedStep:
         return self.kind not in ("generate", SERVE)
 
     @property
-    def is_int8(self) -> bool:
-        return self.precision == "int8"
+    def bits(self) -> int | None:
+        """Bits of the kernels if they are quantized."""
+        return QUANTIZED.get(self.precision)
 
     @property
     def dtype(self) -> str:
         """Dtype of everything except int8 kernels."""
-        return "bfloat16" if self.is_int8 else self.precision
+        return "bfloat16" if self.bits else self.precision
 
     @property
     def itemsize(self) -> int:
@@ -219,10 +235,11 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     """Return the bytes of the parameters on one device."""
     total = 0
     size = planned.itemsize
-    for name, shape in parameter_shapes(config, int8=planned.is_int8).items():
+    for name, shape in parameter_shapes(config, bits=planned.bits).items():
         parts = mesh.parts(partition_spec(name, config, mesh))
-        # int8: scales are float32, kernels one byte, everything else bfloat16
-        item = 4 if name.endswith(".scale") else 1 if planned.is_int8 and is_kernel(name) else size
+        # quantized: scales are float32, kernels and group scales bytes, everything else bfloat16
+        is_bytes = bits_of(name, planned.bits) or name.endswith(".group_scale")
+        item = 4 if name.endswith(".scale") else 1 if is_bytes else size
         total += math.prod(shape) * item // parts
     return total
 

@@ -16,7 +16,7 @@ from jax_lm.conversion.verify import family_facts, verify
 from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, BUILTIN_NOTICE, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
-from jax_lm.planning.memory import PRECISIONS, PlannedStep, estimate_memory, parameter_count
+from jax_lm.planning.memory import PlannedStep, estimate_memory, offered_precisions, parameter_count
 from jax_lm.planning.roofline import gib
 from jax_lm.reports.document import facts_table
 from jax_lm.sharding import MeshShape
@@ -82,7 +82,7 @@ def model_facts(arguments: Info, config: DreamConfig) -> Fields:
     length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
     memory = {}
-    for dtype in PRECISIONS:
+    for dtype in offered_precisions(config):
         # only the canvas counts: its part that is new does not change the estimate
         planned = PlannedStep(
             precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
