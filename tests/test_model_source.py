@@ -227,7 +227,9 @@ def test_merging_never_writes_over_the_base(folder, proven, capsys):
     assert (folder / "base" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["generate x", "sft --data x --out y", "serve", "eval builtin"])
+@pytest.mark.parametrize(
+    "command", ["generate x", "sft --data x --out y", "serve --port 0", "eval builtin"]
+)
 def test_every_command_refuses_another_base_in_one_line(
     folder, proven, tmp_path, capsys, monkeypatch, command
 ):
