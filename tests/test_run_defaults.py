@@ -24,6 +24,7 @@ from jax_lm.training.grpo_config import Estimator, GRPOConfig
 from jax_lm.training.run_defaults import (
     log_setup,
     resolve_grpo,
+    resolve_masks,
     resolve_remat,
     resolve_trainer,
     training_mesh,
@@ -54,6 +55,16 @@ def test_what_is_asked_for_stays():
     asked = TrainerConfig(max_steps=1, optimizer=TRAINER.optimizer, compute_dtype="float32")
     assert resolve_trainer(asked, LARGE) == asked
     assert resolve_remat(LossConfig(remat=False), LARGE).remat is False
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, (False, True)), (True, (True, True)), (False, (False, False))]
+)
+def test_masks_follow_the_rows_unless_they_are_given(given, expected):
+    loss = LossConfig(masks_per_query=given)
+    assert (
+        tuple(resolve_masks(loss, packed).masks_per_query for packed in (False, True)) == expected
+    )
     chosen = resolve_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
     assert (chosen.remat, chosen.score_chunk) == (True, 16)
 

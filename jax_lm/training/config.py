@@ -231,7 +231,8 @@ class LossConfig:
         max_weight: bound of 1/t; None is no bound.
         cart_p: share of the nearest visible token in cart's weight; the shares of tokens further
             away fall geometrically. The default is that of Dream's training configuration.
-        masks_per_query: attention differs between the tokens of a row, for packed rows.
+        masks_per_query: attention differs between the tokens of a row, as packed rows need; None
+            follows the rows.
         block_length: train block diffusion: each block of this many tokens has its own level and
             attends to the clean blocks before it, in rows of twice the length. The saved model
             attends by these blocks. None takes the block length of the model, if it has one.
@@ -250,7 +251,7 @@ class LossConfig:
     confident_share: float = 0.0
     max_weight: float | None = None
     cart_p: float = 0.1
-    masks_per_query: bool = False
+    masks_per_query: bool | None = None
     block_length: int | None = None
     complementary_masks: bool = False
     remat: bool | None = None

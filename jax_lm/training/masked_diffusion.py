@@ -289,7 +289,7 @@ def train(
         place_rows,
         mesh=model.mesh,
         parts=config.gradient_accumulation_steps,
-        masks_per_query=loss.masks_per_query or loss.block_length is not None,
+        masks_per_query=bool(loss.masks_per_query) or loss.block_length is not None,
     )
     # train
     trainer = Trainer(

@@ -51,6 +51,13 @@ def resolve_remat(config: HasRemat, parameters: int) -> HasRemat:
     return replace(config, remat=remat)
 
 
+def resolve_masks(config: LossConfig, is_packed: bool) -> LossConfig:
+    """Choose whether attention differs between the tokens of a row, unless it is set."""
+    if config.masks_per_query is not None:
+        return config
+    return replace(config, masks_per_query=is_packed)
+
+
 def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> GRPOConfig:
     """Choose dtype, remat and `score_chunk`: one completion per device that splits rows.
 

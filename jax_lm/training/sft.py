@@ -28,7 +28,7 @@ from jax_lm.planning.memory import PlannedStep, require_room
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, resolve_blocks, train
-from jax_lm.training.run_defaults import resolve_trainer
+from jax_lm.training.run_defaults import resolve_masks, resolve_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def fine_tune(
     return train(
         model,
         by_step(stream(vary=vary)),
-        dataclasses.replace(config.loss, masks_per_query=config.packed),
+        resolve_masks(config.loss, config.packed),
         training,
         out,
         trained=trained,
@@ -209,7 +209,7 @@ def adapt(
     return train(
         model,
         by_step(stream(vary=partial(cut_or_reveal, config=config)), opening),
-        dataclasses.replace(config.loss, masks_per_query=True),
+        resolve_masks(config.loss, is_packed=True),
         config.training,
         out,
         held_out=held_out,
