@@ -55,6 +55,8 @@ def test_what_is_asked_for_stays():
     asked = TrainerConfig(max_steps=1, optimizer=TRAINER.optimizer, compute_dtype="float32")
     assert resolve_trainer(asked, LARGE) == asked
     assert resolve_remat(LossConfig(remat=False), LARGE).remat is False
+    chosen = resolve_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
+    assert (chosen.remat, chosen.score_chunk) == (True, 16)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,6 @@ def test_masks_follow_the_rows_unless_they_are_given(given, expected):
     assert (
         tuple(resolve_masks(loss, packed).masks_per_query for packed in (False, True)) == expected
     )
-    chosen = resolve_grpo(GRPOConfig(remat=True, score_chunk=16), SMALL, meshed(data=2, fsdp=4))
-    assert (chosen.remat, chosen.score_chunk) == (True, 16)
 
 
 def test_left_to_right_scores_one_completion_per_device(caplog):
