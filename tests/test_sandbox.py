@@ -336,17 +336,24 @@ def test_values_arrive_as_they_are(value):
     tests = [f"assert same({value!r}) == {value!r}", f"assert told(x={value!r}) == {repr(value)!r}"]
     if not isinstance(value, frozenset):  # no literal
         assert outcome_of(code, tests).passed
-    same = [canonical(other) == canonical(value) for other in VALUES]
-    assert same == [other == value for other in VALUES]
+    # Bytes and complex numbers are compared by the test's process.
+    compared = [other for other in VALUES if not isinstance(other, bytes | complex)]
+    if value in compared:
+        same = [canonical(other) == canonical(value) for other in compared]
+        assert same == [other == value for other in compared]
+    else:
+        wrong = f"assert same({value!r}) == {value * 2!r}"
+        assert [
+            t.outcome for t in outcome_of(code, [wrong, f"assert same(1) == {value!r}"]).tests
+        ] == ["failed"] * 2
 
 
 @pytest.mark.parametrize(
     ("expected", "value"),
     [(2, 2.0), (2.0, 2), (0.3, 0.1 + 0.2), (1, True), (True, 1), (1000000, 1000000.5), ([1.0], [1]), ((1,), [1]),
      ({"a": 0.3}, {"a": 0.1 + 0.2}), (10**400, 1.0), (10**16, 1e16), (10**16 + 1, 1e16), (0, 1e-12), (0, -0.0),
-     (1, 1 + 0j), ({1.0}, {1}), ({1, 2}, frozenset({2, 1})), ({True: "a"}, {1: "a"}), (b"a", bytearray(b"a")),
-     ("a", b"a"),
-     (float("inf"), float("inf")), (float("-inf"), float("nan")), ([], ()), (None, 0), (-1j, -0.0 - 1j), (1, "1"),
+     ({1.0}, {1}), ({1, 2}, frozenset({2, 1})), ({True: "a"}, {1: "a"}),
+     (float("inf"), float("inf")), (float("-inf"), float("nan")), ([], ()), (None, 0), (1, "1"),
      ({1: {2}}, {1.0: frozenset({2.0})}), ({(1, "a"), (True, "b")}, {(1.0, "a"), (1, "b")}), ({}, set()),
      (2**53 + 1, float(2**53))],
 )  # fmt: skip

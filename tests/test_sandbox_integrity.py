@@ -41,10 +41,10 @@ def ask(operation, *forms, **keywords):
         operation, forms = "special", [forms[0], "__call__", *forms[1:]]
     peer = sys.modules["untrusted.inside.foreign"].PEERS[0]
     forms = [form if isinstance(form, dict) else peer.encode(form) for form in forms]
-    peer.send(lambda: {"do": operation, "arguments": forms, "keywords": keywords})
-    while "do" in (reply := peer.receive()):
-        peer.answer(reply)
-    answer = reply.get("value")
+    peer.channel.send({"do": operation, "values": forms, "keywords": keywords, "changes": []})
+    while (reply := peer.channel.receive())["do"] not in ("return", "raise"):
+        peer.answer(reply["do"], [*map(peer.decode, reply["values"])], reply["keywords"])
+    answer = reply["values"][0] if reply["do"] == "return" else None
     return answer | {"t": "yours"} if isinstance(answer, dict) and answer["t"] == "mine" else answer
 def named(*name):
     return {"t": "named", "v": ":".join(name)}
@@ -551,6 +551,22 @@ CARRIED_IN_PART = {
     ),
     "a module that runs what it reads": "import doctest\nassert Base().go() == 1\ndoctest.testmod()",
     "a fixture of pytest itself": "def test_it(caplog): assert Base().go() == 1 and not caplog.records",
+    "a fixture with parameters": (
+        "import pytest\n@pytest.fixture(params=[1, 1])\ndef one(request): return request.param\n"
+        "def test_it(one): assert Base().go() == one"
+    ),
+    "a fixture that is kept": (
+        "import pytest\n@pytest.fixture(scope='module')\ndef one(): return 1\n"
+        "def test_it(one): assert Base().go() == one"
+    ),
+    "a record of a log": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        with self.assertLogs('shop', 'INFO'): log()"
+    ),
+    "a warning": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
+        "        with self.assertWarns(UserWarning): log()"
+    ),
     "a subclass in a TestCase": (
         "import unittest\nclass Mine(Base): pass\nclass T(unittest.TestCase):\n"
         "    def test_it(self): self.assertEqual(Mine().go(), 1)"
@@ -565,7 +581,8 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
         "class Boom(ValueError): pass\nclass Base:\n    def go(self): return 1\n"
         "    def __eq__(self, other): return other == 5\nasync def later(f): return await f()\n"
         "def is_a(x, kind): return isinstance(x, kind)\nfrom packaging.version import Version\n"
-        "def version(given='1'): return Version(str(given))"
+        "def version(given='1'): return Version(str(given))\nimport logging, warnings\n"
+        "def log():\n    logging.getLogger('shop').info('x')\n    warnings.warn('x')"
     )
     test = CARRIED_IN_PART[name]
     (result,) = run(code, [test], executor=tier(), allow_unsafe=True).tests
@@ -618,7 +635,7 @@ FALSE_FAILURES = {
     ),
     "words of what is refused": (
         "class Eval:\n    def eval(self, text): return len(text)\ndef f(x): return Eval()",
-        "assert f(1).eval('Peter Piper picked a peck of pickled peppers: exec(pickle)') > 9",
+        "assert f(1).eval('Peter Piper picked a peck of pickled peppers: exec, pickle') > 9",
     ),
     "another folder": (
         "import os\ndef f(): return os.listdir('.')",
@@ -685,10 +702,11 @@ FRAMEWORKS = {
     "    monkeypatch.setattr('time.time', lambda: 5)\n    assert f(3) == 6",
     "TestCase": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     "    def test_a(self): self.assertEqual(f(1), 2)\nif __name__ == '__main__':\n    unittest.main()",
-    "fixtures of its own": "from solution import f\nimport pytest\nclosed = []\n@pytest.fixture(scope='module')\n"
-    "def one():\n    yield 1\n    closed.append(1)\n@pytest.fixture(params=[2, 3])\ndef more(request, one):\n"
-    "    return request.param + one\n@pytest.fixture(autouse=True)\ndef open_still():\n    assert not closed\n"
-    "def test_a(one, more):\n    assert f(one) == 2 and f(more) == 2 * more and more in (3, 4)",
+    "fixtures of its own": "from solution import f\nimport pytest\nclosed = []\n@pytest.fixture\n"
+    "def one():\n    yield 1\n    closed.append(1)\n@pytest.fixture(name='more')\ndef larger(one):\n"
+    "    return 2 + one\n@pytest.fixture(autouse=True)\ndef open_still():\n    assert len(closed) < 2\n"
+    "def test_a(one, more):\n    assert f(one) == 2 and f(more) == 2 * more and more == 3 and not closed\n"
+    "def test_b(more):\n    assert f(more) == 6 and closed == [1]",
     "class": "class TestF:\n    def setup_method(self): self.x = 2\n    def test_a(self): assert f(self.x) == 4",
 }
 

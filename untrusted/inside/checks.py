@@ -7,7 +7,6 @@ import ast
 import contextlib
 import re
 import sys
-from collections import Counter
 from typing import Any
 
 # The name of the `Tester` in a prepared test, which calls its methods.
@@ -20,6 +19,16 @@ COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 IDENTITY = re.compile(
     r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
+)
+# What could execute files, pickles or texts of the program in the test's process.
+RUNNING = r"\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
+REFUSED = re.compile(
+    rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|(?<![\w.])(?:eval|exec)\("
+    r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b"
+)
+# What looks at objects, records or threads in ways that a correct program may fail.
+DOUBTFUL = re.compile(
+    r"\b(inspect|gc|weakref|traceback|threading|concurrent|logging|warnings|assert\w*(?:Logs|Warns)\w*)\b"
 )
 # Statements that report an error.
 COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit)\(")
@@ -76,30 +85,14 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
     return imports
 
 
-def words_of(nodes: list[Any]) -> set[str]:
-    """Collect the words of a test's code, with a dot before attributes and keywords.
-
-    "load(x.y, z=1)" -> {"load", "x", ".y", ".z"}
-    """
-    marks = (("id", ""), ("attr", "."), ("arg", "."))
-    return {
-        f"{mark}{word}"
-        for node in nodes
-        for part, mark in marks
-        if (word := getattr(node, part, ""))
-    }
-
-
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
-    """Collect modules that a test uses without importing them, only by their attributes.
+    """Collect modules whose attributes a test uses without importing them.
 
     free {"math", "re"} in "math.sqrt(re)" -> {"math"}
     """
-    used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
-    based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
-                    and isinstance(root := node.value, ast.Name))  # fmt: skip
-    known = sys.stdlib_module_names
-    return {name for name in free & known if 0 < used[name] == based[name]}
+    based = {node.value.id for node in nodes if isinstance(node, ast.Attribute)
+             and isinstance(node.value, ast.Name)}  # fmt: skip
+    return based & free & sys.stdlib_module_names
 
 
 def test_names(tree: ast.Module) -> set[str]:
@@ -118,10 +111,8 @@ def test_names(tree: ast.Module) -> set[str]:
 
 
 def called_names(tree: ast.Module) -> set[str]:
-    """Collect the functions that a file itself calls: `if __name__ == "__main__": test_a()`."""
-    statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
-    nodes = [node for statement in statements for node in nodes_of(statement)]
-    return {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+    """Collect the names that a file itself uses: `if __name__ == "__main__": test_a()`."""
+    return names_in(*[s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))])
 
 
 def name_of(function: ast.expr) -> str:
@@ -324,17 +315,16 @@ def prepare(nodes: list[Any], program: set[str]) -> None:
 def change_assertions(nodes: list[Any]) -> None:
     """Change every assertion of a test that depends on the program, so that it fails.
 
-    assert f(2) == 4 -> assert __tester__.note_changed(f(2) == (not 4), 1)
-    assert f(2) in (3, 4) -> assert __tester__.note_changed(not f(2) in (3, 4), 1)
-    assert True -> assert __tester__.note_changed(True, 0), which cannot be changed
+    assert f(2) == 4 -> assert __tester__.note_changed(f(2) == {0: 4})
+    assert f(2) in (3, 4) -> assert __tester__.note_changed(not f(2) in (3, 4))
+    assert True -> True, because nothing can change it, so that it is not counted
     """
     for node in nodes:
-        if isinstance(node, ast.Assert):
-            test = node.test
-            is_changed = can_fail(test)
-            if is_changed:
-                test = with_other_literal(test) or ast.UnaryOp(ast.Not(), test)
-            node.test = call_tester("note_changed", test, ast.Constant(int(is_changed)))
+        if isinstance(node, ast.Assert) and can_fail(node.test):
+            test = with_other_literal(node.test) or ast.UnaryOp(ast.Not(), node.test)
+            node.test = call_tester("note_changed", test)
+        elif isinstance(node, ast.Assert) and not COMPLAINT.match(ast.unparse(node)):
+            node.__class__, node.value = ast.Expr, node.test  # pyright: ignore
 
 
 def can_fail(test: ast.expr) -> bool:
@@ -353,13 +343,8 @@ def with_other_literal(test: ast.expr) -> ast.expr | None:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for call, literal in ((left, right), (right, left)):
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
-                    # 4 -> not 4, which only 0 equals; "a" -> "a" + "~"; [1] -> [1] + ["~"]
-                    kind = type(ast.literal_eval(literal))
-                    addition = {str: "'~'", bytes: "b'~'", list: "['~']", tuple: "('~',)"}.get(kind)
-                    literal = (
-                        ast.BinOp(literal, ast.Add(), ast.parse(addition, mode="eval").body)
-                        if addition
-                        else ast.UnaryOp(ast.Not(), literal)
-                    )
-                    return ast.Compare(call, [ast.Eq()], [literal])
+                    ast.literal_eval(literal)
+                    # 4 -> {0: 4}, which no literal equals
+                    other = ast.Dict([ast.Constant(0)], [literal])
+                    return ast.Compare(call, [ast.Eq()], [other])
     return None

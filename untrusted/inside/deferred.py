@@ -28,9 +28,7 @@ class Deferred:
 
 asyncio: Any = Deferred("asyncio")
 cmath: Any = Deferred("cmath")
-logging: Any = Deferred("logging")
 mock: Any = Deferred("unittest.mock")
-pkgutil: Any = Deferred("pkgutil")
 tempfile: Any = Deferred("tempfile")
 unittest: Any = Deferred("unittest")
 

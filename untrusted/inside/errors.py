@@ -24,6 +24,8 @@ LIBRARY = """
     statistics struct subprocess tarfile threading tomllib urllib.error xml.etree.ElementTree
     zipfile zlib zoneinfo._common
 """
+# Attributes that lead to other exceptions.
+CHAIN = ("__cause__", "__context__", "__suppress_context__")
 PLAIN_TYPES = (*wire.FORMS, *CONTAINERS.values(), types.FunctionType, types.MethodType)
 # Built-in types and those of plain data, which a program may name, too.
 BUILTIN = [kind for kind in (type(None), *vars(builtins).values()) if isinstance(kind, type)]
@@ -49,7 +51,7 @@ def describe_class(kind: type, encode: Callable[[Any], Any]) -> Fields:
 
 
 def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields:
-    """Describe an exception as data; `encode` encodes its parts."""
+    """Describe an exception by its class, arguments and attributes, encoded by `encode`."""
     # Like pickle: arguments of the constructor, with the file name of an OSError, and attributes.
     _, arguments, *state = error.__reduce__()
     attributes = dict(*state)
@@ -57,9 +59,9 @@ def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields
         attributes["name"] = error.name
     plain = (str, int, float, bytes, list)
     attributes = {name: value for name, value in attributes.items() if isinstance(value, plain)}
-    parts = [type(error), arguments, attributes]
-    chain = [error.__cause__, error.__context__, error.__suppress_context__]
-    return {"k": "error", "parts": list(map(encode, parts + chain))}
+    # Last, as setting a cause, even None, also sets __suppress_context__.
+    chain = {name: getattr(error, name) for name in CHAIN}
+    return {"k": "error", "parts": list(map(encode, [type(error), arguments, attributes | chain]))}
 
 
 def build_error(
@@ -69,7 +71,7 @@ def build_error(
 
     `adopt` registers it before its cause and context are built, because these may refer to it.
     """
-    kind, arguments, state = map(decode, form["parts"][:3])
+    kind, arguments = map(decode, form["parts"][:2])
     if not (issubclass(kind, BaseException) and isinstance(arguments, tuple)):
         raise TypeError("no exception")
     # A built-in class is called, which sets its members in C. A class of the other end runs no code.
@@ -81,12 +83,10 @@ def build_error(
     adopt(error)
     if is_theirs or not error.args:
         BaseException.args.__set__(error, arguments)  # pyright: ignore[reportAttributeAccessIssue]
-    for name, value in state.items():
-        # Attributes of the other end's exceptions are fetched when they are read.
-        if name == "__notes__" or not (is_theirs or name.startswith("__")):
+    for name, value in decode(form["parts"][2]).items():
+        # Other attributes of the other end's exceptions are fetched when they are read.
+        if name in ("__notes__", *CHAIN) or not (is_theirs or name.startswith("__")):
             # Some members are read-only.
             with contextlib.suppress(AttributeError, TypeError):
                 object.__setattr__(error, name, value)
-    # Last, as setting a cause, even None, also sets __suppress_context__.
-    error.__cause__, error.__context__, error.__suppress_context__ = map(decode, form["parts"][3:])
     return error

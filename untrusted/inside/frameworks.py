@@ -6,6 +6,7 @@ the standard library only.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import itertools
 import sys
@@ -38,141 +39,113 @@ class Runner:
 
     Attributes:
         own: objects that the test defines, by name, without objects of the program.
-        values: values of fixtures with a scope larger than a function, kept until the end of the
-            file.
-        stack: cleans up after these fixtures.
         passed: number of tests that have passed.
     """
 
     def __init__(self, scope: Fields, defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
-        self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
-        self.values: dict[Any, Any] = {}
-        self.stack = contextlib.ExitStack()
         self.passed = 0
 
     def run(self, tests: set[str]) -> None:
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
-        module = types.ModuleType("test")
-        with self.stack, surround(self.own, "module", module):
-            # In the order of their definition.
-            for name, value in [(n, v) for n, v in self.own.items() if n in tests]:
-                if isinstance(value, type) and is_case(value):
-                    self.passed += run_testcase(value)
-                elif isinstance(value, type):
-                    self.run_class(name, value)
-                elif callable(value):
-                    self.run_function(name, value, self.own, marks_of(self.own.get("pytestmark")))
+        self.run_members(self.own, tests, marks_of(self.own.get("pytestmark")))
         if not self.passed:
             raise AssertionError("no test was run")
 
-    def run_class(self, name: str, kind: type) -> None:
-        """Run the tests of a class, each on a new object."""
-        # Inherited members first, in the order of their definition
-        parts = [part for base in reversed(kind.__mro__[:-1]) for part in vars(base)]
-        members = {part: getattr(kind, part) for part in parts}
-        with surround(members, "class", kind):
-            for part, value in members.items():
-                # A nested class: name "TestA::TestB"
-                if isinstance(value, type) and part.startswith("Test"):
-                    self.run_class(f"{name}::{part}", value)
-                elif part.startswith("test") and callable(value):
-                    instance = kind()
-                    methods = {other: getattr(instance, other) for other in members}
-                    marks = marks_of(getattr(kind, "pytestmark", None))
-                    self.run_function(f"{name}::{part}", methods[part], methods, marks, instance)
+    def run_members(
+        self, members: Fields, tests: set[str], marks: list[Any], owner: Any = None, path: str = ""
+    ) -> None:
+        """Run the tests among the members of the file, or of the class `owner`.
+
+        Args:
+            tests: their names.
+            marks: marks of the file or class.
+            path: prefix of their names in messages.
+        """
+        kind = "module" if owner is None else "class"
+        with surround(members, kind, owner or types.ModuleType("test")):
+            # In the order of their definition.
+            for name, value in [(n, v) for n, v in members.items() if n in tests]:
+                if isinstance(value, type) and is_case(value):
+                    self.passed += run_testcase(value)
+                elif isinstance(value, type):
+                    # Inherited members first
+                    bases = reversed(value.__mro__[:-1])
+                    inner = {n: getattr(value, n) for base in bases for n in vars(base)}
+                    inner_tests = {n for n in inner if n.startswith(("test", "Test"))}
+                    inner_marks = [*marks, *marks_of(getattr(value, "pytestmark", None))]
+                    self.run_members(inner, inner_tests, inner_marks, value, f"{path}{name}::")
+                elif callable(value):
+                    # Each test of a class gets a new object.
+                    instance = owner and owner()
+                    scope = {n: getattr(instance, n) for n in members} if owner else members
+                    self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
 
     def run_function(
-        self, name: str, function: Any, scope: Fields, marks: list[Any], owner: Any = None
+        self, name: str, function: Any, scope: Fields, marks: list[Any], owner: Any
     ) -> None:
         """Run a test function for each of its cases.
 
         Args:
-            scope: where `setup_function` and the like are looked up.
-            marks: marks of its class.
+            scope: where fixtures, `setup_function` and the like are looked up.
             owner: the object that it is a method of.
         """
-        fixtures = self.fixtures | fixtures_in(scope.values())
+        fixtures = shim.FIXTURES | fixtures_in(self.own.values()) | fixtures_in(scope.values())
         marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
-        # The list grows while the loop reads it, because fixtures need other fixtures.
-        needed = list(dict.fromkeys([*used, *parameters_of(function)]))
-        for wanted in needed:
-            if fixture := fixtures.get(wanted):
-                needed += [n for n in parameters_of(fixture.function) if n not in needed]
-                # The parameters of a fixture become another table, under ".name".
-                if fixture.params is not None:
-                    marks.append(shim.Mark("parametrize", (f".{wanted}", fixture.params)))
         for given, case_marks in cases_of(marks):
             if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in case_marks):
                 continue
-            may_fail = any(mark.name == "xfail" for mark in case_marks)
-            call = FunctionRun(self, fixtures, owner, given)
-            if call.run(name, function, scope, used, may_fail=may_fail):
-                self.passed += 1
+            call = FunctionCall(fixtures, {"self": owner, **given})
+            kind = "function" if owner is None else "method"
+            try:
+                with surround(scope, kind, function), call.stack:
+                    for fixture in used:
+                        call.value_of(fixture)
+                    outcome = function(**given, **call.arguments_of(function, given))
+                    if inspect.iscoroutine(outcome):
+                        asyncio.run(outcome)
+            # No failures of the test: the channel is broken, or the test cannot be judged.
+            except (CannotJudgeError, ChannelEndError, BorderError):
+                raise
+            except (shim.SkippedError, unittest.SkipTest):
+                continue
+            except BaseException as error:  # a test may raise anything
+                if not any(mark.name == "xfail" for mark in case_marks):
+                    raise failure_of(name, error) from None
+            self.passed += 1
 
 
-class FunctionRun:
-    """One call of a test function, with its fixtures.
+@dataclasses.dataclass
+class FunctionCall:
+    """The fixtures of one call of a test function.
 
     Attributes:
-        given: parameters of this call by name; ".name" is the parameter of the fixture `name`.
-        values: values of the fixtures so far.
+        values: values by name, of parameters and of the fixtures so far.
+        stack: cleans up after the fixtures.
     """
 
-    def __init__(
-        self, runner: Runner, fixtures: dict[str, shim.Fixture], owner: Any, given: dict
-    ) -> None:
-        self.runner, self.fixtures, self.owner, self.given = runner, fixtures, owner, given
-        self.stack = contextlib.ExitStack()
-        self.values: dict[Any, Any] = {}
+    fixtures: dict[str, shim.Fixture]
+    values: Fields
+    stack: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+
+    def arguments_of(self, function: Any, given: Fields) -> Fields:
+        """Return the fixtures that a test or fixture needs as arguments, besides those given."""
+        return {n: self.value_of(n) for n in parameters_of(function) if n not in given}
 
     def value_of(self, name: str) -> Any:
         """Return the value of a fixture, which is computed on first use."""
-        if name not in self.fixtures:
-            raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
-        fixture = self.fixtures[name]
-        keeper = self.runner if fixture.is_kept else self
-        if fixture not in keeper.values:
-            keeper.values[fixture] = self.make(fixture, keeper.stack)
-        return keeper.values[fixture]
-
-    def make(self, fixture: shim.Fixture, stack: contextlib.ExitStack) -> Any:
-        """Compute the value of a fixture; `stack` runs the code after its `yield`."""
-        names = parameters_of(fixture.function)
-        request = types.SimpleNamespace(param=self.given.get(f".{fixture.name}"))
-        special = {"request": request, "self": self.owner}
-        arguments = {n: special[n] if n in special else self.value_of(n) for n in names}
-        value = fixture.function(**arguments)
-        if not inspect.isgenerator(value):
-            return value
-        stack.callback(next, value, None)
-        return next(value)
-
-    def run(
-        self, name: str, function: Any, scope: dict, used: list[str], *, may_fail: bool
-    ) -> bool:
-        """Call the function; returns whether it has passed, or has failed as expected."""
-        kind = "method" if self.owner is not None else "function"
-        values = {n: v for n, v in self.given.items() if n.isidentifier()}
-        try:
-            with surround(scope, kind, function), self.stack:
-                for fixture in used:
-                    self.value_of(fixture)
-                names = [n for n in parameters_of(function) if n not in values]
-                outcome = function(**values, **{n: self.value_of(n) for n in names})
-                if inspect.iscoroutine(outcome):
-                    asyncio.run(outcome)
-        # These are not failures of the test: the channel is broken, or the test cannot be judged.
-        except (CannotJudgeError, ChannelEndError, BorderError):
-            raise
-        except (shim.SkippedError, unittest.SkipTest):
-            return False
-        except BaseException as error:  # a test may raise anything
-            if not may_fail:
-                raise failure_of(name, error) from None
-        return True
+        if name not in self.values:
+            if name not in self.fixtures:
+                raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
+            function = self.fixtures[name].function
+            value = function(**self.arguments_of(function, {}))
+            if inspect.isgenerator(value):
+                self.stack.callback(next, value, None)
+                value = next(value)
+            self.values[name] = value
+        return self.values[name]
 
 
 def failure_of(name: str, error: BaseException) -> AssertionError:
@@ -193,9 +166,8 @@ def run_testcase(kind: Any) -> int:
     suite.run(result)
     # Report the first problem by its last line: "AssertionError: 3 != 4".
     for test, text in (*result.errors, *result.failures):
-        lines = [line for line in text.splitlines() if line.strip()]
         name = getattr(test, "_testMethodName", test)
-        raise AssertionError(f"{name}: {lines[-1] if lines else 'failed'}")
+        raise AssertionError(f"{name}: {text.rstrip().splitlines()[-1]}")
     if result.unexpectedSuccesses or result.testsRun != wanted:
         raise AssertionError(f"{kind.__name__}: not all tests passed")
     return wanted - len(result.skipped)

@@ -47,7 +47,7 @@ KINDS: dict[str, type] = {
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are always those of the handle, even if a test names them explicitly.
-LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
+LOCAL_ATTRIBUTES = {f"__{name}__" for name in COMPARISONS}
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
 # Marks a missing plain value, because None is a plain value.
@@ -260,12 +260,6 @@ class Handle:
 
     def __subclasscheck__(self, kind: type) -> bool:
         return ask("issubclass", kind, self)
-
-    def __copy__(self) -> Any:
-        return ask("copy", self, False)
-
-    def __deepcopy__(self, _: Any) -> Any:
-        return ask("copy", self, True)
 
 
 def check_number(handle: Any, name: str, number: int) -> int:

@@ -5,7 +5,6 @@ Imports the standard library only.
 
 import builtins
 import collections
-import copy
 import functools
 import importlib
 import inspect
@@ -13,13 +12,12 @@ import math
 import operator
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from untrusted.inside.deferred import asyncio, logging
+from untrusted.inside.deferred import asyncio
 
 # Plain types from which a class of the program may derive (`content`). Immutable values are sent with
 # the description of the object.
@@ -121,11 +119,6 @@ def event_loop() -> Any:
     return asyncio.new_event_loop()
 
 
-def start_task(awaitable: Any) -> Any:
-    """Start awaiting an object; returns the task."""
-    return asyncio.ensure_future(awaitable, loop=event_loop())
-
-
 def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     """Run the event loop until the task ends or `seconds` have passed.
 
@@ -137,26 +130,12 @@ def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
     return (task.result(),) if task.done() and not cancelled else None
 
 
-def follow_logging(take: Callable[[str, int, str], None]) -> None:
-    """Pass all log records to the test, whose loggers' levels and handlers apply."""
-    handler = logging.Handler(1)
-    handler.emit = lambda record: take(record.name, record.levelno, record.getMessage())
-    root = logging.getLogger()
-    root.setLevel(1)
-    root.handlers[:] = [handler]
-
-
-def follow_warnings(take: Callable[[Any], None]) -> None:
-    """Pass all warnings to the test, whose filters apply."""
-    warnings.simplefilter("always")
-    warnings.showwarning = lambda message, *_, **__: take(message)
-
-
 # All operations by name.
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "get": getattr, "set": setattr, "delete": delattr, "call": operator.call, "call method": call_method,
     "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
-    "content": content, "copy": lambda subject, deep: copy.deepcopy(subject) if deep else copy.copy(subject),
-    "library": call_library, "patch": patch, "unpatch": unpatch, "start task": start_task, "run task": run_task,
-    "main": lambda: sys.modules["__main__"], "follow logging": follow_logging, "follow warnings": follow_warnings,
+    "content": content,
+    "library": call_library, "patch": patch, "unpatch": unpatch,
+    "start task": lambda awaitable: asyncio.ensure_future(awaitable, loop=event_loop()), "run task": run_task,
+    "main": lambda: sys.modules["__main__"],
 }  # fmt: skip

@@ -1,24 +1,24 @@
 """Keep the state of the library equal in the processes of a test and its program.
 
 Patches of modules, seeds, the recursion limit and the working directory of the test are repeated in
-the program; its log records and warnings are passed to the test. Library functions that inspect an
-object run in the process of the object. Imports the standard library only.
+the program. Library functions that inspect an object run in the process of the object. Imports the
+standard library only.
 """
 
 import abc
 import importlib
 import sys
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from untrusted.inside.deferred import logging, mock
+from untrusted.inside.deferred import mock
 from untrusted.inside.handles import Handle, TestSide, ask
 from untrusted.inside.packages import is_genuine
 
 # Functions that inspect their arguments, by module; called in the process of the argument.
 FORWARDED = {
+    "copy": "copy deepcopy",
     "dataclasses": "asdict astuple fields replace is_dataclass",
     "inspect": "signature getfullargspec getdoc getmembers isclass isfunction ismethod isabstract "
     "iscoroutinefunction isgeneratorfunction isgenerator isawaitable",
@@ -45,22 +45,8 @@ def follow_test(source: str) -> None:
         for name in names.split():
             if name in source and module.partition(".")[0] in sys.modules:
                 carry(module, name, everywhere=True)
-    if "log" in source:
-        ask("follow logging", take_log)
-    if "warn" in source:
-        ask("follow warnings", take_warning)
     if "mock" in source or "monkeypatch" in source:
         follow_mock(mock._patch)
-
-
-def take_log(name: str, level: int, message: str) -> None:
-    """Pass a log record of the program to the test's logger of that name."""
-    logging.getLogger(name).log(level, "%s", message)
-
-
-def take_warning(warning: Warning) -> None:
-    # Attributed to the line of the test that called the program.
-    warnings.warn(warning, stacklevel=8)
 
 
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,13 +75,12 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
 
 
 def follow_mock(kind: Any) -> None:
-    """Let `mock.patch` replace attributes of library modules and loggers in the program, too."""
+    """Let `mock.patch` replace attributes of library modules in the program, too."""
     entering = kind.__enter__
 
     def enter(self: Any) -> Any:
         result, target = entering(self), self.target
-        is_module = isinstance(target, types.ModuleType) and is_genuine(target.__name__)
-        if is_module or isinstance(target, logging.Logger):
+        if isinstance(target, types.ModuleType) and is_genuine(target.__name__):
             TestSide.peer.follow(target, self.attribute, self.temp_original)
         return result
 

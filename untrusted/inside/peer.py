@@ -10,12 +10,12 @@ The messages of `assert total([1, 2]) == 3`, without their empty fields. The pro
 number 0 for its module and 1 for its function; the list gets the key "t1":
 
     test     {"do": "main"}
-    program  {"value": {"t": "mine", "v": 0, "k": "module"}}
-    test     {"do": "get", "arguments": [{"t": "yours", "v": 0}, "total"]}
-    program  {"value": {"t": "mine", "v": 1, "k": "function"}}
-    test     {"do": "call", "arguments": [{"t": "yours", "v": 1},
+    program  {"do": "return", "values": [{"t": "mine", "v": 0, "k": "module"}]}
+    test     {"do": "get", "values": [{"t": "yours", "v": 0}, "total"]}
+    program  {"do": "return", "values": [{"t": "mine", "v": 1, "k": "function"}]}
+    test     {"do": "call", "values": [{"t": "yours", "v": 1},
               {"t": "container", "id": "t1", "kind": "list", "with": null, "v": [1, 2]}]}
-    program  {"value": 3}
+    program  {"do": "return", "values": [3]}
 
 If `total` had appended 9 to its list, the last message would also have
 `"changes": [["t1", [1, 2, 9]]]`.
@@ -26,7 +26,7 @@ import os
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,8 @@ from untrusted.inside.errors import build_error, describe_class, describe_error
 
 # Recursion limit while a message is encoded or decoded, for deeply nested values.
 DEEPEST = 20_000
+# Messages that end a request.
+ENDS = ("return", "raise")
 # Bound now: a program may replace `sys.setrecursionlimit`.
 SET_LIMIT = sys.setrecursionlimit
 
@@ -181,29 +183,25 @@ class Peer(ABC):
         #   -> {"t": "container", "id": "p0", "kind": "list", "v": [{"t": "same", "id": "p0"}]}
         if entry.key in self.message_keys:
             return {"t": "same", "id": entry.key}
-        self.message_keys.add(entry.key)
         kind = type(container)
         extra = self.encode(getattr(container, EXTRAS[kind])) if kind in EXTRAS else None
         form = {"t": "container", "id": entry.key, "kind": kind.__name__, "with": extra}
         return form | {"v": self.encode_items(entry)}
 
     def encode_items(self, entry: Shared) -> list:
+        self.message_keys.add(entry.key)
         # Both ends agree on this content from now on.
         entry.agreed = items = items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
     def decode(self, form: Any) -> Any:
-        with Deep():
-            return self.restore(form)
-
-    def restore(self, form: Any) -> Any:
         """Read what the other end's `encode` has written; "mine" is an object of the other end."""
         if not isinstance(form, dict):
-            return wire.convert_all(form, self.restore) if isinstance(form, list) else form
+            return wire.convert_all(form, self.decode) if isinstance(form, list) else form
         tag: str = form["t"]
         content: Any = form.get("v")
         if tag in wire.TAGS:
-            return wire.TAGS[tag][1](*wire.convert_all(content, self.restore))
+            return wire.TAGS[tag][1](*wire.convert_all(content, self.decode))
         if tag == "yours":
             return self.own[content]
         if tag == "mine":
@@ -240,91 +238,60 @@ class Peer(ABC):
 
     # Messages
 
-    def send(self, make: Callable[[], Fields]) -> None:
+    def send(self, what: str, values: Sequence[Any], keywords: Fields) -> None:
+        """Send a request, or the end of one, with the changes of shared containers."""
         self.message_keys = set()
         # Encode first, then send: a value that cannot be encoded leaves the channel usable.
         with Deep():
-            # Changes are encoded first, because they are read first: an object must be described
-            # where it is first read.
-            changes = []
-            for entry in self.shared.take_changes():
-                self.message_keys.add(entry.key)
-                changes.append([entry.key, self.encode_items(entry)])
-            message = {"changes": changes} | make()
-            try:
-                self.channel.send(message)
-            except ChannelEndError as problem:
-                self.broken = problem
-                raise
+            message = {
+                "do": what,
+                "values": list(map(self.encode, values)),
+                "keywords": {name: self.encode(value) for name, value in keywords.items()},
+                # Last, without the containers that the values above contain.
+                "changes": [[e.key, self.encode_items(e)] for e in self.shared.take_changes()],
+            }
+            self.channel.send(message)
 
-    def receive(self) -> Fields:
+    def receive(self) -> tuple[str, list, Fields]:
+        """Wait for a message; returns what `send` was given. Raises BorderError if it is malformed."""
         try:
             with Deep():
                 message = self.channel.receive()
-            # Apply changes first, because the rest of the message may refer to these containers.
-            for key, forms in message.get("changes", ()):
-                if key in self.shared.entries:
-                    self.refill(self.shared.watch(self.shared.entries[key]), forms)
-        except (ChannelEndError, BorderError) as problem:
-            self.broken = problem
-            raise
+                values = list(map(self.decode, message["values"]))
+                keywords = {name: self.decode(form) for name, form in message["keywords"].items()}
+                for key, forms in message["changes"]:
+                    if key in self.shared.entries:
+                        self.refill(self.shared.watch(self.shared.entries[key]), forms)
+            return message["do"], values, keywords
         except Exception as problem:  # what the other end has sent may fail in any way
-            raise self.unreadable(problem) from problem
-        return message
-
-    def unreadable(self, problem: BaseException) -> BaseException:
-        """Record a malformed message of the other end; returns the error to raise."""
-        self.broken = BorderError(f"{type(problem).__name__}: {problem!s:.300}")
-        return self.broken
+            raise BorderError(f"{type(problem).__name__}: {problem!s:.300}") from problem
 
     def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
         """Have the other end carry out an operation; raises what the operation raised."""
-        with self.lock:
-            self.send(
-                lambda: {
-                    "do": operation,
-                    "arguments": [self.encode(argument) for argument in arguments],
-                    "keywords": {name: self.encode(value) for name, value in keywords.items()},
-                }
-            )
-            # The other end may call back any number of times before it replies.
-            while "do" in (reply := self.receive()):
-                self.answer(reply)
-            # Reply: exactly one of "value", "raised" and "problem".
-            try:
-                if "problem" in reply:
-                    raise BorderError(f"an answer that cannot cross: {reply['problem']!s:.300}")
-                if "raised" not in reply:
-                    return self.decode(reply["value"])
-                error = self.decode(reply["raised"])
-                if not isinstance(error, BaseException):
-                    raise BorderError("an exception that is not one")
-            # Any failure to decode the reply is the fault of the message.
-            except (Exception, BorderError) as problem:
-                raise self.unreadable(problem) from problem
-        raise self.checked_error(error, operation, arguments)
+        try:
+            with self.lock:
+                self.send(operation, arguments, keywords)
+                # The other end may call back any number of times before it replies.
+                while (reply := self.receive())[0] not in ENDS:
+                    self.answer(*reply)
+            [value] = reply[1]
+        except (ChannelEndError, BorderError) as problem:
+            self.broken = problem
+            raise
+        if reply[0] == "return":
+            return value
+        if not isinstance(value, BaseException):
+            raise TypeError("an exception that is not one")
+        raise self.checked_error(value, operation, arguments)
 
-    def answer(self, request: Fields) -> None:
+    def answer(self, operation: str, arguments: list, keywords: Fields) -> None:
         """Carry out an operation for the other end and send the result."""
         try:
-            arguments = [self.decode(form) for form in request["arguments"]]
-            keywords = {name: self.decode(form) for name, form in request["keywords"].items()}
-        except Exception as problem:  # what the other end has sent may fail in any way
-            self.send_problem(problem)
-            return
-        try:
-            name, outcome = "value", self.carry_out(request["do"], arguments, keywords)
+            what, result = "return", self.carry_out(operation, arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
-            name, outcome = "raised", error
-        try:
-            with self.lock:
-                self.send(lambda: {name: self.encode(outcome)})
-        except Exception as problem:  # a result that is nested too deeply to be sent
-            self.send_problem(problem)
-
-    def send_problem(self, problem: Exception) -> None:
-        """Report that an operation's arguments or its result cannot cross the border."""
+            what, result = "raise", error
+        # A result that is nested too deeply to be sent ends this process, or the test.
         with self.lock:
-            self.send(lambda: {"problem": f"{type(problem).__name__}: {problem!s:.200}"})
+            self.send(what, [result], {})

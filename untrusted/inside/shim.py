@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from untrusted.inside.channel import Fields
-from untrusted.inside.deferred import cmath, mock, pkgutil, tempfile
+from untrusted.inside.deferred import cmath, mock, tempfile
 from untrusted.inside.handles import cannot_judge
 
 MISSING = object()
@@ -44,13 +44,6 @@ def skip(reason: str = "", **_: Any) -> None:
 
 # Tests catch these as `pytest.fail.Exception`.
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
-
-
-def importorskip(name: str, *_: Any, **__: Any) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return skip(name)
 
 
 def main(*_: Any, **__: Any) -> None:
@@ -175,16 +168,16 @@ mark = Marks()
 class Fixture:
     """A fixture: a function that returns a value, or yields one and then cleans up."""
 
-    def __init__(self, function: Any, settings: Fields) -> None:
-        self.function, self.name = function, settings.get("name") or function.__name__
-        self.params, self.autouse = settings.get("params"), settings.get("autouse", False)
-        self.is_kept = settings.get("scope", "function") != "function" and self.params is None
+    def __init__(self, function: Any, name: str = "", autouse: bool = False, **more: Any) -> None:
+        if more.get("scope", "function") != "function" or "params" in more:
+            raise cannot_judge("the test needs pytest itself, for fixtures with a scope or params")
+        self.function, self.name, self.autouse = function, name or function.__name__, autouse
 
 
 def fixture(function: Any = None, **settings: Any) -> Any:
     if function is None:
-        return lambda function: Fixture(function, settings)
-    return Fixture(function, settings)
+        return lambda function: Fixture(function, **settings)
+    return Fixture(function)
 
 
 class Capsys:
@@ -206,11 +199,11 @@ class MonkeyPatch(contextlib.ExitStack):
     """Makes changes that are undone after the test, with `mock.patch`, so the program follows."""
 
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
-        # setattr("os.path.exists", f): the target is a dotted name.
+        # setattr("os.path.exists", f)
         if value is MISSING:
-            path, _, attribute = target.rpartition(".")
-            target, name, value = pkgutil.resolve_name(path), attribute, name
-        self.enter_context(mock.patch.object(target, name, value, create=not raising))
+            self.enter_context(mock.patch(target, name))
+        else:
+            self.enter_context(mock.patch.object(target, name, value, create=not raising))
 
     def setitem(self, mapping: Any, key: Any, value: Any) -> None:
         self.enter_context(mock.patch.dict(mapping, {key: value}))
@@ -264,7 +257,7 @@ FIXTURES: Fields = {each.name: each for each in (tmp_path, monkeypatch, capsys)}
 def install_shim() -> None:
     """Install a module `pytest` with the names of this module."""
     module = types.ModuleType("pytest")
-    names = "raises approx param mark fixture fail skip importorskip main MonkeyPatch"
+    names = "raises approx param mark fixture fail skip main MonkeyPatch"
     module.__dict__.update({name: globals()[name] for name in names.split()})
     # Called for every other name of `pytest` that a test uses.
     module.__dict__["__getattr__"] = needs_pytest

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import inspect
 import linecache
-import re
 import sys
 import traceback
 import types
@@ -72,17 +71,8 @@ WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "clos
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
 STEPS = {"__next__", "__anext__"}
 GENERATOR_STEPS = {"send", "throw", "close"}
-# Modules that inspect objects in ways that handles do not support, so that a correct program may
-# fail.
-DOUBTFUL = {"inspect", "gc", "weakref", "traceback", "threading", "concurrent"}
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
-# Names (attributes and keywords with a leading dot) that could execute files, pickles or texts of
-# the program in this process.
-REFUSED = re.compile(
-    r"\.?(\w*pickle\w*|run_path|load_source|spec_from_file_location|SourceFileLoader|exec_module)"
-    r"|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy|eval|exec"
-)
 # Built-in types whose value does not cross if the test derives a class from them.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
@@ -104,8 +94,7 @@ class Tester(Peer):
             first changed them.
         changed: keys of the containers that the latest operation has changed.
         checked: number of executed checks.
-        caught, held, fixed: of a test with changed assertions, the number that failed, as they must;
-            that held; and that nothing can change (`checks.change_assertions`).
+        held: number of changed assertions that held (`checks.change_assertions`).
         complaint: the latest failed assertion in a function of the test that the program has
             called, until the program passes it on.
     """
@@ -131,7 +120,7 @@ class Tester(Peer):
         self.named: Fields = {}
         self.original: dict[str, tuple[Any, list]] = {}
         self.changed: set[str] = set()
-        self.checked = self.caught = self.held = self.fixed = 0
+        self.checked = self.held = 0
         self.complaint: AssertionError | None = None
 
     # What crosses
@@ -142,15 +131,12 @@ class Tester(Peer):
         module = kind.__module__
         # What the border supports only in part
         partly_supported = {
-            # The program cannot await objects of the test.
-            "a coroutine function, or one with its own annotations": is_function
-            and (
-                inspect.iscoroutinefunction(value)
-                or any(map(is_own, value.__annotations__.values()))
-            ),
-            "an awaitable": kind is types.CoroutineType
+            "what is awaited": inspect.iscoroutinefunction(value)
+            or kind is types.CoroutineType
             or module.startswith("asyncio")
             or "Async" in kind.__name__,
+            "a function with annotations of its own": is_function
+            and any(map(is_own, value.__annotations__.values())),
             "a class of its own": isinstance(value, type),
             # The program may need its fields or its plain value.
             f"an object of its class {kind.__name__}": is_own(kind)
@@ -224,16 +210,19 @@ class Tester(Peer):
         kinds = type(subject).__mro__
         # The classes that define the attribute, nearest first.
         owners = [kind for kind in kinds if name in vars(kind)]
-        refused = any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners)
-        refused |= name.startswith("_") or isinstance(subject, CLOSED)
-        refused |= name in FORMATS and str in kinds
-        # Of a generator, only the steps: `gi_frame` leads to the test.
-        refused |= kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS
-        # The program can write into the test's streams, and read nothing from them.
-        refused |= is_output and name not in WRITING
-        # Set only data attributes of instances of the test's own classes.
-        if operation == "set":
-            refused |= not is_own(kinds[0]) or callable(getattr(kinds[0], name, None))
+        refused = (
+            any(str(kind.__module__).partition(".")[0] in VERDICTS for kind in owners)
+            or name.startswith("_")
+            or isinstance(subject, CLOSED)
+            or (name in FORMATS and str in kinds)
+            # Of a generator, only the steps: `gi_frame` leads to the test.
+            or (kinds[0] is types.GeneratorType and name not in GENERATOR_STEPS)
+            # The program can write into the test's streams, and read nothing from them.
+            or (is_output and name not in WRITING)
+            # Set only data attributes of instances of the test's own classes.
+            or (operation == "set" and not is_own(kinds[0]))
+            or (operation == "set" and callable(getattr(kinds[0], name, None)))
+        )
         if refused:
             raise AttributeError(
                 f"a program cannot {operation} {name!r:.40} of this object of the test"
@@ -347,16 +336,10 @@ class Tester(Peer):
     def note_check(self) -> None:
         self.checked += 1
 
-    def note_changed(self, holds: Any, is_changed: int) -> bool:
-        """Count the result of a changed assertion. Returns True, so that the test continues."""
-        self.held += is_changed and bool(holds)
-        self.caught += is_changed and not holds
-        self.fixed += not is_changed
+    def note_changed(self, holds: Any) -> bool:
+        """Count a changed assertion that holds. Returns True, so that the test continues."""
+        self.held += bool(holds)
         return True
-
-    def passes_changed(self) -> bool:
-        """Whether a test has passed although its assertions were changed."""
-        return self.held > 0 or (not self.caught and self.fixed == self.checked)
 
 
 def copy_containers(value: Any) -> Any:
@@ -374,17 +357,12 @@ def is_own(kind: Any) -> bool:
 
 def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     """Raise if the border cannot support a test; record doubts if it does so only in part."""
-    read, defined = checks.names_of(nodes)
-    imports = checks.imports_of(nodes)
-    # Without imports that are not used, and without variables that are named like modules.
-    used = [module for module, name in imports if name == "*" or name.partition(".")[0] in read]
-    modules = {part for module in used for part in module.split(".")}
-    words = checks.words_of(nodes) - (defined - {name for _, name in imports}) | modules
-    if runs := {word for word in words if REFUSED.fullmatch(word)}:
-        message = f"the test may run code of the program in its own process: {min(runs)}"
+    if found := checks.REFUSED.search(source):
+        message = f"the test may run code of the program in its own process: {found[0]:.60}"
         raise cannot_judge(message)
+    modules = {part for module, _ in checks.imports_of(nodes) for part in module.split(".")}
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
-    doubtful = sorted(modules & DOUBTFUL)
+    doubtful = checks.DOUBTFUL.findall(source)
     tester.doubts += [f"uses {name}, which the border carries only in part" for name in doubtful]
     # `x is math.inf`: a handle is never identical to an object of the library.
     if any(not name or name in modules for name in checks.IDENTITY.findall(source)):
@@ -446,19 +424,17 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     # Verdict: a broken channel or an assertion that the program swallowed is a failure
     if problem := tester.broken or tester.complaint:
         raise problem
-    if not tester.checked:
+    if not tester.checked and not changed:
         raise NoCheckError("no assertion was executed")
 
 
 def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
-    border = Peer.do.__code__.co_filename
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # The last frame of `exit()` is in _sitebuiltins. `sys.exit()` has no frame of its own, so the
-    # last one is that of `method_call`.
-    ours = (FILE, method_call.__code__.co_filename)
-    raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
-    return raised_here and not is_theirs(error) and border not in files
+    # `exit()` is defined in _sitebuiltins. `sys.exit()` has no frame of its own, so the last one is
+    # that of the test or of `method_call`.
+    ours = (FILE, method_call.__code__.co_filename, "<frozen _sitebuiltins>")
+    files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
+    return files[-1] in ours and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
 class NoCheckError(Exception):
@@ -481,12 +457,12 @@ def run(job: Fields, results: Channel, peer: int) -> None:
     changed = job.get("changed", False)
     try:
         run_source(tester, job["test"].removeprefix("\ufeff"), changed=changed)
-        if changed and not tester.passes_changed():
+        # A test without an assertion that can be changed proves nothing.
+        if changed and tester.checked and not tester.held:
             raise AssertionError("a changed assertion failed, as it must")
     except BaseException as error:  # a test may raise anything, and leaving is not passing
-        # The parent takes the first message: why the test cannot be judged, or the failure.
-        if reason := tester.reason():
-            results.send({"cannot": reason})
-        results.send(describe_exception(error) | {"line": failing_line(error, job["test"])})
+        failure = describe_exception(error) | {"line": failing_line(error, job["test"])}
+        reason = tester.reason()
+        results.send({"cannot": reason} if reason else failure)
     else:
         results.send({"cannot": TestSide.reason} if TestSide.reason else {"ended": job["sentinel"]})

@@ -88,7 +88,6 @@ def as_text(value: Any) -> list:
 RARE: dict[str, Form] = {
     **{name: (as_text, importing(name)) for name in
        ("pathlib.PosixPath", "pathlib.PurePosixPath", "uuid.UUID", "zoneinfo.ZoneInfo")},
-    **dict.fromkeys(("logging.Logger", "logging.RootLogger"), (by("name"), importing("logging.getLogger"))),
     # A number of numpy is an array without axes; [()] returns the number.
     "number": (lambda number: [array_text(number)], lambda text: read_array(text)[()]),
     "dtype": (lambda kind: [array_text(sys.modules["numpy"].empty(0, kind))], lambda text: read_array(text).dtype),
@@ -169,18 +168,12 @@ def canonical(value: Any) -> str:
     hashes, length or depth could slow it down. Raises UnknownValueError for any other value.
     """
     kind = type(value)
-    if kind is complex:
-        # A complex number without an imaginary part equals its real part.
-        real, imaginary = canonical(value.real), canonical(value.imag)
-        return real if imaginary == "0" else f"({real}, {imaginary}j)"
     if kind is bool or (kind is float and value.is_integer()):
         value, kind = int(value), int
     if kind is int and abs(value) >= LARGEST_NUMBER:
         return hex(value)
     if value is None or kind in (int, float, str):
         return repr(value)
-    if kind in (bytes, bytearray):
-        return repr(bytes(value))
     if kind not in BRACKETS:
         raise UnknownValueError(f"an object of type {kind.__name__}")
     if kind is dict:
