@@ -32,6 +32,7 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving import admission, api
 from jax_lm.serving.constrained import ConstrainedSequence
 from jax_lm.serving.jobs import Request
+from jax_lm.serving.schemas import CompletionBody
 from jax_lm.serving.slots import Slots
 
 PERSON = {
@@ -142,6 +143,16 @@ def test_answers_meet_their_grammar_and_are_those_of_the_command_line(
     assert choice["text"] == tiny_inference.complete([PROMPT], options, seed=5)[0]
     _, _, streamed = call(address, "POST", "/v1/completions", asked | {"stream": True})
     assert whole(pieces(streamed)) == (choice["text"], choice["finish_reason"])
+
+
+def test_a_grammar_is_met_in_blocks_unless_something_else_is_asked_for():
+    def preset(default, **fields):
+        body = CompletionBody.model_validate({"prompt": PROMPT, "grammar": "python"} | fields)
+        return body.options(64, {"preset": default}).decoding.preset
+
+    assert (preset("exact"), preset("fast"), preset("turbo")) == ("fast", "fast", "turbo")
+    assert preset("exact", grammar=None) == preset("exact", block_length=0) == "exact"
+    assert preset("turbo", preset="exact") == "exact"
 
 
 @pytest.mark.parametrize("preset", ["exact", "fast"])

@@ -20,6 +20,7 @@ pytest.importorskip("fastapi")
 from cases.server import call
 
 from jax_lm.cli import main as cli
+from jax_lm.cli.commands.serving import checkpoint_defaults
 
 KEY = "k" * 20
 
@@ -47,6 +48,22 @@ def test_wrong_arguments_are_one_line(arguments, message, capsys):
     port = [] if "--port" in arguments else ["--port", "0"]
     assert cli.main(["serve", *port, *arguments]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_defaults_of_a_checkpoint_are_those_that_requests_may_have(tmp_path, caplog):
+    def defaults(**fields):
+        (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+        return checkpoint_defaults(tmp_path)
+
+    assert checkpoint_defaults(tmp_path) == {}
+    dream = {"temperature": 0.2, "top_p": 0.9, "top_k": None, "steps": 512, "mask_token_id": 7}
+    assert defaults(**dream) == {"temperature": 0.2, "top_p": 0.9}
+    assert defaults(temperature=0.7, do_sample=True) == {"temperature": 0.7}
+    assert defaults(temperature=0.7, do_sample=False) == {"temperature": 0.0}
+    assert not caplog.records
+    assert defaults(temperature=0.7, top_k=1000) == {}
+    (record,) = caplog.records
+    assert "generation_config.json is not used: top_k=1000: must be" in record.message
 
 
 @pytest.fixture

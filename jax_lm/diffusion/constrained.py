@@ -101,9 +101,9 @@ class Repair:
         if key is not None and self.temperature:
             drawn = log_probs + np.asarray(jax.random.gumbel(key, log_probs.shape))
         order = np.argsort(-drawn, kind="stable")
-        token = self.constraint.next_token(self.ids, ids[order].tolist())
+        tokens = self.constraint.next_tokens(self.ids, ids[order].tolist())
         self.choices -= 1
-        self.decide(hole, [token], step, float(np.exp(log_probs[ids == token]).sum()))
+        self.decide(hole, tokens, step, float(np.exp(log_probs[ids == tokens[0]]).sum()))
         self.force(hole, step)
 
     def decide(self, hole: HoleArrays, tokens: list[int], step: int, confidence: float) -> None:

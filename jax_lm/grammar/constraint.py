@@ -7,7 +7,7 @@ rest of the hole.
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from jax_lm.grammar import Grammar
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -134,22 +134,25 @@ class Constraint:
         self.known[:] = [*ids, *tokens, *end]
         return tokens
 
-    def next_token(self, ids: Sequence[int], candidates: Iterable[int]) -> int:
+    def next_tokens(self, ids: Sequence[int], candidates: Sequence[int]) -> list[int]:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 
-        A stop token is accepted only after a complete text.
+        If only the beginning of the first candidate can follow, this is what is returned. A stop
+        token is accepted only after a complete text.
         """
         rest = self.rest(ids)
         stops = self.tokenizer.stop_ids
         assert rest is not None, "tokens with a known end"
-        # candidates come in the order of preference
-        for token in candidates:
-            if token in stops:
+        # candidates come in the order of preference; '"\n' after {"a": "x, which has no line break: '"'
+        first = self.decode(candidates[:1])
+        parts = (self.tokenizer.encode_plain(first[:end]) for end in range(len(first) - 1, 0, -1))
+        for tokens in chain([candidates[:1]], parts, ([each] for each in candidates[1:])):
+            if tokens[0] in stops:
                 if not rest:
-                    return token
-            elif (end := self.rest([*ids, token])) is not None:
-                self.known[:] = [*ids, token, *end]
-                return token
+                    return tokens
+            elif (end := self.rest([*ids, *tokens])) is not None:
+                self.known[:] = [*ids, *tokens, *end]
+                return tokens
         # no candidate fits: continue with the known end
         self.known[:] = [*ids, *rest]
-        return rest[0] if rest else stops[0]
+        return rest[:1] or [stops[0]]

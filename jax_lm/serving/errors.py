@@ -106,7 +106,7 @@ async def on_error(http: Request, problem: Any) -> Response:
             message = str(problem.detail)
             if problem.status_code == 400:
                 # FastAPI's "There was an error parsing the body"
-                message = "the body is nested too deeply, or has a number of too many digits"
+                message = "the body is nested too deeply, has a number of too many digits, or is not UTF-8"
             refusal = Refusal(problem.status_code, message)
             refusal.headers |= problem.headers or {}
             return refusal.response
