@@ -11,8 +11,15 @@ from flax import nnx
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.config import DreamConfig
-from jax_lm.diffusion.constrained import HoleArrays, Repair, constraints_of, meet
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.constrained import (
+    HoleArrays,
+    Repair,
+    constraints_of,
+    log_softmax,
+    meet,
+    most_likely,
+)
+from jax_lm.diffusion.sampler import LogitsWindow, Sampler
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.grammar.python import find_end as completion
@@ -160,13 +167,13 @@ def test_a_constraint_keeps_what_has_an_end_that_fits(engine):
     kept = constraint.count_valid(ids, 0)
     assert tokenizer.decode(ids[:kept]) == "    return (x"
     wrong, right = tokenizer.encode("]")[0], tokenizer.encode(")")[0]
-    assert constraint.next_token(ids[:kept], [wrong, right]) == right
+    assert constraint.next_tokens(ids[:kept], [wrong, right]) == [right]
     # No candidate can stay: the end that is known does.
-    assert constraint.next_token(ids[:kept], [wrong]) == constraint.rest(ids[:kept])[0]
+    assert constraint.next_tokens(ids[:kept], [wrong]) == constraint.rest(ids[:kept])[:1]
     # A stop token can follow a program, and nothing else.
     stop = tokenizer.stop_ids[0]
-    assert constraint.next_token(ids[:kept], [stop, right]) == right
-    assert constraint.next_token([*ids[:kept], right], [stop]) == stop
+    assert constraint.next_tokens(ids[:kept], [stop, right]) == [right]
+    assert constraint.next_tokens([*ids[:kept], right], [stop]) == [stop]
     # An end must fit: with as many open brackets as tokens left there is none.
     assert constraint.rest(tokenizer.encode("    return ((((((((((((((")) is None
 
@@ -180,7 +187,7 @@ def test_the_rest_stays_if_one_token_was_wrong(engine):
     wrong = right._replace(tokens=jax.numpy.asarray(tokens))
     constraints = constraints_of(canvas, options.with_settings(grammar="python"), engine.tokenizer)
     stops = engine.tokenizer.stop_ids
-    repairs = [Repair(each, 0.0) for each in constraints]
+    repairs = [Repair(each, options) for each in constraints]
     repaired = meet(engine.sampler, canvas, wrong, repairs, options, stops)
     np.testing.assert_array_equal(repaired.tokens, right.tokens)
     # one pass for that token, and the others are as they were
@@ -194,7 +201,7 @@ def test_what_stays_must_be_decided_and_valid(engine):
     constraint = Constraint(find_grammar("python"), tokenizer, 12, before="def f(x):\n")
 
     def keeps(text, undecided=None):
-        repair = Repair(constraint, 0.0)
+        repair = Repair(constraint, GenerationOptions(temperature=0.0))
         *repair.ids, last = begun = tokenizer.encode("    return (x)")
         tokens = np.array([*begun, *tokenizer.encode(text)])
         masked = np.zeros(len(tokens), bool)
@@ -234,7 +241,7 @@ def test_an_end_that_was_found_once_is_not_lost(engine):
     while constraint.rest(ids):
         kept = constraint.count_valid(ids, len(ids))
         assert kept == len(ids)
-        ids.append(constraint.next_token(ids, engine.tokenizer.encode("x = 3")))
+        ids += constraint.next_tokens(ids, engine.tokenizer.encode("x = 3"))
     assert engine.tokenizer.decode(ids) == "return [1, 2]"
     assert constraint.is_met(ids)
 
@@ -277,24 +284,28 @@ def test_without_the_constraint_the_noise_stays(untrained, monkeypatch):
     assert not parses(PROMPT + held.rows[0].text)
 
 
-def test_candidates_are_those_of_the_model(engine):
-    canvas = engine.canvas([Template.completion(PROMPT, 8)])
-    options = GenerationOptions(max_new_tokens=8, temperature=0.5, top_p=0.1)
-    state = engine.sampler.start(canvas, 0)
-    log_probs, ids = (
-        np.asarray(part) for part in engine.sampler.candidates(canvas, state, options)
-    )
-    start = canvas.region.start
-    ids_there = canvas.tokens.copy()
-    ids_there[canvas.holes] = engine.sampler.mask_id
-    present = canvas.attention_mask[0]
-    logits = np.array(
-        engine.sampler.forward(jax.numpy.asarray(ids_there[:, present]))[0], np.float64
-    )
-    logits[:, engine.sampler.mask_id] = -np.inf
-    for place in range(8):
-        row = logits[present[:start].sum() + place - 1] / 0.5
-        best = np.argsort(-row, kind="stable")[:5]
-        expected = row[best] - np.asarray(jax.nn.logsumexp(row))
-        np.testing.assert_array_equal(ids[0, place][:5], best)
-        np.testing.assert_allclose(log_probs[0, place][:5], expected, atol=2e-4)
+def test_a_choice_reads_the_logits_of_the_model(engine):
+    """From all rows, and from the block that begins with the first column that was asked for."""
+    sampler = engine.sampler
+    prompt = np.array(engine.tokenizer.encode(PROMPT))
+    tokens = np.pad(prompt, (0, 40), constant_values=sampler.mask_id)
+    length, width = len(tokens), len(tokens) + 4
+    logits = np.array(sampler.forward(jax.numpy.asarray(tokens[None]))[0])
+    logits[:, sampler.mask_id] = -np.inf
+    padded, window = np.pad(tokens, (0, width - length)), LogitsWindow()
+    first = len(prompt)
+    ends = []
+    for column in range(first, length):
+        # row p predicts column p + 1
+        found, _ = sampler.logits_at(padded, length, column, LogitsWindow())
+        np.testing.assert_allclose(found, logits[column - 1], atol=2e-4)
+        # nothing has changed since, so that what is not recomputed is what it would be
+        found, window = sampler.logits_at(padded, length, column, window)
+        np.testing.assert_allclose(found, logits[column - 1], atol=2e-4)
+        ends.append(window.end)
+    # 33 rows from the one before the column, or the last ones of the text
+    assert ends == [first + 32] * 32 + [length] * 8
+    log_probs = log_softmax(logits[first] / 0.5)
+    best = most_likely(log_probs, 5)
+    np.testing.assert_array_equal(best, np.argsort(-log_probs, kind="stable")[:5])
+    assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-5)

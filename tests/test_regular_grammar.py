@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("outlines_core")
 
+from experiments.serve_ratios import SCHEMA
 from jax_lm.grammar import find_grammar, regular
+from jax_lm.grammar.constraint import Constraint
 from jax_lm.grammar.regular import regular_grammar
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.templates import Template
 
 PERSON = {
     "type": "object",
@@ -190,3 +194,38 @@ def test_a_model_that_knows_nothing_of_it_answers_by_it(tiny_inference, temperat
         for seed in range(2 if temperature else 1):
             for text in tiny_inference.complete(["def area(r):", "x ="], options, seed=seed):
                 assert holds(text), text
+
+
+def test_a_candidate_is_cut_where_the_grammar_ends_it(tiny_inference):
+    """Vocabularies have tokens such as a quotation mark with the line break after it."""
+    tokenizer = tiny_inference.tokenizer
+    constraint = Constraint(find_grammar('json_schema:{"type": "string"}'), tokenizer, 12)
+    begun, quote = tokenizer.encode_plain('"a'), tokenizer.encode_plain('"')
+    (other,) = tokenizer.encode_plain("x")
+    for text, kept in (('"\n', '"'), ('""', '"'), ("):\n", "):"), ("]]:\n", "]]:")):
+        (token,) = tokenizer.encode_plain(text)
+        assert constraint.next_tokens(begun, [token, other]) == tokenizer.encode_plain(kept)
+        # only the first is cut: another one that fits as it is comes before their parts
+        assert constraint.next_tokens([*begun, *quote], [token]) == [tokenizer.stop_ids[0]]
+    (newline,) = tokenizer.encode_plain("\n")
+    assert constraint.next_tokens(begun, [newline, token, other]) == [other]
+
+
+def test_a_nested_schema_takes_few_forward_passes():
+    """Of a model that does not write JSON: those for the text that it decodes first, and about one
+    for each of the five values.
+    """
+    engine = DiffuCoderInference(verbose=False)
+    options = GenerationOptions(
+        max_new_tokens=64,
+        temperature=0.3,
+        decoding=Decoding(preset="turbo"),
+        grammar=f"json_schema:{json.dumps(SCHEMA)}",
+    )
+    prompt = engine.chat_prompt("Describe a user as JSON.")
+    passes = []
+    for seed in range(4):
+        answer = engine.decode([Template.completion(prompt, 64)], options, seed=seed)
+        assert set(json.loads(answer.rows[0].text)) == set(SCHEMA["properties"])
+        passes.append(answer.forwards)
+    assert max(passes) <= 16

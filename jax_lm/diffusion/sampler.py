@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline
-from jax_lm.diffusion.candidates import Candidates, SamplingParams
+from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
-from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.multi_block import MultiBlock
 from jax_lm.diffusion.state import (
     NEVER,
@@ -46,12 +45,20 @@ from jax_lm.diffusion.state import (
     close_rows,
     rewrite,
 )
-from jax_lm.diffusion.step import PLAIN, Pass, StepConfig, Variant, empty_cache, evaluate
+from jax_lm.diffusion.step import (
+    PLAIN,
+    Pass,
+    StepConfig,
+    Variant,
+    block_hidden,
+    empty_cache,
+    evaluate,
+)
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.shapes import Tokens
-from jax_lm.options import LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
+from jax_lm.options import BLOCK_LENGTH, LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
 from jax_lm.sharding import replicate
 
 # Returns the rows of a state whose text needs no continuation.
@@ -67,6 +74,18 @@ METHODS: tuple[type[Variant], ...] = (
     Lookahead,
     Variant,
 )
+
+
+class LogitsWindow(NamedTuple):
+    """The rows that `Sampler.logits_at` recomputes, as with the cache `window`.
+
+    Attributes:
+        cache: keys and values of all rows.
+        end: end of the 33 rows that are recomputed for columns before it; 0 recomputes all rows.
+    """
+
+    cache: KVCache = KVCache()
+    end: int = 0
 
 
 class Sampler:
@@ -358,41 +377,39 @@ class Sampler:
         canvas_scores[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, canvas_scores, -np.inf)
 
-    def candidates(
-        self, canvas: Canvas, state: SamplerState, options: GenerationOptions
-    ) -> Candidates:
-        """Return the most likely tokens at every masked position from one forward pass, unfiltered.
-
-        Returns:
-            Ids, and log-probabilities at the temperature, for the columns of the canvas's region.
-        """
-        region = canvas.region
-        # `Drafts` is the variant whose evaluations return candidates; no draft is made here.
-        config = replace(self.step_config(options, region.length), top_k=None, variant=Drafts(1))
-        inputs = one_block(canvas, options.with_settings(top_p=None, min_p=None), until=NEVER)
-        candidates = run_evaluation(
-            self.graph, self.params, state._replace(extra=None), inputs, config
-        ).candidates
-        assert candidates is not None
-        return candidates
-
     def logits_at(
-        self, tokens: Int[np.ndarray, "t"], length: int, column: int
-    ) -> Float[np.ndarray, "v"]:
+        self, tokens: Int[np.ndarray, "t"], length: int, column: int, window: LogitsWindow
+    ) -> tuple[Float[np.ndarray, "v"], LogitsWindow]:
         """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 
         Args:
             tokens: a canvas, MASK at undecided positions, padded after `length` columns.
+            window: what an earlier call has returned, since which only columns from its own on have
+                changed; a new window computes all rows.
+
+        Returns:
+            The logits, and the window for the next column.
         """
-        logits = np.array(
-            run_logits(self.graph, self.params, tokens, np.int32(length), np.int32(column)),
-            np.float32,
+        width = len(tokens)
+        rows = min(BLOCK_LENGTH + 1, width)
+        (cache, end), start = window, window.end - rows
+        if column >= end:
+            # a refresh: a block of 32 columns begins here, and the row before it predicts the first
+            cache = run_empty_cache(self.graph, self.params, (1, width), False)
+            # [19, 52) for column 20; at most the last rows of the text, however wide the canvas is
+            end = max(rows, min(column - 1 + rows, length))
+            rows, start = width, 0
+        config = StepConfig(length=1, rows=rows, mask_id=self.mask_id, top_k=None)
+        place = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
+        result, cache = run_logits(
+            self.graph, self.params, cache, tokens, np.int32(length), place, config
         )
+        logits = np.array(result, np.float32)
         # The mask_id of an autoregressive model lies past the vocabulary: the slice is then empty.
         logits[self.mask_id : self.mask_id + 1] = -np.inf
         if self.growth is not None:
             logits[self.growth.expand_id] = -np.inf
-        return logits
+        return logits, LogitsWindow(cache, end)
 
     def forward(self, tokens: Tokens) -> Float[Array, "b t v"]:
         """Return the logits of one forward pass over a canvas without padding, not shifted."""
@@ -521,19 +538,23 @@ def run_empty_cache(
     return empty_cache(graph.merge(params), shape, has_tail=has_tail)
 
 
-@partial(jax.jit, static_argnames="graph")
+@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_logits(
     graph: ModelGraph,
     params: dict,
+    cache: KVCache,
     tokens: Int[Array, "t"],
     length: Int[Array, ""],
-    column: Int[Array, ""],
-) -> Float[Array, "v"]:
-    """Return the logits of one column of a canvas that is padded on the right."""
+    window: Window,
+    config: StepConfig,
+) -> tuple[Float[Array, "v"], KVCache]:
+    """Return the logits of one column, the window's block, of a canvas that is padded on the right."""
     model, positions = graph.merge(params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
-    hidden = model.model(tokens[None], positions < length, positions)
-    row = jnp.take(align_rows(hidden, model.config), column, axis=1)
-    return replicate(model.logits(row)[0], model.mesh)
+    present = positions < length
+    # hidden states do not depend on where the holes are
+    canvas = CanvasArrays(present, positions, holes=present, hole_starts=positions)
+    hidden, cache = block_hidden(model, tokens[None], cache, canvas, window, config)
+    return replicate(model.logits(hidden[:, 0])[0], model.mesh), cache
 
 
 @partial(jax.jit, static_argnames="graph")

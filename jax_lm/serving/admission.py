@@ -99,7 +99,7 @@ def sequence_of(
     fields["stop_ids"] = tokenizer.stop_ids if options.early_stop else ()
     if options.grammar is None:
         return Sequence(**fields)
-    repair = Repair(constraint_of(request, inference), options.temperature)
+    repair = Repair(constraint_of(request, inference), options)
     return ConstrainedSequence(**fields, repair=repair)
 
 

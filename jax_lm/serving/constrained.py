@@ -11,14 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jax_lm.diffusion.canvas import Block
-from jax_lm.diffusion.constrained import HoleArrays, Repair
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.diffusion.constrained import HoleArrays, Repair, log_softmax, most_likely
+from jax_lm.diffusion.sampler import LogitsWindow, Sampler
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 LogProbs = Float[np.ndarray, "v"]
@@ -27,9 +25,6 @@ LogProbs = Float[np.ndarray, "v"]
 READERS = 4
 # Most tokens that a thread chooses before the engine's thread reports them.
 CHOICES_PER_TURN = 4
-# Candidates of a repair, most likely first. If the grammar allows none of them, it supplies a
-# token.
-REPAIR_CANDIDATES = 50
 # Seconds that the engine waits for a grammar at a time if no sequence can be decoded.
 MAX_WAIT = 0.01
 
@@ -175,50 +170,36 @@ class Repairs:
         for place in repair.given if sequence.keeps_logprobs else ():
             column = sequence.hole.start + place
             masked = sequence.masked_from(column)
-            sequence.score(column, log_softmax(self.logits(sequence.tokens, masked, column)))
+            logits, _ = self.logits(sequence.tokens, masked, column, LogitsWindow())
+            sequence.score(column, log_softmax(logits))
         repair.given.clear()
 
     def choose(self, sequence: ConstrainedSequence) -> None:
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
-        column, temperature, key = sequence.fixed, sequence.options.temperature, None
-        logits = self.logits(sequence.tokens, sequence.masked_from(column), column)
-        # temperature 0 takes the most likely token; its confidence is that at temperature 1
-        log_probs = log_softmax(logits / (temperature or 1.0))
-        top = most_likely(log_probs, REPAIR_CANDIDATES)
-        if temperature:
-            # a key of its own for each step of each sequence
-            key = jax.random.wrap_key_data(jnp.asarray(sequence.key))
-            key = jax.random.fold_in(key, sequence.step)
-        sequence.repair.choose(sequence.arrays, sequence.step, key, log_probs[top], top)
+        column, repair = sequence.fixed, sequence.repair
+        masked = sequence.masked_from(column)
+        found = self.logits(sequence.tokens, masked, column, repair.window)
+        repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
         sequence.step, sequence.forwards = sequence.step + 1, sequence.forwards + 1
 
     def logits(
-        self, tokens: Int[np.ndarray, "t"], masked: Bool[np.ndarray, "t"], column: int
-    ) -> Float[np.ndarray, "v"]:
-        """Compute the logits of a column."""
+        self,
+        tokens: Int[np.ndarray, "t"],
+        masked: Bool[np.ndarray, "t"],
+        column: int,
+        window: LogitsWindow,
+    ) -> tuple[LogProbs, LogitsWindow]:
+        """Compute the logits of a column, as `Sampler.logits_at` does."""
         length = len(tokens)
         width = next(width for width in self.widths if width >= length)
         if width not in self.compiled:
-            # before the device is held, so that nobody waits for it
-            self.sampler.logits_at(np.zeros(width, np.int32), 1, 0)
+            # before the device is held, so that nobody waits for it: all rows, and then a block
+            trial = LogitsWindow()
+            for place in (1, 2):
+                _, trial = self.sampler.logits_at(np.zeros(width, np.int32), 1, place, trial)
             self.compiled.add(width)
         tokens = np.where(masked, self.sampler.mask_id, tokens).astype(np.int32)
         # [t] -> [width], so that few widths are compiled
         padded = np.pad(tokens, (0, width - length))
         with self.device:
-            return self.sampler.logits_at(padded, length, column)
-
-
-def most_likely(values: LogProbs, count: int) -> Int[np.ndarray, "c"]:
-    """Return the indices of the largest values, largest first; equal values keep their order."""
-    # Only the largest are sorted, with all that equal the last of them: of 151,936 values, 50.
-    largest = np.arange(len(values))
-    if 0 < count < len(values):
-        largest = np.flatnonzero(values >= np.partition(values, -count)[-count])
-    return largest[np.argsort(-values[largest], kind="stable")][:count]
-
-
-def log_softmax(logits: LogProbs) -> LogProbs:
-    # subtract the maximum, as exp would overflow
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+            return self.sampler.logits_at(padded, length, column, window)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_lm.serving.constrained import log_softmax, most_likely
+from jax_lm.diffusion.constrained import log_softmax, most_likely
+from jax_lm.diffusion.sampler import LogitsWindow
 from jax_lm.serving.jobs import Commit, describe
 from jax_lm.serving.worker import EngineWorker
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -40,7 +41,8 @@ def score(
         if time.monotonic() > deadline:
             raise TimeoutError
         # column 2 of 4 tokens: [a b M M]
-        log_probs = log_softmax(worker.repairs.logits(tokens, columns >= column, column))
+        logits, _ = worker.repairs.logits(tokens, columns >= column, column, LogitsWindow())
+        log_probs = log_softmax(logits)
         chosen = [ids[column], *most_likely(log_probs, top).tolist()]
         commits.append(
             describe(tokenizer, column, chosen[0], zip(chosen, log_probs[chosen], strict=True))
