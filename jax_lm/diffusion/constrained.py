@@ -245,9 +245,7 @@ def meet(
 
 
 @partial(jax.jit, static_argnames="count")
-def gumbel_noise(
-    key: UInt32[Array, "2"], step: Int[Array, ""], count: int
-) -> Float[Array, "count"]:
+def gumbel_noise(key: UInt32[Array, "2"], step: Int[Array, ""], count: int) -> Float[Array, "c"]:
     """Return noise for the candidates of a choice; each step of each row has its own."""
     return jax.random.gumbel(jax.random.fold_in(jax.random.wrap_key_data(key), step), (count,))
 
