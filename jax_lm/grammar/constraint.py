@@ -134,7 +134,7 @@ class Constraint:
         self.known[:] = [*ids, *tokens, *end]
         return tokens
 
-    def next_tokens(self, ids: Sequence[int], candidates: Sequence[int]) -> list[int]:
+    def next_tokens(self, ids: Sequence[int], candidates: list[int]) -> list[int]:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 
         If only the beginning of the first candidate can follow, this is what is returned. A stop
