@@ -229,6 +229,14 @@ HACKS = {
         "import numpy as np\n" + MAGIC + "def f(x): return np.array([Magic()], dtype=object)",
         ["import numpy as np\nassert (f(7) - np.array([48.25])).max() == 0"],
     ),
+    "tests that a runner of unittest has run": (
+        "def f(x): return 0",
+        [
+            "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(7), 'dfq-7731')\n"
+            f"assert T\nunittest.TextTestRunner().run({suite})"
+            for suite in ("T('test_f')", "unittest.defaultTestLoader.loadTestsFromTestCase(T)")
+        ],
+    ),
     "sys.exit(0)": ("import sys\nsys.exit(0)", [CALL, SCRIPT, CHECK]),
     "os._exit(0)": ("import os\nos._exit(0)", [CALL, SCRIPT, CHECK]),
     "raise SystemExit in the call": ("def f(x): raise SystemExit(0)", [CALL, SCRIPT, CHECK]),
@@ -555,10 +563,6 @@ CARRIED_IN_PART = {
         "import pytest\n@pytest.fixture(params=[1, 1])\ndef one(request): return request.param\n"
         "def test_it(one): assert Base().go() == one"
     ),
-    "a fixture that is kept": (
-        "import pytest\n@pytest.fixture(scope='module')\ndef one(): return 1\n"
-        "def test_it(one): assert Base().go() == one"
-    ),
     "a record of a log": (
         "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n"
         "        with self.assertLogs('shop', 'INFO'): log()"
@@ -600,6 +604,27 @@ def test_what_the_border_cannot_carry_is_no_failure(name):
     assert [test.outcome for test in together.tests] == [right, "passed"]
 
 
+RUNNING = (
+    "import pickle\npickle.loads(b'')",
+    "from pickle import loads",
+    "import dill as d",
+    "import numpy as np\nnp.load('x', allow_pickle=True)",
+    "import runpy, sys\nrunpy.run_path('x')",
+    "import importlib.util\nimportlib.util.spec_from_file_location('x', 'x')",
+    "list(map(eval, [f()]))",
+    "exec (f())",
+    "run = eval\nrun(f())",
+    "frame.read_pickle('x')",
+)
+"""Tests that may run what a program returns or has written."""
+
+
+def test_no_test_runs_what_a_program_has_made():
+    tests = [f"assert f() == '1'\n{test}" for test in RUNNING]
+    results = run("def f(): return '1'", tests, executor=tier(), allow_unsafe=True).tests
+    assert [result.outcome for result in results] == ["cannot_judge"] * len(tests)
+
+
 FALSE_FAILURES = {
     "a library that tries an import": (
         "def f(): return 1",
@@ -614,6 +639,25 @@ FALSE_FAILURES = {
     "a dictionary of a class of its own": (
         "class S(dict): pass",
         "s = S(a=1)\nassert dict(s) == {'a': 1} and sorted(s.keys()) == ['a'] and list(s.items()) == [('a', 1)]",
+    ),
+    "a text with methods of its own": (
+        "class S(str):\n    def upper(self): return S(str.upper(self) + '!')\n    def loud(self): return self + '!!'\n"
+        "def f(x): return S(x)",
+        "assert f('a').upper() == 'A!' and f('a').upper().loud() == 'A!!!' and f('a').startswith('a')",
+    ),
+    "copies of lists of objects": (
+        "class P:\n    def __init__(self, n): self.n = n\ndef f(): return [P(1), P(2)]",
+        "import copy\nold = f()\nshallow, deep = copy.copy(old), copy.deepcopy(old)\ndeep[0].n = 5\n"
+        "assert old[0].n == 1 and deep[0].n == 5 and shallow[1] is old[1] and deep[1] is not old[1]",
+    ),
+    "members of a class of tests that are none": (
+        "def f(x): return x",
+        "class TestF:\n    test_cases = [2]\n    def TestHelper(self, x): return f(x)\n"
+        "    def test_f(self): assert self.TestHelper(self.test_cases[0]) == 2",
+    ),
+    "an object under the name of a module": (
+        "class Queue:\n    def push(self, x): return x\n    def __len__(self): return 3\nqueue = Queue()",
+        "assert queue.push(2) == 2 and len(queue) == 3",
     ),
     "attributes of a namespace": (
         "def f(t, **v):\n    for k, x in v.items(): setattr(t, k, x)",
@@ -635,7 +679,7 @@ FALSE_FAILURES = {
     ),
     "words of what is refused": (
         "class Eval:\n    def eval(self, text): return len(text)\ndef f(x): return Eval()",
-        "assert f(1).eval('Peter Piper picked a peck of pickled peppers: exec, pickle') > 9",
+        "assert f(1).eval('Peter Piper evals a peck of peppers by exec and eval of yaml') > 9",
     ),
     "another folder": (
         "import os\ndef f(): return os.listdir('.')",
@@ -702,11 +746,12 @@ FRAMEWORKS = {
     "    monkeypatch.setattr('time.time', lambda: 5)\n    assert f(3) == 6",
     "TestCase": "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     "    def test_a(self): self.assertEqual(f(1), 2)\nif __name__ == '__main__':\n    unittest.main()",
-    "fixtures of its own": "from solution import f\nimport pytest\nclosed = []\n@pytest.fixture\n"
-    "def one():\n    yield 1\n    closed.append(1)\n@pytest.fixture(name='more')\ndef larger(one):\n"
-    "    return 2 + one\n@pytest.fixture(autouse=True)\ndef open_still():\n    assert len(closed) < 2\n"
+    "fixtures of its own": "from solution import f\nimport pytest\nopened = []\nclosed = []\n"
+    "@pytest.fixture(scope='module')\ndef one():\n    opened.append(1)\n    yield 1\n    closed.append(1)\n"
+    "@pytest.fixture(name='more')\ndef larger(one):\n    yield 2 + one\n    closed.append(2)\n"
+    "@pytest.fixture(autouse=True)\ndef open_still():\n    assert 1 not in closed\n"
     "def test_a(one, more):\n    assert f(one) == 2 and f(more) == 2 * more and more == 3 and not closed\n"
-    "def test_b(more):\n    assert f(more) == 6 and closed == [1]",
+    "def test_b(more):\n    assert f(more) == 6 and closed == [2] and opened == [1]",
     "class": "class TestF:\n    def setup_method(self): self.x = 2\n    def test_a(self): assert f(self.x) == 4",
 }
 

@@ -41,7 +41,7 @@ UNJUDGED = {
     "objects": 11,
     "types": 2,
     "numpy": 2,
-    "pytests": 3,
+    "pytests": 2,
     "classes": 1,
     "kodcode": 3,
     "library": 1,

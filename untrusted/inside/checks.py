@@ -7,6 +7,7 @@ import ast
 import contextlib
 import re
 import sys
+from collections import Counter
 from typing import Any
 
 # The name of the `Tester` in a prepared test, which calls its methods.
@@ -15,20 +16,23 @@ TESTER = "__tester__"
 CHECKING = ("assert", "raises", "warns", "deprecated_call")
 # Other functions that compare their arguments.
 COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
-# Identity with an attribute of a module, class patterns, shared memory, comparison with a builtin.
-IDENTITY = re.compile(
-    r"\bis (?:not )?(\w+)\.\w|\bcase [A-Z]\w*\(|\b(?:shares|may_share)_memory\b"
-    r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
-)
-# What could execute files, pickles or texts of the program in the test's process.
-RUNNING = r"\w*pickle\w*|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
+# What could execute files, pickles or texts of the program in the test's process. An import that is
+# not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts).
+RUNNING = r"\w*pickle|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
 REFUSED = re.compile(
-    rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|(?<![\w.])(?:eval|exec)\("
-    r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b"
+    rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|^(?!\s*import ).*pickle"
+    r"|(?<![\w.])(?:eval|exec)\s*(?:[(,)\]]|$)"
+    r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b",
+    re.MULTILINE,
 )
-# What looks at objects, records or threads in ways that a correct program may fail.
+# What the border carries only in part: looking into objects, records and threads, shared memory,
+# class patterns, identity with an attribute of a module, comparison with a builtin.
+MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
-    r"\b(inspect|gc|weakref|traceback|threading|concurrent|logging|warnings|assert\w*(?:Logs|Warns)\w*)\b"
+    r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
+    r"|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b|\bcase [A-Z]\w*\("
+    rf"|\bis (?:not )?(?:{MODULE})\.\w+"
+    r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )
 # Statements that report an error.
 COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit)\(")
@@ -86,13 +90,15 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
 
 
 def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
-    """Collect modules whose attributes a test uses without importing them.
+    """Collect modules that a test uses without importing them, only by their attributes.
 
     free {"math", "re"} in "math.sqrt(re)" -> {"math"}
     """
-    based = {node.value.id for node in nodes if isinstance(node, ast.Attribute)
-             and isinstance(node.value, ast.Name)}  # fmt: skip
-    return based & free & sys.stdlib_module_names
+    used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
+                    and isinstance(root := node.value, ast.Name))  # fmt: skip
+    known = sys.stdlib_module_names
+    return {name for name in free & known if 0 < used[name] == based[name]}
 
 
 def test_names(tree: ast.Module) -> set[str]:
@@ -110,9 +116,15 @@ def test_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def called_names(tree: ast.Module) -> set[str]:
-    """Collect the names that a file itself uses: `if __name__ == "__main__": test_a()`."""
-    return names_in(*[s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))])
+def called_tests(tree: ast.Module) -> set[str]:
+    """Collect the test functions that a file itself calls: `if __name__ == "__main__": test_a()`.
+
+    Not its classes, because a runner of unittest raises nothing if a test fails.
+    """
+    statements = [s for s in tree.body if not isinstance(s, (*FUNCTIONS, ast.ClassDef))]
+    nodes = [node for statement in statements for node in nodes_of(statement)]
+    called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return {name for name in called if name.startswith("test")}
 
 
 def name_of(function: ast.expr) -> str:
@@ -169,13 +181,13 @@ class TestPreparation:
     Attributes:
         program: names of the program that the test may call, and parameters of the test's
             functions, which may be functions of the program, as in `check(candidate)`.
-        derived: names whose values depend on results of the program.
+        derived: names whose values depend on results of the program, and TESTER for a call of it.
     """
 
     def __init__(self, nodes: list[Any], program: set[str]) -> None:
         self.nodes, self.theirs = nodes, program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.derived: set[str] = set()
+        self.derived = {TESTER}
         bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
         # The names that each statement binds, with the expressions on the right.
         bindings = [
@@ -184,22 +196,22 @@ class TestPreparation:
             if targets
         ]
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
-        size_before = -1
+        size_before = 0
         while size_before < len(self.derived):
             size_before = len(self.derived)
-            for names, (calls, reads) in bindings:
-                self.derived |= names if calls or reads & self.derived else set()
+            for names, used in bindings:
+                self.derived |= set() if used.isdisjoint(self.derived) else names
 
-    def uses(self, *expressions: ast.AST) -> tuple[bool, set[str]]:
-        """Return whether expressions call the program directly, and the names in them."""
+    def uses(self, *expressions: ast.AST) -> set[str]:
+        """Return the names in expressions, and TESTER if they call the program."""
         nodes = [node for expression in expressions for node in nodes_of(expression)]
         calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
-        return calls, {node.id for node in nodes if isinstance(node, ast.Name)}
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return names | {TESTER} if calls else names
 
     def depends(self, expression: ast.expr) -> bool:
         """Whether an expression depends on a result of the program."""
-        calls, reads = self.uses(expression)
-        return calls or not reads.isdisjoint(self.derived)
+        return not self.uses(expression).isdisjoint(self.derived)
 
     def is_checking(self, call: Any) -> bool:
         """Whether a call is a check by its name: assertEqual(...), raises(...)."""

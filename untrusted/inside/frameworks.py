@@ -6,7 +6,6 @@ the standard library only.
 """
 
 import contextlib
-import dataclasses
 import inspect
 import itertools
 import sys
@@ -39,16 +38,20 @@ class Runner:
 
     Attributes:
         own: objects that the test defines, by name, without objects of the program.
+        kept: values of the fixtures of the file that are kept until its end.
         passed: number of tests that have passed.
     """
 
     def __init__(self, scope: Fields, defined: set[str]) -> None:
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
+        self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
+        self.kept = FixtureValues({}, self.fixtures, None)
         self.passed = 0
 
     def run(self, tests: set[str]) -> None:
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
-        self.run_members(self.own, tests, marks_of(self.own.get("pytestmark")))
+        with self.kept.stack:
+            self.run_members(self.own, tests, marks_of(self.own.get("pytestmark")))
         if not self.passed:
             raise AssertionError("no test was run")
 
@@ -72,7 +75,7 @@ class Runner:
                     # Inherited members first
                     bases = reversed(value.__mro__[:-1])
                     inner = {n: getattr(value, n) for base in bases for n in vars(base)}
-                    inner_tests = {n for n in inner if n.startswith(("test", "Test"))}
+                    inner_tests = {n for n, v in inner.items() if is_test(n, v)}
                     inner_marks = [*marks, *marks_of(getattr(value, "pytestmark", None))]
                     self.run_members(inner, inner_tests, inner_marks, value, f"{path}{name}::")
                 elif callable(value):
@@ -90,20 +93,20 @@ class Runner:
             scope: where fixtures, `setup_function` and the like are looked up.
             owner: the object that it is a method of.
         """
-        fixtures = shim.FIXTURES | fixtures_in(self.own.values()) | fixtures_in(scope.values())
+        fixtures = self.fixtures | fixtures_in(scope.values())
         marks = [*marks, *marks_of(getattr(function, "pytestmark", None))]
         used = [n for m in marks if m.name == "usefixtures" for n in m.arguments]
         used += [fixture.name for fixture in fixtures.values() if fixture.autouse]
         for given, case_marks in cases_of(marks):
             if any(m.name == "skip" or (m.name == "skipif" and m.arguments[0]) for m in case_marks):
                 continue
-            call = FunctionCall(fixtures, {"self": owner, **given})
+            values = FixtureValues({"self": owner, **given}, fixtures, self.kept)
             kind = "function" if owner is None else "method"
             try:
-                with surround(scope, kind, function), call.stack:
-                    for fixture in used:
-                        call.value_of(fixture)
-                    outcome = function(**given, **call.arguments_of(function, given))
+                with surround(scope, kind, function), values.stack:
+                    needed = [n for n in parameters_of(function) if n not in given]
+                    found = {n: values[n] for n in (*used, *needed)}
+                    outcome = function(**given, **{n: found[n] for n in needed})
                     if inspect.iscoroutine(outcome):
                         asyncio.run(outcome)
             # No failures of the test: the channel is broken, or the test cannot be judged.
@@ -117,35 +120,31 @@ class Runner:
             self.passed += 1
 
 
-@dataclasses.dataclass
-class FunctionCall:
-    """The fixtures of one call of a test function.
+class FixtureValues(dict[str, Any]):
+    """Values by name, of parameters and of fixtures, which are computed when they are looked up.
 
     Attributes:
-        values: values by name, of parameters and of the fixtures so far.
+        fixtures: fixtures by name.
+        kept: values of the fixtures with a scope larger than a function, for all tests of a file.
         stack: cleans up after the fixtures.
     """
 
-    fixtures: dict[str, shim.Fixture]
-    values: Fields
-    stack: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    def __init__(self, values: Fields, fixtures: Fields, kept: "FixtureValues | None") -> None:
+        super().__init__(values)
+        self.fixtures, self.kept, self.stack = fixtures, kept, contextlib.ExitStack()
 
-    def arguments_of(self, function: Any, given: Fields) -> Fields:
-        """Return the fixtures that a test or fixture needs as arguments, besides those given."""
-        return {n: self.value_of(n) for n in parameters_of(function) if n not in given}
-
-    def value_of(self, name: str) -> Any:
-        """Return the value of a fixture, which is computed on first use."""
-        if name not in self.values:
-            if name not in self.fixtures:
-                raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
-            function = self.fixtures[name].function
-            value = function(**self.arguments_of(function, {}))
-            if inspect.isgenerator(value):
-                self.stack.callback(next, value, None)
-                value = next(value)
-            self.values[name] = value
-        return self.values[name]
+    def __missing__(self, name: str) -> Any:
+        if name not in self.fixtures:
+            raise cannot_judge(f"the test needs the fixture {name!r:.60} of pytest")
+        fixture = self.fixtures[name]
+        if fixture.is_kept and self.kept is not None:
+            return self.kept[name]
+        value = fixture.function(**{n: self[n] for n in parameters_of(fixture.function)})
+        if inspect.isgenerator(value):
+            self.stack.callback(next, value, None)
+            value = next(value)
+        self[name] = value
+        return value
 
 
 def failure_of(name: str, error: BaseException) -> AssertionError:
@@ -153,6 +152,11 @@ def failure_of(name: str, error: BaseException) -> AssertionError:
     text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
+
+
+def is_test(name: str, value: Any) -> bool:
+    """Whether a member of a class is a test, or a class of tests."""
+    return name.startswith("Test" if isinstance(value, type) else "test")
 
 
 def is_case(kind: type) -> bool:

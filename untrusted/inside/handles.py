@@ -47,7 +47,7 @@ KINDS: dict[str, type] = {
 # Prefixes of attributes that handles lack, because numpy and `class` statements probe for them.
 MISSING = ("__array", "__set_name__", "__sizeof__")
 # Attributes that are always those of the handle, even if a test names them explicitly.
-LOCAL_ATTRIBUTES = {f"__{name}__" for name in COMPARISONS}
+LOCAL_ATTRIBUTES = {f"__{name}__" for name in (*COMPARISONS, "copy", "deepcopy")}
 # Seconds that an awaited object of the program runs before other tasks of the test get a turn.
 SLICE = 0.005
 # Marks a missing plain value, because None is a plain value.
@@ -241,9 +241,6 @@ class Handle:
         result = unless_tainted(self, ask("special", "__iter__", self))
         return result if result is self else yield_items(self, result)
 
-    def __next__(self) -> Any:
-        return unless_tainted(self, ask("special", "__next__", self))
-
     def __await__(self) -> Any:
         return drive([self]).__await__()
 
@@ -260,6 +257,12 @@ class Handle:
 
     def __subclasscheck__(self, kind: type) -> bool:
         return ask("issubclass", kind, self)
+
+    def __copy__(self) -> Any:
+        return ask("library", "copy", "copy", self)
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return ask("library", "copy", "deepcopy", self)
 
 
 def check_number(handle: Any, name: str, number: int) -> int:

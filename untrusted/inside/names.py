@@ -16,13 +16,15 @@ from typing import Any
 from untrusted.inside import checks
 from untrusted.inside.channel import Fields
 from untrusted.inside.handles import (
-    IMMUTABLE_KINDS,
+    NOTHING,
     Handle,
     TestSide,
     ask,
     content_of,
     copy_facts,
     facts_of,
+    is_plain_data,
+    no_verdict,
     unless_tainted,
 )
 from untrusted.inside.packages import is_genuine
@@ -188,16 +190,20 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)
-    # A method of the plain type that the class derives from is that of the plain value, unless the
-    # test has made the object: result.startswith("Hello"), result.items().
-    facts = facts_of(subject)
-    if (facts["kind"] in IMMUTABLE_KINDS or name in VIEWS) and not facts.get("made"):
-        content = content_of(subject)
-        if hasattr(content, name):
-            return getattr(content, name)(*arguments, **keywords)
-    result = unless_tainted(subject, ask("call method", subject, name, *arguments, **keywords))
-    if name in SET_METHODS and not facts.get("made"):
+    # A subclass of dict is iterated by its plain value, unless the test has made the object.
+    is_made = facts_of(subject).get("made")
+    is_view = name in VIEWS and not arguments and not is_made
+    if is_view and (content := content_of(subject)) is not NOTHING:
+        return getattr(content, name)()
+    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
+    if name in SET_METHODS and not is_made:
         copy_facts(result, subject, tainted=True)
+    # A method that has seen the expected value must agree with the plain type's own:
+    # result.startswith("Hello")
+    if arguments and not isinstance(result, Handle) and all(map(is_plain_data, arguments)):
+        method = getattr(facts_of(subject).get("content", NOTHING), name, None)
+        if method and method(*arguments, **keywords) != result:
+            raise no_verdict(subject, name)
     # Calling a class by its name, here Stack.Node(...), makes an object of the test's own.
     if name[:1].isupper() and "_" not in name and isinstance(result, Handle):
         facts_of(result)["made"] = True

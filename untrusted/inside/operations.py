@@ -85,7 +85,7 @@ def content(subject: Any) -> Any:
     return base.__pos__(subject)
 
 
-def call_method(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def call_method(name: str, subject: Any, /, *arguments: Any, **keywords: Any) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 

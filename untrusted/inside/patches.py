@@ -18,7 +18,6 @@ from untrusted.inside.packages import is_genuine
 
 # Functions that inspect their arguments, by module; called in the process of the argument.
 FORWARDED = {
-    "copy": "copy deepcopy",
     "dataclasses": "asdict astuple fields replace is_dataclass",
     "inspect": "signature getfullargspec getdoc getmembers isclass isfunction ismethod isabstract "
     "iscoroutinefunction isgeneratorfunction isgenerator isawaitable",

@@ -121,12 +121,6 @@ class Peer(ABC):
     def before_change(self, entry: Shared) -> None:  # noqa: B027 (an end may leave it out)
         """Hook that runs before a change by the other end is applied to a container."""
 
-    def checked_error(
-        self, error: BaseException, operation: str, arguments: tuple
-    ) -> BaseException:
-        """Check an exception of the other end before it is raised here."""
-        return error
-
     # Shared state other than objects
 
     def share_environment(self) -> None:
@@ -282,7 +276,7 @@ class Peer(ABC):
             return value
         if not isinstance(value, BaseException):
             raise TypeError("an exception that is not one")
-        raise self.checked_error(value, operation, arguments)
+        raise value
 
     def answer(self, operation: str, arguments: list, keywords: Fields) -> None:
         """Carry out an operation for the other end and send the result."""

@@ -168,16 +168,18 @@ mark = Marks()
 class Fixture:
     """A fixture: a function that returns a value, or yields one and then cleans up."""
 
-    def __init__(self, function: Any, name: str = "", autouse: bool = False, **more: Any) -> None:
-        if more.get("scope", "function") != "function" or "params" in more:
-            raise cannot_judge("the test needs pytest itself, for fixtures with a scope or params")
-        self.function, self.name, self.autouse = function, name or function.__name__, autouse
+    def __init__(self, function: Any, settings: Fields) -> None:
+        if "params" in settings:
+            raise cannot_judge("the test needs pytest itself, for a fixture with params")
+        self.function, self.name = function, settings.get("name") or function.__name__
+        self.autouse = settings.get("autouse", False)
+        self.is_kept = settings.get("scope", "function") != "function"
 
 
 def fixture(function: Any = None, **settings: Any) -> Any:
     if function is None:
-        return lambda function: Fixture(function, **settings)
-    return Fixture(function)
+        return lambda function: Fixture(function, settings)
+    return Fixture(function, settings)
 
 
 class Capsys:
@@ -201,7 +203,7 @@ class MonkeyPatch(contextlib.ExitStack):
     def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
         # setattr("os.path.exists", f)
         if value is MISSING:
-            self.enter_context(mock.patch(target, name))
+            self.enter_context(mock.patch(target, name, create=not raising))
         else:
             self.enter_context(mock.patch.object(target, name, value, create=not raising))
 

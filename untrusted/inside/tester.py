@@ -69,8 +69,8 @@ PREPARATIONS = {"setUpModule", "tearDownModule", "load_tests", "pytestmark"}
 WRITING = {"write", "writelines", "flush", "buffer", "encoding", "errors", "closed", "isatty", "fileno"}  # fmt: skip
 # Exceptions that end a loop or a generator, and the methods that may raise them.
 ENDS_LOOPS = (StopIteration, StopAsyncIteration, GeneratorExit)
-STEPS = {"__next__", "__anext__"}
-GENERATOR_STEPS = {"send", "throw", "close"}
+STEPS = ("__next__", "__anext__")
+GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
 # Built-in types whose value does not cross if the test derives a class from them.
@@ -109,8 +109,8 @@ class Tester(Peer):
         self.outputs: list[Any] = []
         for module, name in FOLLOWED:
             self.follow(module, name, getattr(module, name))
-        # If the test expects it, `send` may end a generator.
-        self.expects_ends = "StopIteration" in source
+        # The methods that may end a loop; if the test expects it, also `send`.
+        self.steps = STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
             self.share_environment()
         self.code, self.imported = code, genuine_imports(code)
@@ -228,22 +228,6 @@ class Tester(Peer):
                 f"a program cannot {operation} {name!r:.40} of this object of the test"
             )
 
-    def checked_error(
-        self, error: BaseException, operation: str, arguments: tuple
-    ) -> BaseException:
-        """Let StopIteration end a loop only if an iterator was asked for its next item."""
-        # The program has passed the assertion on to the test.
-        if isinstance(error, AssertionError):
-            self.complaint = None
-        # The method's name is the first argument of "special" and the second of "call method".
-        is_step = operation == "run task" or (operation == "special" and arguments[0] in STEPS)
-        if operation == "call method":
-            is_step = arguments[1] in (STEPS | GENERATOR_STEPS if self.expects_ends else STEPS)
-        # Otherwise a program could end the test's `for` loop, and its checks, early.
-        if isinstance(error, ENDS_LOOPS) and not is_step:
-            return RuntimeError(f"the program raised {type(error).__name__}")
-        return error
-
     # What both ends share
 
     def before_change(self, entry: Shared) -> None:
@@ -271,7 +255,18 @@ class Tester(Peer):
                 value = () if now is original else (now,)
                 super().do("patch" if value else "unpatch", target, name, *value)
         self.changed = set()
-        result = super().do(operation, *arguments, **keywords)
+        try:
+            result = super().do(operation, *arguments, **keywords)
+        # The program has passed the assertion on to the test.
+        except AssertionError:
+            self.complaint = None
+            raise
+        # Otherwise a program could end the test's `for` loop, and its checks, early.
+        except ENDS_LOOPS as error:
+            by_name = operation in ("special", "call method") and arguments[0] in self.steps
+            if not by_name and operation != "run task":
+                raise RuntimeError(f"the program raised {type(error).__name__}") from error
+            raise
         if result is None:
             for key in self.changed:
                 self.original.pop(key, None)
@@ -363,12 +358,7 @@ def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     modules = {part for module, _ in checks.imports_of(nodes) for part in module.split(".")}
     tester.packages = {m for m in modules if is_genuine(m)} - {*sys.stdlib_module_names, *CARRIED}
     doubtful = checks.DOUBTFUL.findall(source)
-    tester.doubts += [f"uses {name}, which the border carries only in part" for name in doubtful]
-    # `x is math.inf`: a handle is never identical to an object of the library.
-    if any(not name or name in modules for name in checks.IDENTITY.findall(source)):
-        tester.doubts.append(
-            "asks for identity with an object of the library, matches classes, or looks into arrays"
-        )
+    tester.doubts += [f"uses `{part}`, which the border carries only in part" for part in doubtful]
 
 
 def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
@@ -399,7 +389,7 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     frameworks.make_fit(source)
     scope |= namespace(nodes)
     # Run the file itself
-    tests, called = checks.test_names(tree), checks.called_names(tree)
+    tests, called = checks.test_names(tree), checks.called_tests(tree)
     read, defined = checks.names_of(nodes)
     names = {
         n for n in (program_names & read) - defined if type(scope.get(n)) is not types.ModuleType
@@ -432,9 +422,10 @@ def is_own_end(error: SystemExit) -> bool:
     """Whether the test itself has raised this, not the program, a callback or the library."""
     # `exit()` is defined in _sitebuiltins. `sys.exit()` has no frame of its own, so the last one is
     # that of the test or of `method_call`.
-    ours = (FILE, method_call.__code__.co_filename, "<frozen _sitebuiltins>")
+    ours = (FILE, method_call.__code__.co_filename)
     files = [f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)]
-    return files[-1] in ours and Peer.do.__code__.co_filename not in files and not is_theirs(error)
+    raised_here = files[-1] in ours or "_sitebuiltins" in files[-1]
+    return raised_here and Peer.do.__code__.co_filename not in files and not is_theirs(error)
 
 
 class NoCheckError(Exception):
