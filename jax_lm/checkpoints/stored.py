@@ -177,7 +177,8 @@ def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int
     group scale clips it, but rounds the others more finely; the best of four is taken.
     """
     groups = steps.reshape(len(steps), -1, GROUP)
-    low, high = jnp.min(groups, axis=2, keepdims=True), jnp.max(groups, axis=2, keepdims=True)
+    low = jnp.min(groups, axis=2, keepdims=True)
+    high = jnp.max(groups, axis=2, keepdims=True)
     # largest -60: scale 7.5, so 8, 7, 6 and 5 are tried; largest 60: -8 to -5
     least = jnp.ceil(jnp.maximum(-low, high) / 8)
     sign = jnp.where(high > -low, -1, 1)

@@ -144,7 +144,8 @@ class BlockPipeline(Variant):
     ) -> tuple[SamplerState, KVCache]:
         """Take one denoising step of each row over the blocks that have begun."""
         # which blocks have begun, given the tokens of the last step
-        params, pipeline = inputs.params, state.extra
+        params = inputs.params
+        pipeline = state.extra
         assert params.add_threshold is not None
         assert params.activate_threshold is not None
         masks = self.masks(state.masked)
@@ -192,7 +193,8 @@ class BlockPipeline(Variant):
         decided, cache = mapped(state.rows(), seen, is_forced, starts, cache, canvas)
         decided, cache = jax.tree.map(lambda part: part[:, 0], (decided, cache))
         state = self.end_texts(state._replace(**decided), inputs, config)
-        step, forwards = state.step + 1, state.forwards + 1
+        step = state.step + 1
+        forwards = state.forwards + 1
         return state._replace(step=step, forwards=forwards, extra=following), cache
 
     def end_texts(
@@ -241,7 +243,8 @@ class BlockPipeline(Variant):
             config: configuration of the step.
         """
         # tokens that pass
-        window, params = inputs.window, inputs.params
+        window = inputs.window
+        params = inputs.params
         masked = block_columns(state.masked, window, config)
         for_choice = noise(state, block_columns(inputs.canvas.position_ids, window, config))[2]
         scores = disturbed(for_choice, proposal.scores, params.alg_temp)
@@ -255,7 +258,8 @@ class BlockPipeline(Variant):
         columns = window.block + jnp.arange(config.length)
         # and the most confident mask of each block that must decide one but has none that passes:
         # blocks [0, 0, 1, 1] and ranks [2, 0, 1, 3] have the first ranks [0, 0, 1, 1]
-        rank, block = commit_rules.ranks(scores, masked), self.number(columns)
+        rank = commit_rules.ranks(scores, masked)
+        block = self.number(columns)
         shares = block[:, None] == block
         is_best = rank == jnp.min(jnp.where(shares, rank, config.length), axis=1)
         lacks = is_forced[:, block] & ~jnp.any(shares & sure, axis=1)
@@ -328,7 +332,8 @@ def completed_region(canvas: Canvas, request: str) -> Block:
     Raises:
         ValueError: a row has holes elsewhere; `request` names the setting that forbids it.
     """
-    region, width = canvas.region, canvas.tokens.shape[1]
+    region = canvas.region
+    width = canvas.tokens.shape[1]
     if region.end != width or not canvas.holes[:, region.start :].all():
         raise ValueError(
             f"{request}: only completes prompts; texts with holes need another decoding"

@@ -141,10 +141,8 @@ class Canvas:
     ) -> "Canvas":
         """Lay rows out from column 0; holes may grow until a row takes up its `room` of columns."""
         # Width 6, room [5]: ids [1, M, 2] with holes [0, 1, 0] are [1, M, 2, pad, pad, pad].
-        tokens, is_hole = (
-            np.full((len(rows), width), pad_id, np.int32),
-            np.zeros((len(rows), width), bool),
-        )
+        tokens = np.full((len(rows), width), pad_id, np.int32)
+        is_hole = np.zeros((len(rows), width), bool)
         for number, (ids, holes) in enumerate(rows):
             tokens[number, : len(ids)], is_hole[number, : len(ids)] = ids, holes
         present = np.arange(width) < np.asarray([[len(ids)] for ids, _ in rows])
@@ -186,7 +184,8 @@ class Canvas:
             ValueError: text follows a hole, which a model that attends to earlier blocks cannot
                 see.
         """
-        size, name = config.attention_block, config.family.name
+        size = config.attention_block
+        name = config.family.name
         if size is None:
             return self
         if not self.holes[:, self.region.start :].all():

@@ -30,10 +30,12 @@ def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
     # torch.linspace(1, eps, steps + 1) to the bit: it counts from both ends to the middle, with one
     # rounding per point (a fused multiply-add, which float64 reproduces). A step's counts depend on
     # the last bit.
-    start, end = np.float32(1), np.float32(eps)
+    start = np.float32(1)
+    end = np.float32(eps)
     width = float((end - start) / np.float32(steps))
     index = np.arange(steps + 1)
-    forward, backward = float(start) + width * index, float(end) - width * (steps - index)
+    forward = float(start) + width * index
+    backward = float(end) - width * (steps - index)
     times = np.where(index < (steps + 1) // 2, forward, backward).astype(np.float32)
     ratios = np.float32(1) - times[1:] / times[:-1]
     ratios[-1] = 1

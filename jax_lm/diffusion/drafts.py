@@ -149,8 +149,10 @@ class Drafts(Variant):
 
         The row may advance some steps beyond `inputs.window.until`.
         """
-        drafts, row = row.extra, row._replace(extra=None)
-        inputs, config = unbounded(inputs), replace(config, axes=(*config.axes, CANVASES))
+        drafts = row.extra
+        row = row._replace(extra=None)
+        inputs = unbounded(inputs)
+        config = replace(config, axes=(*config.axes, CANVASES))
         # chain: the canvas and its drafts, [1 + count, 1, t]
         current = DraftCanvases(row.tokens[None], row.masked[None], row.step[None])
         chain = (

@@ -23,7 +23,8 @@ from jax_lm.models.graph import ModelGraph
 from jax_lm.models.token_likelihood import column_parts
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
-SCORE_ROWS, SCORE_WIDTH = 8, 32
+SCORE_ROWS = 8
+SCORE_WIDTH = 32
 
 
 @dataclass(frozen=True)

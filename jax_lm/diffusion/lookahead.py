@@ -54,7 +54,8 @@ class Lookahead(Drafts):
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
         config = replace(config, axes=(*config.axes, CANVASES))
         # compute the branches and the canvas
-        branches, row = row.extra, row._replace(extra=None)
+        branches = row.extra
+        row = row._replace(extra=None)
         canvases = jax.tree.map(lambda part: part[None], row)
         if self.verifies:
             # Branches come first, the most confident of them first: argmax takes the first of ties.

@@ -313,7 +313,8 @@ class Rows(NamedTuple):
     ) -> "Rows":
         """Filter rows to the nucleus of `top_p`, and to weights >= `min_ratio` of the largest."""
         best, best_ids = largest(logits, 2)
-        peak, ids = best[..., :1], jnp.arange(logits.shape[-1])
+        peak = best[..., :1]
+        ids = jnp.arange(logits.shape[-1])
         weights = weigh(logits, peak, scale)
         border = None if top_p is None else nucleus(logits, weights, top_p, needed)
         if min_ratio is not None:

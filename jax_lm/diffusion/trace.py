@@ -46,7 +46,8 @@ class DecodedBlock(NamedTuple):
 
 def decoded_blocks(width: int, options: GenerationOptions, mask_id: int) -> list[DecodedBlock]:
     """Return the blocks of a completion in rows of `width` columns."""
-    length, decoding = options.max_new_tokens, options.decoding
+    length = options.max_new_tokens
+    decoding = options.decoding
     canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
     blocks = []
     for block in canvas.blocks(decoding.block_columns(length)):

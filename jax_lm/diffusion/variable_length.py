@@ -56,7 +56,8 @@ class Extent(NamedTuple):
         """
         assert canvas.room is not None
         number = np.where(canvas.holes, np.cumsum(canvas.first_columns, axis=1) - 1, -1)
-        length, first = canvas.attention_mask.sum(axis=1), np.argmax(canvas.holes, axis=1)
+        length = canvas.attention_mask.sum(axis=1)
+        first = np.argmax(canvas.holes, axis=1)
         parts = length, canvas.room, 2 * (canvas.room - first), number
         return cls(*(jnp.asarray(part, jnp.int32) for part in parts))
 
@@ -66,7 +67,8 @@ class Extent(NamedTuple):
 
     def layout(self, counts: list[int]) -> Layout:
         """Return the current layout; `counts` are the initial numbers of holes per row."""
-        number, stopped = np.asarray(self.hole), np.asarray(self.length < self.limit)
+        number = np.asarray(self.hole)
+        stopped = np.asarray(self.length < self.limit)
         return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
 
 
@@ -109,8 +111,10 @@ class VariableLength(Variant):
         is decided once.
         """
         # An expansion costs one of the budget, and adds two masks that are decided later.
-        masks, budget = np.asarray(state.masked).sum(axis=1), np.asarray(state.extra.budget)
-        steps, ratios = np.int32((masks + 2 * budget).max()), np.ones(1, np.float32)
+        masks = np.asarray(state.masked).sum(axis=1)
+        budget = np.asarray(state.extra.budget)
+        steps = np.int32((masks + 2 * budget).max())
+        ratios = np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
@@ -147,10 +151,12 @@ class VariableLength(Variant):
         proposal = evaluation.proposal
         # decide
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
-        rank, is_broken = commit_rules.ranks(scores, state.masked), jnp.isnan(proposal.probability)
+        rank = commit_rules.ranks(scores, state.masked)
+        is_broken = jnp.isnan(proposal.probability)
         # Positions with a NaN are committed for the host to find it, but never expand or delete.
         decided = state.masked & ((rank < self.tokens_per_step) | is_broken)
-        tokens, masked = jnp.where(decided, proposal.tokens, state.tokens), state.masked & ~decided
+        tokens = jnp.where(decided, proposal.tokens, state.tokens)
+        masked = state.masked & ~decided
         # expand and delete
         move = resize(state.extra, tokens, masked, decided & ~is_broken, self)
 
@@ -208,10 +214,8 @@ def resize(
     #   ends    [1, 3, 4, 4, 4, 5, 5]
     #   source  [0, 1, 1, 2, 5, ...]    that is [x, M, M, a, y, ., .], of length 5
     columns = jnp.arange(tokens.shape[1])
-    deleted, expanded = (
-        decided & (tokens == growth.delete_id),
-        decided & (tokens == growth.expand_id),
-    )
+    deleted = decided & (tokens == growth.delete_id)
+    expanded = decided & (tokens == growth.expand_id)
     last = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
     # The last deleted position before a column is in its hole if any is.
     in_same_hole = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
@@ -251,7 +255,8 @@ def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int 
     Raises:
         TokenizerError: config.json names another id.
     """
-    by_name, by_config = tokenizer.expand_id, config.expand_token_id
+    by_name = tokenizer.expand_id
+    by_config = config.expand_token_id
     if by_config is not None and by_name != by_config:
         held = f"at {by_name}" if by_name is not None else "not at all"
         raise TokenizerError(
@@ -296,14 +301,17 @@ def lay_out(
     """
     if not templates:
         raise ValueError("templates=[]: must hold at least one")
-    growth, context = growth_of(config), config.max_position_embeddings
+    growth = growth_of(config)
+    context = config.max_position_embeddings
     is_growing = grows(growth, templates, options)
     # Before anything is encoded: a stated length may be more than memory holds.
     check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer).with_blocks_of(config)
     # with room: the row, the token that deletes as its end, and padding on the right
-    begin, rows, room = tokenizer.begin_ids, [], []
+    begin = tokenizer.begin_ids
+    rows = []
+    room = []
     for template in templates:
         ids, holes = template.encode(tokenizer)
         rows.append(

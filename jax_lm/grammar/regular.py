@@ -104,7 +104,8 @@ class RegularGrammar:
         return end.decode()
 
     def forced(self, text: str) -> tuple[str, bool]:
-        given, found = text.encode(), bytearray()
+        given = text.encode()
+        found = bytearray()
         state = reduce(self.next_state, given, self.start)
         while True:
             moves = self.moves.get(state, [])

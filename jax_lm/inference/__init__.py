@@ -166,12 +166,14 @@ class DiffuCoderInference:
         """Return one object per replica, on its own devices; no weight is loaded again."""
         if self.replicas == 1:
             return [self]
-        replicas, sampler = [], self.sampler
+        replicas = []
+        sampler = self.sampler
         assert sampler.mesh is not None
         for mesh, params in split_data(sampler.params, sampler.mesh, self.replicas):
             replica = copy.copy(self)
             replica.sampler = sampler.on_mesh(mesh).with_params(params)
-            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
+            replica.mesh_shape = MeshShape.of(mesh)
+            replica.replicas = 1
             replicas.append(replica)
         return replicas
 
@@ -293,7 +295,8 @@ class DiffuCoderInference:
             for prompt in require_prompts(prompts)
         ]
         rows = self.decode(templates, options, seed=seed, on_progress=on_progress).rows
-        read, temperature = self.tokenizer.decode, options.temperature
+        read = self.tokenizer.decode
+        temperature = options.temperature
         return [
             ReplayedText.of(row.text, Replay.of(prompt, row, read, temperature))
             for prompt, row in zip(prompts, rows, strict=True)
@@ -443,7 +446,8 @@ class DiffuCoderInference:
                     on_state(canvas, state)
             # read texts
             assert state is not None
-            rows, forwards = tuple(self.generations(canvas, state)), int(state.forwards)
+            rows = tuple(self.generations(canvas, state))
+            forwards = int(state.forwards)
             return DecodedBatch(
                 rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled()
             )
@@ -580,9 +584,11 @@ def rows_over(
 ) -> Bool[np.ndarray, "b"]:
     """Return which rows have ended, judged by the text of the first hole up to its first mask."""
     # hole [a, b, M, c]: the text is that of a and b
-    masked, tokens = np.asarray(state.masked), np.asarray(state.tokens)
+    masked = np.asarray(state.masked)
+    tokens = np.asarray(state.tokens)
     is_over = np.zeros(len(tokens), bool)
     for row in np.flatnonzero(masked.any(axis=1)).tolist():
-        start, end = np.argmax(canvas.holes[row]), np.argmax(masked[row])
+        start = np.argmax(canvas.holes[row])
+        end = np.argmax(masked[row])
         is_over[row] = ends[row](tokenizer.decode(tokens[row, start:end].tolist()))
     return is_over

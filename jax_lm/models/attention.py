@@ -98,7 +98,8 @@ def attend(
         return implementation(q, k, v, attention_mask)
     # XLA cannot partition a kernel, so each device runs it on its own rows and heads.
     rows = row_axes(len(q), mesh.shape)
-    queries, keys = PartitionSpec(rows, None, "tensor"), PartitionSpec(rows, "tensor")
+    queries = PartitionSpec(rows, None, "tensor")
+    keys = PartitionSpec(rows, "tensor")
     specs = queries, keys, keys, PartitionSpec(rows)
     return jax.shard_map(
         implementation, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False
@@ -174,7 +175,8 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     )
     # The gradients of keys and values are summed over the blocks in the dtype that keys and values
     # have outside the loop, so this dtype must be float32.
-    keys, values = k.astype(jnp.float32), v.astype(jnp.float32)
+    keys = k.astype(jnp.float32)
+    values = v.astype(jnp.float32)
 
     @jax.checkpoint
     def attend_block(block: tuple[Queries, Bool[Array, "b t s"] | None]) -> Queries:

@@ -198,7 +198,8 @@ class DreamForCausalLM(nnx.Module):
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)
-        d, v = config.hidden_size, config.vocab_size
+        d = config.hidden_size
+        v = config.vocab_size
         self.lm_head = (
             None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
         )
@@ -231,10 +232,9 @@ class DreamForCausalLM(nnx.Module):
         """
         for path, module in nnx.iter_modules(self):
             own = stored.bits_of(".".join(map(str, (*path, "weight"))), bits)
-            if isinstance(module, DreamLinear) and own:
-                module.quantize(own)
-            elif isinstance(module, DreamEmbedding) and own:
-                module.quantize()
+            if isinstance(module, DreamLinear | DreamEmbedding) and own:
+                for kind, value in stored.quantize(module.weight[...], own).items():
+                    setattr(module, kind, nnx.Param(value))
         return self
 
     @classmethod
@@ -325,7 +325,8 @@ class DreamForCausalLM(nnx.Module):
         """
         # configuration
         folder = huggingface.resolve(path_or_hub_id)
-        config, stored_int8 = cls.read_config(folder), cls.is_int8(folder)
+        config = cls.read_config(folder)
+        stored_int8 = cls.is_int8(folder)
         if stored_int8 and bits == 4:
             raise ValueError(f"dtype='int4': {folder} is stored as int8; load the float checkpoint")
         bits = 8 if stored_int8 else bits
@@ -378,7 +379,8 @@ class DreamForCausalLM(nnx.Module):
         Raises:
             ValueError: the model is quantized, or `folder` is its source.
         """
-        folder, tensors = Path(folder), published_parameters(self)
+        folder = Path(folder)
+        tensors = published_parameters(self)
         if not all(jnp.issubdtype(value.dtype, jnp.floating) for value in tensors.values()):
             raise ValueError(
                 "the model is quantized: save the float model, or use "

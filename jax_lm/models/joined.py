@@ -42,8 +42,10 @@ class JoinedLinear(DreamLinear):
                 joined = jax.device_put(joined, placed)
             return nnx.Param(joined)
 
-        self.weight, self.bias = join("weight"), join("bias")
-        self.scale, self.group_scale = nnx.data(join("scale")), nnx.data(join("group_scale"))
+        self.weight = join("weight")
+        self.bias = join("bias")
+        self.scale = nnx.data(join("scale"))
+        self.group_scale = nnx.data(join("group_scale"))
 
     def split(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
         """Compute the outputs of each layer."""
@@ -58,9 +60,11 @@ class JoinedAttention(DreamAttention):
     def __init__(
         self, attention: DreamAttention, layers: Sequence[DreamLinear], shards: int
     ) -> None:
-        self.head_dim, self.key_heads = attention.head_dim, attention.key_heads
+        self.head_dim = attention.head_dim
+        self.key_heads = attention.key_heads
         self.qkv_proj = JoinedLinear(layers, shards)
-        self.q_norm, self.k_norm = attention.q_norm, attention.k_norm
+        self.q_norm = attention.q_norm
+        self.k_norm = attention.k_norm
         self.o_proj = attention.o_proj
 
     def project(self, x: Hidden) -> Projections:
@@ -96,7 +100,8 @@ def join(model: DreamForCausalLM) -> DreamForCausalLM:
 
     # One layer after another, so that the memory of no more than one is taken twice.
     for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         layers = [attention.q_proj, attention.k_proj, attention.v_proj]
         if are_plain(layers) and attention.key_heads % shards == 0:
             layer.self_attn = JoinedAttention(attention, layers, shards)

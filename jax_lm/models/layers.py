@@ -33,7 +33,9 @@ class Initializer:
     """Draws matrices from Normal(0, std), one key per parameter; vectors get a constant."""
 
     def __init__(self, std: float, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        self.std, self.rngs, self.dtype = std, rngs, dtype
+        self.std = std
+        self.rngs = rngs
+        self.dtype = dtype
 
     def __call__(self, shape: tuple[int, ...], constant: float | None = None) -> Array:
         if constant is not None:
@@ -55,14 +57,11 @@ class DreamLinear(nnx.Module):
         self.group_scale: nnx.Param | None = nnx.data(None)
         self.shape = (out_size, in_size)
 
-    def quantize(self, bits: int) -> None:
-        for kind, value in stored.quantize(self.weight[...], bits).items():
-            setattr(self, kind, nnx.Param(value))
-
     def __call__(
         self, x: Float[Array, "*b i"], dtype: DTypeLike | None = None
     ) -> Float[Array, "*b o"]:
-        dtype, weight = dtype or x.dtype, self.weight[...]
+        dtype = dtype or x.dtype
+        weight = self.weight[...]
         if self.group_scale is not None:
             # Behind a barrier, as in `int8_product`: one kernel at a time is widened to int8.
             x, weight = jax.lax.optimization_barrier((x, weight))
@@ -122,8 +121,10 @@ class DreamAttention(nnx.Module):
     """Grouped-query attention. `o_proj` has no bias; the others follow `config.architecture`."""
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
-        d, h = config.hidden_size, config.head_dim
-        self.head_dim, self.key_heads = h, config.num_key_value_heads
+        d = config.hidden_size
+        h = config.head_dim
+        self.head_dim = h
+        self.key_heads = config.num_key_value_heads
         bias = config.architecture.has_bias
         self.q_proj = DreamLinear(d, config.num_attention_heads * h, use_bias=bias, init=init)
         self.k_proj = DreamLinear(d, config.num_key_value_heads * h, use_bias=bias, init=init)
@@ -151,7 +152,8 @@ class DreamAttention(nnx.Module):
         # [b, t, n * h] -> [b, t, n, h]; keys and values have k <= n heads.
         q, k, v = (y.reshape(b, t, -1, self.head_dim) for y in self.project(x))
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         q, k = (DreamRotaryEmbedding.rotate(heads, rotary) for heads in (q, k))
         # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
         key_values = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
@@ -172,7 +174,8 @@ class DreamMLP(nnx.Module):
     """SwiGLU feed-forward network without biases."""
 
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
-        d, f = config.hidden_size, config.intermediate_size
+        d = config.hidden_size
+        f = config.intermediate_size
         self.gate_proj = DreamLinear(d, f, use_bias=False, init=init)
         self.up_proj = DreamLinear(d, f, use_bias=False, init=init)
         self.down_proj = DreamLinear(f, d, use_bias=False, init=init)
@@ -218,10 +221,6 @@ class DreamEmbedding(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
         self.scale: nnx.Param | None = nnx.data(None)
-
-    def quantize(self) -> None:
-        for kind, value in stored.quantize(self.weight[...]).items():
-            setattr(self, kind, nnx.Param(value))
 
     def __call__(self, input_ids: Batch, mesh: Mesh | None = None) -> Hidden:
         rows: Array = lookup(self.weight[...], input_ids, mesh)

@@ -279,7 +279,8 @@ def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     size = planned.itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
     # with remat, the input of each layer is kept for the backward pass
-    width, process = config.hidden_size, 0
+    width = config.hidden_size
+    process = 0
     if planned.on_cpu:
         # of each layer also gate, up and their product, and the attention weights
         width += 3 * config.intermediate_size + config.num_attention_heads * planned.canvas
