@@ -32,7 +32,7 @@ from jax_lm.checkpoints import huggingface, loading, stored
 from jax_lm.checkpoints.description import require_elsewhere, write_description
 from jax_lm.config import DreamConfig, Fields, invert, set_dtype, translate
 from jax_lm.models.attention import KeyMask, KeyValues, SampleMask, limit_to_blocks
-from jax_lm.models.graph import split_model
+from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.layers import (
     Batch,
     DreamDecoderLayer,
@@ -242,9 +242,8 @@ class DreamForCausalLM(nnx.Module):
         cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, bits: int | None = None
     ) -> "DreamForCausalLM":
         """Return a model with shapes in place of arrays, which takes no memory."""
-        return nnx.eval_shape(
-            lambda: cls(config, dtype=dtype).quantize(bits) if bits else cls(config, dtype=dtype)
-        )
+        graph, shapes = split_abstract(config, jnp.dtype(dtype), bits)
+        return graph.merge(shapes)
 
     def become(self, config: DreamConfig) -> None:
         """Take the configuration of another family, with the same sizes."""
@@ -352,7 +351,7 @@ class DreamForCausalLM(nnx.Module):
         # An abstract model has the structure, so no random parameters are ever initialized.
         kinds = {name.rpartition(".")[2] for name in tensors}
         bits = 4 if "group_scale" in kinds else 8 if "scale" in kinds else None
-        graph, template = split_model(cls.abstract(config, bits=bits))
+        graph, template = split_abstract(config, jnp.dtype(jnp.float32), bits)
         model = graph.merge(nest(tensors, template))
         model.model.mesh = mesh
         return model
@@ -439,17 +438,27 @@ def parameters(model: DreamForCausalLM) -> Fields:
     return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
-# Cached: building the abstract model takes time, and several checks need the shapes.
+# Cached: JAX traces the initialization of every layer to learn its shapes.
 @functools.cache
+def split_abstract(
+    config: DreamConfig, dtype: jnp.dtype, bits: int | None
+) -> tuple[ModelGraph, dict]:
+    """Split a model with shapes in place of arrays."""
+
+    def make() -> DreamForCausalLM:
+        model = DreamForCausalLM(config, dtype=dtype)
+        return model.quantize(bits) if bits else model
+
+    return split_model(nnx.eval_shape(make))
+
+
 def parameter_shapes(config: DreamConfig, *, bits: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by checkpoint name, without allocating any of them.
 
     Those of a quantized model include the scales.
     """
-    return {
-        name: leaf.shape
-        for name, leaf in parameters(DreamForCausalLM.abstract(config, bits=bits)).items()
-    }
+    _, shapes = split_abstract(config, jnp.dtype(jnp.float32), bits)
+    return {name: leaf.shape for name, leaf in flatten(shapes).items()}
 
 
 def published_parameters(model: DreamForCausalLM) -> Fields:
