@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
@@ -41,6 +41,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.shapes import Scalar, ScalarInt
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
 
 # Fields of a row that a step changes.
@@ -166,7 +167,7 @@ class BlockPipeline(Variant):
             row: SamplerState,
             seen: Bool[Array, "1 t"],
             is_forced: Bool[Array, "1 n"],
-            start: Int[Array, ""],
+            start: ScalarInt,
             cache: KVCache,
             canvas: CanvasArrays,
         ) -> tuple[dict[str, Array], KVCache]:
@@ -208,7 +209,7 @@ class BlockPipeline(Variant):
         pipeline: Pipeline,
         masks: Int[Array, "b n"],
         is_stopped: Bool[Array, "b"],
-        add_threshold: Float[Array, ""],
+        add_threshold: Scalar,
     ) -> Pipeline:
         """Count the finished blocks, and begin the next block of each row where allowed.
 
@@ -311,12 +312,12 @@ class BlockPipeline(Variant):
         is_in_block = self.number(jnp.arange(masked.shape[1])) == jnp.arange(self.count)[:, None]
         return jnp.sum(masked[:, None] & is_in_block, axis=-1)
 
-    def is_filled(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+    def is_filled(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
         """Return which blocks have at least this share of their columns decided."""
         sizes = jnp.asarray(self.sizes, jnp.float32)
         return sizes - masks + ROUNDING >= share * sizes
 
-    def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+    def is_forced(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
         """Return which blocks must decide a token.
 
         These are the first block, and each block after one that is filled to this share.

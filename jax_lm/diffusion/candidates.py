@@ -14,12 +14,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
-from jax_lm.models.shapes import RowIds, RowLogits, RowScores
+from jax_lm.models.shapes import RowIds, RowLogits, RowScores, Scalar, ScalarInt
 from jax_lm.options import ALGS, ENTROPY_RULES, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
 # token is not among them, the draft is rejected: that costs a forward pass, not the text.
 DRAFT_CANDIDATES = 50
+
+# A setting; under `jax.vmap` it has one entry per row.
+Value = Float[Array, "*b"]
+Number = Int[Array, "*b"]
+Flag = Bool[Array, "*b"]
 
 
 class SamplingParams(NamedTuple):
@@ -53,24 +58,24 @@ class SamplingParams(NamedTuple):
             means never.
     """
 
-    temperature: Float[Array, "*b"]
-    top_p: Float[Array, "*b"] | None
-    top_k: Int[Array, "*b"] | None
-    min_p: Float[Array, "*b"] | None
-    alg: Int[Array, "*b"]
-    alg_temp: Float[Array, "*b"]
-    by_schedule: Bool[Array, "*b"]
-    threshold: Float[Array, "*b"]
-    decay: Float[Array, "*b"]
-    factor: Float[Array, "*b"]
-    entropy_bound: Float[Array, "*b"]
-    bounds_each: Bool[Array, "*b"]
-    steps: Int[Array, "*b"]
+    temperature: Value
+    top_p: Value | None
+    top_k: Number | None
+    min_p: Value | None
+    alg: Number
+    alg_temp: Value
+    by_schedule: Flag
+    threshold: Value
+    decay: Value
+    factor: Value
+    entropy_bound: Value
+    bounds_each: Flag
+    steps: Number
     ratios: Float[Array, "*b s"]
-    early_stop: Bool[Array, "*b"] | None = None
-    add_threshold: Float[Array, "*b"] | None = None
-    activate_threshold: Float[Array, "*b"] | None = None
-    keeps_logprobs: Bool[Array, "*b"] | None = None
+    early_stop: Flag | None = None
+    add_threshold: Value | None = None
+    activate_threshold: Value | None = None
+    keeps_logprobs: Flag | None = None
 
     @classmethod
     def of(
@@ -120,7 +125,7 @@ class SamplingParams(NamedTuple):
         return cls(**numbers)
 
     @property
-    def is_by_chance(self) -> Bool[Array, "*b"]:
+    def is_by_chance(self) -> Flag:
         """Whether the order is `origin`, which commits each position independently by chance."""
         return self.alg == ALGS.index("origin")
 
@@ -273,7 +278,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
 
 
 def in_nucleus(
-    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Float[Array, ""]
+    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Scalar
 ) -> Bool[Array, "b r c"]:
     """Return which logits, in descending order, have a mass of at most `top_p` before them."""
     # probabilities [.5, .3, .15, .05], top_p .8: masses before [0, .5, .8, .95] -> [1, 1, 1, 0]
@@ -300,7 +305,7 @@ def row_entropy(logits: RowLogits, excluded_id: int | None = None) -> RowScores:
 
 
 def draw(
-    uniform: RowScores, candidates: Candidates | Rows, temperature: Float[Array, ""]
+    uniform: RowScores, candidates: Candidates | Rows, temperature: Scalar
 ) -> tuple[RowIds, RowScores]:
     """Draw a token for each position, or take the most likely at temperature 0.
 
@@ -324,7 +329,7 @@ def confidence(
     candidates: Candidates | Rows,
     probability: RowScores,
     positions: RowIds,
-    alg: Int[Array, ""],
+    alg: ScalarInt,
 ) -> RowScores:
     """Compute the confidence of each position by the measure of the order `ALGS[alg]`.
 
@@ -350,7 +355,7 @@ def untied(scores: RowScores, log_probs: RowScores) -> RowScores:
     return jnp.where(scores == 1, 1 + jnp.exp(log_probs), scores)
 
 
-def disturbed(uniform: RowScores, scores: RowScores, alg_temp: Float[Array, ""]) -> RowScores:
+def disturbed(uniform: RowScores, scores: RowScores, alg_temp: Scalar) -> RowScores:
     """Add Gumbel noise to scores: their order is then that of draws without replacement.
 
     The draws are from softmax(scores / alg_temp); at alg_temp 0, scores do not change.

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jax_lm.config import DreamConfig
+from jax_lm.models.shapes import HostMask, HostTokens
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
@@ -72,9 +73,9 @@ class Layout(NamedTuple):
         stopped: whether each row ended with room to spare, if holes grow; else None.
     """
 
-    present: Bool[np.ndarray, "b t"]
-    holes: Bool[np.ndarray, "b t"]
-    numbers: Int[np.ndarray, "b t"]
+    present: HostMask
+    holes: HostMask
+    numbers: HostTokens
     counts: list[int] | None = None
     stopped: list[bool] | None = None
 
@@ -93,9 +94,9 @@ class Canvas:
             coincide with the blocks of the model's attention.
     """
 
-    tokens: Int[np.ndarray, "b t"]
-    holes: Bool[np.ndarray, "b t"]
-    attention_mask: Bool[np.ndarray, "b t"]
+    tokens: HostTokens
+    holes: HostMask
+    attention_mask: HostMask
     room: Int[np.ndarray, "b"] | None = None
     phase: int = 0
 
@@ -205,20 +206,20 @@ class Canvas:
         return self
 
     @property
-    def position_ids(self) -> Int[np.ndarray, "b t"]:
+    def position_ids(self) -> HostTokens:
         """Position of each column: the number of tokens before it, without left padding."""
         # attention mask [0, 0, 1, 1, 1] -> [0, 0, 0, 1, 2]
         return np.maximum(np.cumsum(self.attention_mask, axis=1) - 1, 0).astype(np.int32)
 
     @property
-    def first_columns(self) -> Bool[np.ndarray, "b t"]:
+    def first_columns(self) -> HostMask:
         """Mark the first column of each hole."""
         # holes [0, 1, 1, 0, 1] -> [0, 1, 0, 0, 1]
         before = np.concatenate([np.zeros_like(self.holes[:, :1]), self.holes[:, :-1]], axis=1)
         return self.holes & ~before
 
     @property
-    def hole_starts(self) -> Int[np.ndarray, "b t"]:
+    def hole_starts(self) -> HostTokens:
         """Column where the hole at each position begins; outside holes, that of the last hole."""
         # holes [0, 1, 1, 0, 1] -> [0, 1, 1, 1, 4]
         columns = np.arange(self.holes.shape[1], dtype=np.int32)

@@ -10,9 +10,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from jax_lm.models.shapes import RowIds, RowMask, RowScores
+from jax_lm.models.shapes import RowIds, RowMask, RowScores, Scalar, ScalarInt
 
 # Where the noise schedule ends (`eps` of the reference).
 NOISE_FLOOR = 1e-3
@@ -42,7 +42,7 @@ def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
     return ratios.astype(np.float32)
 
 
-def commit_counts(masked: RowMask, ratio: Float[Array, ""]) -> Int[Array, "b"]:
+def commit_counts(masked: RowMask, ratio: Scalar) -> Int[Array, "b"]:
     """Count the positions that each row commits: the truncated float32 product, per row."""
     return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
 
@@ -55,8 +55,8 @@ def ranks(scores: RowScores, masked: RowMask) -> RowIds:
 
 
 def above_threshold(
-    threshold: Float[Array, ""],
-    decay: Float[Array, ""],
+    threshold: Scalar,
+    decay: Scalar,
     rank: RowIds,
     probability: RowScores,
     masked: RowMask,
@@ -73,9 +73,7 @@ def above_threshold(
     return masked & ((probability >= bound[:, None]) | (rank == 0))
 
 
-def longest_run(
-    factor: Float[Array, ""], rank: RowIds, probability: RowScores, masked: RowMask
-) -> RowMask:
+def longest_run(factor: Scalar, rank: RowIds, probability: RowScores, masked: RowMask) -> RowMask:
     """Choose masked positions in order up to the first that fails p_i >= 1 - factor / (i + 1).
 
     The index i counts from 1, and the first position is always chosen.
@@ -85,9 +83,7 @@ def longest_run(
     return masked & leading(ordered(probability, rank, masked) >= 1 - factor / (i + 1), rank)
 
 
-def within_entropy(
-    bound: Float[Array, ""], rank: RowIds, entropy: RowScores, masked: RowMask
-) -> RowMask:
+def within_entropy(bound: Scalar, rank: RowIds, entropy: RowScores, masked: RowMask) -> RowMask:
     """Choose masked positions in order while the entropies except the largest sum to <= `bound`.
 
     That sum bounds the mutual information of the tokens. It never falls as more are taken, and is 0
@@ -99,9 +95,7 @@ def within_entropy(
     return masked & leading(shared <= bound, rank)
 
 
-def below_entropy(
-    bound: Float[Array, ""], rank: RowIds, entropy: RowScores, masked: RowMask
-) -> RowMask:
+def below_entropy(bound: Scalar, rank: RowIds, entropy: RowScores, masked: RowMask) -> RowMask:
     """Choose masked positions with an entropy below the bound, and the one of rank 0."""
     # bound .5, entropies [.6, .1, .9] and ranks [1, 0, 2]: [0, 1, 0]; with bound 0 the same
     return masked & ((entropy < bound) | (rank == 0))
@@ -128,7 +122,7 @@ def leading(passes: RowMask, rank: RowIds) -> RowMask:
 
 
 def budget(
-    masked: RowMask, holes: Int[Array, "b"], step: Int[Array, ""], steps: Int[Array, ""]
+    masked: RowMask, holes: Int[Array, "b"], step: ScalarInt, steps: ScalarInt
 ) -> Int[Array, "b"]:
     """Count the positions that a rule by probability may commit in a step of a block.
 

@@ -37,6 +37,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.shapes import ScalarInt
 from jax_lm.options import GenerationOptions
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
@@ -266,7 +267,7 @@ def advance_rows(
 
 def count_right(
     chain: DraftCanvases, following: SamplerState, inputs: BatchInputs, config: StepConfig
-) -> Int[Array, ""]:
+) -> ScalarInt:
     """Count the leading drafts that equal the step from the canvas before them.
 
     Args:
@@ -288,7 +289,7 @@ def count_right(
 
 
 def take_steps(
-    row: SamplerState, chain: DraftCanvases, following: SamplerState, accepted: Int[Array, ""]
+    row: SamplerState, chain: DraftCanvases, following: SamplerState, accepted: ScalarInt
 ) -> SamplerState:
     """Return the row after the steps from its canvas and from the accepted drafts.
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
@@ -20,6 +19,7 @@ from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState
 from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.shapes import Scalar, ScalarInt
 from jax_lm.options import GenerationOptions
 
 
@@ -61,7 +61,7 @@ class Lookahead(Drafts):
             # Branches come first, the most confident of them first: argmax takes the first of ties.
             canvases = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, canvases)
 
-        def look(canvas: SamplerState) -> tuple[Float[Array, ""], Evaluation, KVCache]:
+        def look(canvas: SamplerState) -> tuple[Scalar, Evaluation, KVCache]:
             evaluation, new_cache = evaluate(model, canvas, cache, inputs, config)
             return mean_probability(canvas, evaluation, inputs, config), evaluation, new_cache
 
@@ -92,7 +92,7 @@ class Lookahead(Drafts):
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
-        def extended(order: Int[Array, ""]) -> SamplerState:
+        def extended(order: ScalarInt) -> SamplerState:
             return write(row, evaluation, masked & (rank == order), inputs, config)
 
         return jax.vmap(extended)(jnp.arange(self.count))
@@ -100,7 +100,7 @@ class Lookahead(Drafts):
 
 def mean_probability(
     canvas: SamplerState, evaluation: Evaluation, inputs: BatchInputs, config: StepConfig
-) -> Float[Array, ""]:
+) -> Scalar:
     """Compute the mean probability of the tokens proposed for the block's masks; 1 without any."""
     masked = block_columns(canvas.masked, inputs.window, config)
     count = jnp.sum(masked)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jax_lm.config import DreamConfig
-from jax_lm.models.shapes import Mask, Tokens
+from jax_lm.models.shapes import Mask, Tokens, TokenValues
 
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
@@ -60,7 +60,7 @@ def number_blocks(samples: Tokens, length: int) -> Tokens:
     return jnp.where(samples < 0, -1, samples * most_blocks + sample_positions(samples) // length)
 
 
-def over_samples(reduce: str, values: Float[Array, "b t"], samples: Tokens) -> Float[Array, "b t"]:
+def over_samples(reduce: str, values: TokenValues, samples: Tokens) -> TokenValues:
     """Return at each token the sum or minimum ("sum", "min") of the values of its sample."""
     # sum of [1, 2, 3, 4] with samples [7, 7, 9, 9] -> [3, 3, 7, 7]
     numbers = jnp.cumsum(sample_starts(samples), axis=1) - 1
@@ -73,7 +73,7 @@ def over_samples(reduce: str, values: Float[Array, "b t"], samples: Tokens) -> F
 
 def noise_levels(
     key: PRNGKeyArray, samples: Tokens, draws: str = "even", minimum: float = 1e-3
-) -> Float[Array, "b t"]:
+) -> TokenValues:
     """Draw the level t ~ U(minimum, 1) of each token's sample.
 
     The distribution of a single sample's level does not depend on `draws`:
@@ -102,9 +102,9 @@ def mask_tokens(
     tokens: Tokens,
     canvas: Mask,
     samples: Tokens,
-    levels: Float[Array, "b t"],
+    levels: TokenValues,
     mask_id: int,
-    ranks: Float[Array, "b t"] | None = None,
+    ranks: TokenValues | None = None,
 ) -> tuple[Tokens, Mask]:
     """Mask canvas positions with the probability of their level, and at least one per sample.
 
@@ -135,9 +135,7 @@ def mask_tokens(
     return jnp.where(masked, mask_id, tokens), masked
 
 
-def visible_prefix(
-    key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Float[Array, "b t"]
-) -> Mask:
+def visible_prefix(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: TokenValues) -> Mask:
     """Choose a prefix of each sample's canvas that stays visible, of random length.
 
     The prefix is at most the share of the canvas that the sample's level leaves visible.
@@ -155,8 +153,8 @@ def visible_prefix(
 
 
 def confident_ranks(
-    key: PRNGKeyArray, log_probs: Float[Array, "b t"], canvas: Mask, samples: Tokens, share: float
-) -> Float[Array, "b t"]:
+    key: PRNGKeyArray, log_probs: TokenValues, canvas: Mask, samples: Tokens, share: float
+) -> TokenValues:
     """Rank the canvas tokens of a share of the samples from the least to the most likely.
 
     Ranks are in [0, 1), and NaN in the other samples. Masking by rank leaves visible what decoding
@@ -181,9 +179,7 @@ def confident_ranks(
     return jnp.where(ranked, places / jnp.maximum(sizes, 1), jnp.nan)
 
 
-def unforced_ratio(
-    levels: Float[Array, "b t"], sizes: Float[Array, "b t"], counts: Float[Array, "b t"]
-) -> Float[Array, "b t"]:
+def unforced_ratio(levels: TokenValues, sizes: TokenValues, counts: TokenValues) -> TokenValues:
     """Compute the importance weight P(masks) / P(masks by `mask_tokens`) of a sample's masks.
 
     `mask_tokens` forces at least one mask. A loss times this weight has the same mean over all

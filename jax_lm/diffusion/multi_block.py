@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.state import BatchInputs, SamplerState
 from jax_lm.diffusion.step import Pass, StepConfig
+from jax_lm.models.shapes import Scalar
 from jax_lm.options import ACTIVE_BLOCKS, GenerationOptions
 
 
@@ -52,7 +53,7 @@ class MultiBlock(BlockPipeline):
         """Return the keys that any query attends to: all that are present."""
         return present
 
-    def is_forced(self, masks: Int[Array, "b n"], share: Float[Array, ""]) -> Bool[Array, "b n"]:
+    def is_forced(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
         """Return which block must decide a token: the first one with masks.
 
         The published threshold has no effect here: all blocks before that one are finished.

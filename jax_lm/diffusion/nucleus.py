@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores
+from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
 
 # Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights.
 CACHED_LOGITS = 2**20
@@ -68,10 +68,14 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     return jax.tree.map(joined, results)
 
 
+# One number for each row of the window.
+RowValue = Float[Array, "b r 1"]
+
+
 class Border(NamedTuple):
     """Logit and token id of the last candidate of each row, in a stable descending order."""
 
-    value: Float[Array, "b r 1"]
+    value: RowValue
     last: Int[Array, "b r 1"]
 
     def excludes(
@@ -136,7 +140,7 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
     return jax.lax.platform_dependent(*parts, cpu=in_terms, default=summed)
 
 
-def weigh(logits: RowLogits, peak: Float[Array, "b r 1"], scale: Float[Array, ""]) -> RowLogits:
+def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
     def stored(*operands: Array) -> Array:
@@ -157,9 +161,7 @@ def exponential(logits: Array, peak: Array, scale: Array) -> Array:
     return jnp.exp((logits - peak) * scale)
 
 
-def nucleus(
-    logits: RowLogits, weights: RowLogits, top_p: Float[Array, ""], needed: RowMask
-) -> Border:
+def nucleus(logits: RowLogits, weights: RowLogits, top_p: Scalar, needed: RowMask) -> Border:
     """Return the last token of each row with at most `top_p` of the mass before it.
 
     Tokens are ordered by descending logit, equal ones by id. The border is among the GROUP largest
@@ -189,10 +191,7 @@ def border_where(which: Bool[Array, "..."], yes: Border, no: Border) -> Border:
 
 
 def border_among(
-    values: Float[Array, "b r c"],
-    ids: Int[Array, "b r c"],
-    weights: RowLogits,
-    limit: Float[Array, "b r 1"],
+    values: Float[Array, "b r c"], ids: Int[Array, "b r c"], weights: RowLogits, limit: RowValue
 ) -> tuple[Border, Bool[Array, "b r 1"]]:
     """Return the border among the largest tokens, in descending order, and whether it is there."""
     # Weights 8, 4, 2, 1 of a total of 16 and a limit of 13: masses before them 0, 8, 12, 14, so the
@@ -205,7 +204,7 @@ def border_among(
     return Border(value, last), mass[..., -1:] > limit
 
 
-def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]) -> Border:
+def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
     """Bisect the border by the bits of the logits, then among equal logits by id.
 
     This takes one pass over the rows per bit of a float, whatever the logits.
@@ -219,10 +218,10 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: Float[Array, "b r 1"]
     def logit(key: Int[Array, "..."]) -> Float[Array, "..."]:
         return jax.lax.bitcast_convert_type(flipped(key), jnp.float32)
 
-    def mass_above(value: Float[Array, "b r 1"]) -> Float[Array, "b r 1"]:
+    def mass_above(value: RowValue) -> RowValue:
         return jnp.sum(jnp.where(logits > value, weights, 0.0), axis=-1, keepdims=True)
 
-    def halve(_: Int[Array, ""], keys: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: ScalarInt, keys: tuple[Array, Array]) -> tuple[Array, Array]:
         outside, inside = keys
         # The mean, without an overflow.
         middle = (outside & inside) + ((outside ^ inside) >> 1)
@@ -294,7 +293,7 @@ class Rows(NamedTuple):
     """
 
     logits: RowLogits
-    scale: Float[Array, ""]
+    scale: Scalar
     best: Float[Array, "b r 2"]
     best_ids: Int[Array, "b r 2"]
     border: Border | None
@@ -305,10 +304,10 @@ class Rows(NamedTuple):
     def of(
         cls,
         logits: RowLogits,
-        scale: Float[Array, ""],
+        scale: Scalar,
         *,
-        top_p: Float[Array, ""] | None,
-        min_ratio: Float[Array, ""] | None,
+        top_p: Scalar | None,
+        min_ratio: Scalar | None,
         needed: RowMask,
     ) -> "Rows":
         """Filter rows to the nucleus of `top_p`, and to weights >= `min_ratio` of the largest."""

@@ -42,8 +42,8 @@ from jax_lm.models.layers import (
     DreamRotaryEmbedding,
     Hidden,
     Initializer,
-    Row,
 )
+from jax_lm.models.shapes import ScalarInt
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
@@ -116,7 +116,7 @@ class DreamModel(nnx.Module):
         attention_mask: KeyMask,
         position_ids: Batch,
         cache: tuple[KeyValues, ...],
-        start: Row,
+        start: ScalarInt,
         *,
         remat: bool = False,
     ) -> tuple[Hidden, tuple[KeyValues, ...]]:

@@ -11,22 +11,21 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, attend
 from jax_lm.models.products import lookup, product, scale_columns
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import ScalarInt, Tokens
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
 # Outputs of layers that have the same input.
 Projections = Sequence[Float[Array, "b t _"]]
 Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
-Row = Int[Array, ""]
 # The KV cache of a layer, and the position of the first row that is recomputed.
-Past = tuple[KeyValues, Row] | None
+Past = tuple[KeyValues, ScalarInt] | None
 
 
 class Initializer:

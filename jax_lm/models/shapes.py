@@ -3,12 +3,21 @@
 Letters of shapes: b batch, t position, r row of the window that a step decides, v vocabulary.
 """
 
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 Tokens = Int[Array, "b t"]
 Mask = Bool[Array, "b t"]
+TokenValues = Float[Array, "b t"]
+
+Scalar = Float[Array, ""]
+ScalarInt = Int[Array, ""]
 
 RowIds = Int[Array, "b r"]
 RowMask = Bool[Array, "b r"]
 RowScores = Float[Array, "b r"]
 RowLogits = Float[Array, "b r v"]
+
+# NumPy arrays, in the memory of the host.
+HostTokens = Int[np.ndarray, "b t"]
+HostMask = Bool[np.ndarray, "b t"]

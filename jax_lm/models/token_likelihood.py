@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jax_lm import sharding
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import Tokens, TokenValues
 
 # Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
 # vocabulary of 152,064.
@@ -33,7 +33,7 @@ Head = dict[str, Array]
 
 def token_log_probs(
     model: DreamForCausalLM, hidden: Float[Array, "b t d"], index: Tokens
-) -> Float[Array, "b t"]:
+) -> TokenValues:
     """Compute float32 log-probabilities of tokens.
 
     Args:
@@ -88,7 +88,7 @@ def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def log_probs_by_block(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Float[Array, "b t d"], index: Tokens
-) -> Float[Array, "b t"]:
+) -> TokenValues:
     return log_probs_by_block_forward(graph, blocks, head, hidden, index)[0]
 
 

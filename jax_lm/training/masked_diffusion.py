@@ -32,7 +32,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
@@ -40,7 +40,7 @@ from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask, attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.products import tie_operands
-from jax_lm.models.shapes import Mask, Tokens
+from jax_lm.models.shapes import Mask, ScalarInt, Tokens, TokenValues
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
@@ -60,7 +60,6 @@ from jax_lm.training.update import (
 )
 
 # A number for each token.
-TokenValues = Float[Array, "b t"]
 
 
 def token_weights(
@@ -383,7 +382,7 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
 
     @jax.jit
     def compute_terms(
-        params: Params, frozen: Params, batch: Batch, number: Int[Array, ""]
+        params: Params, frozen: Params, batch: Batch, number: ScalarInt
     ) -> tuple[Array, Array]:
         key = jax.random.fold_in(jax.random.key(0), number)
 

@@ -33,7 +33,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Mask, Tokens
+from jax_lm.models.shapes import Mask, Scalar, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
@@ -295,7 +295,7 @@ def score_in_chunks(
 
 def row_weights(
     loss_type: str, completion_mask: CompletionMask
-) -> tuple[Float[Array, "b"], Float[Array, ""]]:
+) -> tuple[Float[Array, "b"], Scalar]:
     """Return the weight of each row's summed token terms, and the divisor of the weighted sum.
 
     Rows without tokens do not count.

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.models.shapes import HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import divisors, row_devices
@@ -56,10 +57,10 @@ class Completions(NamedTuple):
         stopped: whether a completion has a stop token.
     """
 
-    tokens: Int[np.ndarray, "b t"]
-    attention_mask: Bool[np.ndarray, "b t"]
+    tokens: HostTokens
+    attention_mask: HostMask
     completion_mask: Bool[np.ndarray, "b c"]
-    sampled: Int[np.ndarray, "b t"]
+    sampled: HostTokens
     commit_step: Int[np.ndarray, "b c"]
     confidence: Float[np.ndarray, "b c"]
     texts: Shaped[np.ndarray, "b"]
@@ -281,10 +282,7 @@ class Rollouts:
 
 
 def sample_keys(
-    seed: int,
-    rollout: Int[Array, ""] | int,
-    iteration: Int[Array, ""] | int,
-    sample_ids: Int[Array, "b"],
+    seed: int, rollout: ScalarInt | int, iteration: ScalarInt | int, sample_ids: Int[Array, "b"]
 ) -> Key[Array, "b"]:
     """Derive one key per sample from its global id, whatever batch the sample is in."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)
@@ -333,9 +331,9 @@ def sample_completions(
 
 
 def cut_at_stop(
-    sampled: Int[np.ndarray, "b t"],
-    attention_mask: Bool[np.ndarray, "b t"],
-    commit_step: Int[np.ndarray, "b t"],
+    sampled: HostTokens,
+    attention_mask: HostMask,
+    commit_step: HostTokens,
     confidence: Float[np.ndarray, "b t"],
     width: int,
     tokenizer: DiffuCoderTokenizer,
