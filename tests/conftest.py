@@ -80,12 +80,22 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "for_release: takes minutes, and runs with --release")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the longest modules: begun last, one of them would keep a worker busy while the
-    others are done.
+    """Begin with the longest modules, and mark the tests that take the fixture `for_release`.
+
+    Begun last, one of these modules would keep a worker busy while the others are done.
     """
     rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    for item in items:
+        # `-m for_release` runs them alone, where the others have run already.
+        if "for_release" in item.fixturenames:
+            item.add_marker("for_release")
 
 
 def pytest_collection_finish():

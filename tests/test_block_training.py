@@ -183,23 +183,32 @@ def compare_loop(batch, kind, loss, has_adapters):
     shift = model.config.family.shifts
     present = [(row, n) for row in (0, 1) for n in np.unique(batch.samples[row]) if n >= 0]
 
+    # the text of each block, and where it predicts which masked token
+    texts, masks = [], []
+    for noisy, masked in copies:
+        for row, number in present:
+            columns = np.flatnonzero(batch.samples[row] == number)
+            share = 1 / batch.canvas[row, columns].sum() if "seq" in loss.normalisation else 1
+            for begin in range(0, len(columns), length):
+                block = columns[begin : begin + length]
+                for offset, column in enumerate(block):
+                    if masked[row, column]:
+                        place = max(begin + offset - shift, 0)
+                        token = batch.tokens[row, column]
+                        masks.append((len(texts), place, token, share * weights[row, column]))
+                text = np.concatenate([batch.tokens[row, columns[:begin]], noisy[row, block]])
+                texts.append(text)
+    sizes = np.array([len(text) for text in texts])
+    # One call for all texts, padded on the right.
+    padded = np.array([np.pad(text, (0, WIDTH - len(text))) for text in texts])
+    is_text = np.arange(WIDTH) < sizes[:, None]
+    rows, places, tokens = np.array([mask[:3] for mask in masks]).T
+    shares = np.array([mask[3] for mask in masks])
+
     @jax.jit
     def naive(params):
-        model, total = nnx.merge(graph, params), 0.0
-        for noisy, masked in copies:
-            for row, number in present:
-                columns = np.flatnonzero(batch.samples[row] == number)
-                share = 1 / batch.canvas[row, columns].sum() if "seq" in loss.normalisation else 1
-                for begin in range(0, len(columns), length):
-                    block = columns[begin : begin + length]
-                    text = np.concatenate([batch.tokens[row, columns[:begin]], noisy[row, block]])
-                    log_probs = jax.nn.log_softmax(model(jnp.asarray(text)[None])[0])
-                    for offset, column in enumerate(block):
-                        if masked[row, column]:
-                            place = max(begin + offset - shift, 0)
-                            own = log_probs[place, batch.tokens[row, column]]
-                            total -= share * weights[row, column] * own
-        return total
+        logits = nnx.merge(graph, params)(jnp.asarray(padded), jnp.asarray(is_text))
+        return -jnp.sum(shares * jax.nn.log_softmax(logits)[rows, places, tokens])
 
     expected = jax.value_and_grad(naive)(nnx.to_pure_dict(state))
     return distance((total, gradient), expected)

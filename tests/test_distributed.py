@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,48 +29,50 @@ SHARED = """
 import sys
 from pathlib import Path
 from jax_lm.host import distributed
-distributed.start(coordinator=sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
-try:
-    distributed.require_shared(Path(sys.argv[3]))
-    print("shared")
-except ValueError as error:
-    print(error)
+address, process, *folders = sys.argv[1:]
+distributed.start(coordinator=address, num_processes=2, process_id=int(process))
+for folder in folders:
+    try:
+        distributed.require_shared(Path(folder))
+        print("found: shared")
+    except ValueError as error:
+        print(f"found: {error}")
 """
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_processes_find_out_whether_they_share_a_folder(tmp_path, is_shared):
+def test_processes_find_out_whether_they_share_a_folder(tmp_path):
     """They would wait for each other's checkpoints for ever."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    folders = [tmp_path / ("run" if is_shared else f"run{process}") for process in range(2)]
+    shared = tmp_path / "run"
+    others = [tmp_path / f"run{process}" for process in range(2)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SHARED, address, str(process), str(folder)],
+            [sys.executable, "-c", SHARED, address, str(process), str(shared), str(other)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for process, folder in enumerate(folders)
+        for process, other in enumerate(others)
     ]
     try:
         # the library of the collectives writes to standard output as well
-        said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in processes]
+        said = [
+            re.findall("found: (.*)", process.communicate(timeout=120)[0]) for process in processes
+        ]
     finally:
         for process in processes:
             process.kill()
-    if is_shared:
-        assert said == ["shared", "shared"]
-        assert list(folders[0].iterdir()) == []
-        return
-    for text, folder in zip(said, folders, strict=True):
-        assert text == (
-            f"out={str(folder)!r}: must be a folder that all 2 processes share; process 0 sees the "
+    for (of_shared, of_other), other in zip(said, others, strict=True):
+        assert of_shared == "shared"
+        assert of_other == (
+            f"out={str(other)!r}: must be a folder that all 2 processes share; process 0 sees the "
             "files of 1 of them"
         )
-        assert not folder.exists()
+        assert not other.exists()
+    assert list(shared.iterdir()) == []
 
 
 def child() -> None:

@@ -31,6 +31,8 @@ FUNCTIONS = {
 }
 """What each example writes, in this order; `check_program` runs it against its tests."""
 
+SLOW = pytest.mark.usefixtures("for_release")
+
 SAID = {
     "batch": "2 forwards",
     "streaming": "settled: '\\n    return n % 2",
@@ -48,10 +50,10 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_example(name, capsys, request):
-    if name != "streaming":
-        request.getfixturevalue("for_release")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "streaming" else SLOW) for name in FUNCTIONS]
+)
+def test_example(name, capsys):
     example(name)(**SMALL.get(name, {}))
     printed = capsys.readouterr().out
     assert SAID.get(name, "") in printed
@@ -63,7 +65,7 @@ def test_example(name, capsys, request):
         check_program(program)
 
 
-@pytest.mark.usefixtures("for_release")
+@SLOW
 @pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
 def test_a_policy_is_trained_and_then_asked(tmp_path, capsys):
     example("grpo_training")(tmp_path, steps=1, prompts=2, generations=2, length=16)
