@@ -31,7 +31,7 @@ FUNCTIONS = {
 }
 """What each example writes, in this order; `check_program` runs it against its tests."""
 
-SLOW = pytest.mark.usefixtures("for_release")
+contained = pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
 
 SAID = {
     "batch": "2 forwards",
@@ -49,11 +49,7 @@ def test_every_example_is_run_here():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*FUNCTIONS, *GRPO}
 
 
-@pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "streaming" else SLOW) for name in FUNCTIONS]
-)
-def test_example(name, capsys):
+def check_example(name, capsys):
     example(name)(**SMALL.get(name, {}))
     printed = capsys.readouterr().out
     assert SAID.get(name, "") in printed
@@ -65,8 +61,20 @@ def test_example(name, capsys):
         check_program(program)
 
 
-@SLOW
-@pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
+@contained
+def test_streaming(capsys):
+    check_example("streaming", capsys)
+
+
+@contained
+@pytest.mark.usefixtures("for_release")
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "streaming"])
+def test_example(name, capsys):
+    check_example(name, capsys)
+
+
+@contained
+@pytest.mark.usefixtures("for_release")
 def test_a_policy_is_trained_and_then_asked(tmp_path, capsys):
     example("grpo_training")(tmp_path, steps=1, prompts=2, generations=2, length=16)
     assert "wrote" in capsys.readouterr().out
