@@ -55,10 +55,12 @@ MAX_MEMORY_MAPS = 40_000
 """Linux grants a process 65,530; a large compiled program takes some 250."""
 
 LONGEST = (
-    "drafts", "sandbox_cases", "response_format", "sampler", "sandbox", "block_pipeline", "sft", "attention",
-    "sandbox_trials", "inference", "slots", "full_size", "sandbox_containment", "cli", "lookahead", "serve", "estimators",
-    "coupled_grpo", "masked_diffusion", "regular_grammar", "speed", "full_width", "interruption", "engine", "expansion",
-    "growing_server", "variable_length", "api", "trainer", "frontier", "chat_command",
+    "served_devices", "drafts", "sandbox_cases", "response_format", "sampler", "sandbox", "block_pipeline", "sft",
+    "multi_block", "grammar", "autoregressive", "attention", "sandbox_trials", "inference", "slots", "full_size", "gguf",
+    "sandbox_containment", "cli", "lookahead", "serve", "estimators", "families", "convert", "coupled_grpo",
+    "masked_diffusion", "regular_grammar", "speed", "full_width", "interruption", "engine", "dream", "expansion",
+    "explanation", "growing_server", "variable_length", "api", "trainer", "block_training", "sharding", "frontier",
+    "push", "chat_command",
 )  # fmt: skip
 """Modules that take longest. Some compute and some wait for time limits, so that workers share the cores."""
 
