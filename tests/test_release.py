@@ -15,18 +15,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def run(*words, folder):
+def run(*words, folder, **variables):
     """Standard output of a command that must succeed, without this checkout on its path."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")
-    }
+    } | variables
     result = subprocess.run(
         [str(word) for word in words], cwd=folder, env=kept, capture_output=True, text=True
     )
@@ -44,6 +45,38 @@ def interpreter(version):
         if path and subprocess.run(probe, capture_output=True, text=True).stdout.strip() == version:
             return path
     return None
+
+
+@pytest.fixture(scope="session")
+def workflow():
+    """Commands of each job that a tag starts."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    release = yaml.safe_load(text)
+    # YAML 1.1 reads the word on as true.
+    assert release[True] == {"push": {"tags": ["v*"]}}
+    jobs = release["jobs"]
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "build": None,
+        "run": "build",
+        "guides": "build",
+        "publish": ["run", "guides"],
+    }
+    assert tuple(jobs["run"]["strategy"]["matrix"]["python"]) == PYTHONS
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    return {
+        name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()
+    }
+
+
+def test_a_tag_publishes_its_own_version_only(workflow):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    _, checked, build = workflow["build"]
+    assert build == "python -m hatchling build -d dist"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for tag, status in ((f"v{version}", 0), ("v9.9", 1)):
+        environment = {**os.environ, "PATH": path, "GITHUB_REF_NAME": tag}
+        done = subprocess.run(["bash", "-c", checked], cwd=ROOT, env=environment, check=False)
+        assert done.returncode == status
 
 
 @pytest.fixture(scope="session")
@@ -86,26 +119,28 @@ def test_the_source_archive_gives_the_wheel(built, tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in names[0])
 
 
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_wheel_runs_in_a_clean_environment(built, tmp_path, version):
+@pytest.mark.parametrize(("version", "jax"), [*zip(PYTHONS, ("0.10", "0", "0"), strict=True)])
+def test_the_wheel_runs_in_a_clean_environment(built, workflow, tmp_path, version, jax):
+    """With the oldest jax and the newest: newer ones have left Python 3.11."""
     python = interpreter(version)
     if python is None:
         pytest.skip(f"no Python {version} here")
     run(python, "-m", "venv", tmp_path / "clean", folder=tmp_path)
     programs = tmp_path / "clean" / "bin"
     run(programs / "pip", "install", "-q", "--no-compile", built[1], folder=tmp_path)
-    packages = {
-        line.split("==")[0].lower()
-        for line in run(programs / "pip", "freeze", folder=tmp_path).split()
-    }
-    assert not packages & {"pytest", "hypothesis", "torch", "transformers", "fastapi"}
+    packages = dict(
+        line.lower().partition("==")[::2]
+        for line in run(programs / "pip", "freeze", folder=tmp_path).splitlines()
+    )
+    assert packages["jax"].startswith(f"{jax}.")
+    assert not packages.keys() & {"pytest", "hypothesis", "torch", "transformers", "fastapi"}
     assert run(programs / "diffucoder", "--version", folder=tmp_path).startswith("diffucoder 0.")
     assert "4,331,776" in run(programs / "diffucoder", "info", folder=tmp_path)
-    options = ("--temperature", "0", "--preset", "turbo", "--max-new-tokens", "32")
-    text = run(programs / "diffucoder", "generate", *options, "def is_even(n):", folder=tmp_path)
-    assert text == "def is_even(n):\n    return n % 2 == 0\n"
-    # what a careful user runs first
-    assert "NOT STOPPED" not in run(programs / "diffucoder", "sandbox", "check", folder=tmp_path)
+    # What a tag runs: README's first command, and what a careful user runs first.
+    for command in workflow["run"][1:]:
+        path = os.pathsep.join([str(programs), os.environ["PATH"]])
+        said = run("bash", "-c", f"set -o pipefail; {command}", folder=tmp_path, PATH=path)
+        assert "NOT STOPPED" not in said
     assert "fits" in run(
         programs / "diffucoder",
         "plan",
