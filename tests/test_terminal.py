@@ -2,6 +2,8 @@
 
 import io
 import logging
+import queue
+import threading
 import time
 import types
 
@@ -77,23 +79,59 @@ def test_bars_only_on_a_terminal(monkeypatch, capsys, is_terminal, setting, show
 
 
 def test_off_a_terminal_a_line_is_written_now_and_then(monkeypatch, capsys):
-    clock = iter([0.0, 30.0, 40.0, 100.0, 110.0, 4000.0])
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    waits = Steps()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    threads = types.SimpleNamespace(Thread=threading.Thread, Event=lambda: waits)
+    monkeypatch.setattr(terminal, "threading", threads)
     with terminal.progress("evaluating", "the first call compiles") as report:
-        for done in (10, 12, 24, 25, 30):
-            report(done, 100)
-    # 12 in 60 s since the second call: 76 are left
+        # seconds, what is done by then, and whether a line is due
+        for seconds, done, is_due in (
+            (20, 0, True), (30, 10, False), (40, 12, True), (100, 24, True), (110, 25, False), (4000, 30, True),
+        ):  # fmt: skip
+            now[0] = seconds
+            if done:
+                report(done, 100, "--preset fast")
+            if is_due:
+                waits.take()
+    # the first two calls may have compiled; 12 in 60 s since the second: 76 are left
     assert capsys.readouterr().err.splitlines() == [
-        "evaluating: 24/100, about 6 min left",
-        "evaluating: 30/100, about 4.3 h left",
+        "evaluating: the first call compiles, 20 s so far",
+        "evaluating: the first call compiles, 40 s so far",
+        "evaluating: 24/100, about 6 min left  --preset fast",
+        "evaluating: 30/100, about 4.3 h left  --preset fast",
     ]
+    assert waits.pauses == [terminal.FIRST_LINE, *[terminal.NEXT_LINE] * 4]
+
+
+class Steps:
+    """An event whose pauses end when the test says so."""
+
+    def __init__(self):
+        self.pauses, self.turns, self.waiting = [], queue.Queue(), queue.Queue()
+
+    def wait(self, pause):
+        self.pauses.append(pause)
+        self.waiting.put(None)
+        return self.turns.get(timeout=30)
+
+    def take(self):
+        """Let one pause pass, and wait for what is written after it."""
+        if len(self.pauses) < 2:
+            self.waiting.get(timeout=30)
+        self.turns.put(False)
+        self.waiting.get(timeout=30)
+
+    def set(self):
+        self.turns.put(True)
 
 
 def test_a_long_first_call_is_announced(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
     with terminal.progress("generating", "the first call of a size compiles"):
         time.sleep(0.2)
-    assert capsys.readouterr().err == "generating: the first call of a size compiles\n"
+    said = "generating: the first call of a size compiles, 0 s so far\n"
+    assert capsys.readouterr().err == said
 
 
 def test_log_lines_go_where_the_bar_has_put_standard_error(monkeypatch):

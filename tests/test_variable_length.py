@@ -441,7 +441,7 @@ def test_progress_counts_masks_that_came_later(growing):
     growing.decode(
         [Template.infilling("ab", 4, "cd")],
         drawn(max_new_tokens=12),
-        on_progress=lambda done, all_: told.append((done, all_)),
+        on_progress=lambda done, all_, _: told.append((done, all_)),
     )
     assert told[-1][0] == told[-1][1]
     assert all(0 <= done <= all_ for done, all_ in told)

@@ -16,7 +16,8 @@ from jax_lm.checkpoints.checksums import sha256
 from jax_lm.data.prompts import group_tests
 from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
-from jax_lm.inference import DiffuCoderInference, Progress
+from jax_lm.host import terminal
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, weights_digest
 from jax_lm.templates import Template
@@ -138,7 +139,7 @@ class Evaluator:
         problems: Sequence[Problem],
         *,
         done: Collection[Key] = frozenset(),
-        on_progress: Progress | None = None,
+        on_progress: terminal.Report | None = None,
     ) -> Iterator[Attempt]:
         """Decode the problems in batches, and execute the programs of each batch.
 
@@ -148,7 +149,7 @@ class Evaluator:
         Args:
             problems: a problem that is listed n times gets n samples.
             done: keys of attempts to skip. Batches and their random numbers do not depend on it.
-            on_progress: called with the number of decoded attempts and the total.
+            on_progress: called with the number of decoded attempts, the total, and a note.
         """
         # drafts, without those that are too long
         limit = self.engine.config.max_position_embeddings
@@ -166,7 +167,8 @@ class Evaluator:
             batch = drafts[start : start + self.batch_size]
             # A batch with one attempt left is decoded whole, so that its numbers do not change.
             if any(draft.attempt.key not in done for draft in batch):
-                attempts = self.decode_batch(batch, batch_seed(self.seed, number))
+                report = terminal.batch_progress(on_progress, start, len(batch), len(drafts))
+                attempts = self.decode_batch(batch, batch_seed(self.seed, number), report)
                 yield from execute_attempts(
                     self.executor, [attempt for attempt in attempts if attempt.key not in done]
                 )
@@ -186,7 +188,9 @@ class Evaluator:
             )
             seen[problem.name] += 1
 
-    def decode_batch(self, batch: Sequence[Draft], seed: int) -> Iterator[Attempt]:
+    def decode_batch(
+        self, batch: Sequence[Draft], seed: int, on_progress: terminal.Report | None = None
+    ) -> Iterator[Attempt]:
         """Decode a batch of drafts. The attempts are not executed."""
         is_over = self.prompting.is_over
         rows = [
@@ -197,7 +201,9 @@ class Evaluator:
         # Pad the last batch by repeating its last row: another size would compile the loop again.
         rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
         templates, ends = zip(*rows, strict=True)
-        decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
+        decoded = self.engine.decode(
+            templates, self.options, seed=seed, ends=ends, on_progress=on_progress
+        )
         if self.timed and decoded.compile_seconds:
             decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
         # Of several templates of a draft, such as hole lengths, the most confident answer is used.
@@ -217,7 +223,7 @@ class Evaluator:
 
 
 def execute_attempts(
-    executor: Executor, attempts: Sequence[Attempt], *, on_progress: Progress | None = None
+    executor: Executor, attempts: Sequence[Attempt], *, on_progress: terminal.Report | None = None
 ) -> list[Attempt]:
     """Execute the programs of attempts, and return the attempts with outcomes in the same order."""
     results = executor.run_many([attempt.job for attempt in attempts], on_progress=on_progress)

@@ -18,7 +18,14 @@ from importlib.metadata import requires
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from jax_lm.host import interruption
 from jax_lm.host.interruption import INTERRUPTED
@@ -66,11 +73,12 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
         with progress_lines(description, first_note) as report:
             yield report
         return
-    # description, bar, percentage, remaining time and note
+    # description, bar, percentage, time that has passed and that is left, and note
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
+        TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(
@@ -84,34 +92,39 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
         yield report
 
 
+def batch_progress(report: Report | None, start: int, size: int, total: int) -> Report | None:
+    """Return a callback for one batch, which reports its part that is done as so many items."""
+    # 8 of 32 positions of a batch of 4 that begins at item 20: 21 items
+    return report and (lambda done, steps, note: report(start + size * done // steps, total, note))
+
+
 @contextmanager
 def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     """Write a line now and then, for pipes, notebooks and logs."""
-    calls = 0
-    first = (0.0, 0)
-    due = time.monotonic() + FIRST_LINE
+    begun = time.monotonic()
+    # Time, done, total and note of the first two calls, which may compile, and of the last one.
+    calls: list[tuple[float, int, int, str]] = []
+    is_over = threading.Event()
 
     def report(done: int, total: int, note: str = "") -> None:
-        nonlocal calls, first, due
-        now = time.monotonic()
-        calls = calls + 1
-        waiting.cancel()
-        # the second call may have compiled as well
-        if calls <= 2:
-            first = now, done
-        elif now >= due and done > first[1]:
-            due = now + NEXT_LINE
-            left = (now - first[0]) / (done - first[1]) * (total - done)
-            say(f"{description}: {done}/{total}, about {duration(left)} left{note and '  '}{note}")
+        calls[2:] = [(time.monotonic(), done, total, note)]
 
-    # before the first call, which may wait for a compilation
-    waiting = threading.Timer(FIRST_LINE, lambda: say(f"{description}: {first_note or 'started'}"))
-    waiting.daemon = True
-    waiting.start()
+    def write() -> None:
+        pause = FIRST_LINE
+        while not is_over.wait(pause):
+            pause = NEXT_LINE
+            text = f"{first_note or 'started'}, {duration(time.monotonic() - begun)} so far"
+            if len(calls) > 2 and calls[2][1] > calls[1][1]:
+                (since, before, *_), (now, done, total, note) = calls[1:]
+                left = duration((now - since) / (done - before) * (total - done))
+                text = f"{done}/{total}, about {left} left{note and '  '}{note}"
+            say(f"{description}: {text}")
+
+    threading.Thread(target=write, daemon=True).start()
     try:
         yield report
     finally:
-        waiting.cancel()
+        is_over.set()
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ import sys
 
 from jax_lm.host import terminal
 from jax_lm.host.declared import run_main
-from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import DEFAULTS, GenerationOptions
 
 
@@ -38,8 +38,7 @@ def main(
     """
     engine = DiffuCoderInference(model_path, tokenizer_path, dtype, mesh=mesh)
     if not benchmark:
-        with terminal.progress("generating", FIRST_NOTE) as report:
-            (text,) = engine.complete([prompt], options, seed=seed, on_progress=report)
+        (text,) = engine.complete([prompt], options, seed=seed, shows_progress=True)
         sys.stdout.write(prompt + text.rstrip("\n") + "\n")
         return
     for name, figures in engine.benchmark_inference().items():

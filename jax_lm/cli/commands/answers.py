@@ -76,7 +76,9 @@ def answer_file(arguments: Generate) -> int:
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             keys = line_keys(arguments.seed, filled)
-            batch = engine.decode([templates[n] for n in filled], options, seed=keys)
+            on_progress = terminal.batch_progress(report, len(answers), len(numbers), len(rows))
+            given = [templates[n] for n in filled]
+            batch = engine.decode(given, options, seed=keys, on_progress=on_progress)
             for number, row in zip(numbers, batch.rows, strict=False):
                 answers[number] = answer_line(number, rows[number], row, run)
                 file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")

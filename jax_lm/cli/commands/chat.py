@@ -111,7 +111,7 @@ class Dialogue:
         if sys.stdout.isatty():
             row = watch(self.engine, template, self.options, self.seed, shows_given=shows_given)
         else:
-            (row,) = self.engine.decode([template], self.options, seed=self.seed).rows
+            (row,) = self.engine.decode_shown([template], self.options, seed=self.seed).rows
             print((template.fill(row.holes) if shows_given else row.text).rstrip("\n"), flush=True)
         # a new seed, so that asking again gives another answer
         self.seed += 1

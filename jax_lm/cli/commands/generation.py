@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from io import TextIOWrapper
 
 from jax_lm.cli.arguments.generation import Generate
@@ -13,8 +12,7 @@ from jax_lm.cli.commands.watching import watch
 from jax_lm.diffusion.variable_length import lay_out
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
-from jax_lm.inference import CHAT_NOTICE, FIRST_NOTE, DiffuCoderInference
-from jax_lm.options import BLOCK_LENGTH, GenerationOptions
+from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.reports.replay import Replay
 from jax_lm.results import DecodedBatch
 from jax_lm.templates import Template
@@ -46,10 +44,7 @@ def run_generate(arguments: Generate) -> int:
     if arguments.watch and sys.stdout.isatty():
         watch(engine, templates[0], options, arguments.seed, shows_given=shows_given(arguments))
         return 0
-    with terminal.progress("generating", FIRST_NOTE) as report:
-        width = max(template.width(engine.tokenizer) for template in templates)
-        on_progress = report and partial(report, note=advice(engine.fit(options), width))
-        batch = engine.decode(templates, options, seed=arguments.seed, on_progress=on_progress)
+    batch = engine.decode_shown(templates, options, seed=arguments.seed)
     # every host has the result, and one prints it
     if distributed.is_first():
         show(engine, arguments, given, batch)
@@ -82,18 +77,6 @@ def make_templates(
     suffix = arguments.suffix or ""
     # with `auto`, several lengths are tried and the most likely answer is kept
     return [Template.infilling(prefix, length, suffix) for length in lengths]
-
-
-def advice(options: GenerationOptions, width: int) -> str:
-    """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
-    settings = options.decoding.settings
-    steps = options.max_new_tokens
-    if settings.cache != "none" or settings.commit != "steps":
-        return ""
-    # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
-    blocks = -(-steps // BLOCK_LENGTH)
-    fast = blocks * width + (steps - blocks) * (min(BLOCK_LENGTH, steps) + 1)
-    return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
 
 
 def shows_given(arguments: Generate) -> bool:

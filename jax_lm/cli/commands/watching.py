@@ -9,6 +9,7 @@ from rich.text import Text
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.state import SamplerState
+from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.options import GenerationOptions
@@ -49,9 +50,12 @@ def watch(
             # called after every step
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
-            note = f"step {int(state.step)}, {left} masks left  {LEGEND}"
+            holes = int(canvas.layout(state.extra).holes.sum())
+            seconds = time.monotonic() - start - compiled()
+            rest = terminal.duration(seconds / max(1, holes - left) * left)
+            quicker = engine.advice(engine.fit(options), canvas.tokens.shape[1])
+            note = f"step {int(state.step)}, {left} masks, about {rest} left  {quicker}\n{LEGEND}"
             if not left:
-                seconds = time.monotonic() - start - compiled()
                 passes = f"{int(state.forwards)} forward passes in {seconds:.1f} s"
                 note = f"{passes}, after {compiled():.1f} s of compilation{count_ties(state)}"
             live.update(Group(fold(text, console.width), Text(note, style="dim")))
