@@ -111,6 +111,9 @@ CARELESS = [
     ("analyze --limit 1 --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
     ("merge-lora --adapter absent --out held", "out='held': exists already, and nothing is overwritten"),
     ("analyze --limit 1 --out held", "out='held/analysis.json': exists already"),
+    ("bench --out held", "out='held/bench.json': exists already"),
+    ("plan --model-config 7b --topology h100:1 --estimate --out taken", "out='taken': exists already"),
+    ("generate --animation taken x", "animation='taken': exists already"),
     ("data prepare-acecode --data good.jsonl --out words.txt", "out='words.txt': exists already"),
     ("data show words.txt --kind text --template chat", "texts are learnt whole"),
     ("merge-lora --adapter absent --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),
@@ -151,7 +154,8 @@ def seat(tmp_path, monkeypatch, builtin_folder):
     (tmp_path / "taken").write_text("taken")
     (tmp_path / "empty").mkdir()
     (tmp_path / "held").mkdir()
-    (tmp_path / "held" / "analysis.json").write_text("{}")
+    for name in ("analysis.json", "bench.json"):
+        (tmp_path / "held" / name).write_text("{}")
     (tmp_path / "words.txt").write_text("some words\n")
     (tmp_path / "marks.py").write_text("def f(<|hole:-3|>):\n")
     (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "p", "response": "r"}) + "\n")

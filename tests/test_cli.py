@@ -16,7 +16,6 @@ from cases.reference import GOLDEN
 from jax_lm.checkpoints.huggingface import BUILTIN_MODEL
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.generation import Generate
-from jax_lm.cli.commands import generation
 from jax_lm.options import Decoding, GenerationOptions
 
 QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
@@ -69,19 +68,29 @@ def test_prompt_from_standard_input(capsys, monkeypatch, argument):
     assert out == run(capsys, "generate", "def add(a, b):", *QUICK)[1]
 
 
-def test_a_long_generation_says_how_long_and_what_is_quicker(monkeypatch, capsys):
+def test_long_commands_say_how_long_and_what_is_quicker(monkeypatch, capsys, engine):
     monkeypatch.setattr("jax_lm.host.terminal.FIRST_LINE", 0.0)
-    status, _, err = run(capsys, "generate", "--max-new-tokens", "100", "def add(a, b):")
-    assert status == 0
-    # rows of 7 + 100 columns: 100 steps compute all of them, and blocks of 32 only 4 times
-    line = r"generating: \d+/100, about \d+ s left  --preset fast: \d\.\dx fewer rows"
-    assert re.search(line, err)
+    monkeypatch.setattr("jax_lm.host.terminal.NEXT_LINE", 0.02)
+    long = ["--max-new-tokens", "100", "--no-early-stop"]
+    for words, name, total in (
+        (["generate", "def add(a, b):"], "generating", 100),
+        (["chat"], "generating", 100),
+        (["eval", "builtin", "--limit", "2", "--batch-size", "2"], "evaluating", 2),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO("Write add(a, b)."))
+        status, _, err = run(capsys, *words, *long)
+        assert status == 0
+        assert f"{name}: the first call of a size compiles, 0 s so far\n" in err
+        # Rows of some more than 100 columns: 100 steps compute all, and blocks of 32 only 4 times.
+        line = rf"{name}: \d+/{total}, about \d+ s left  --preset fast: \d\.\dx fewer rows"
+        assert re.search(line, err), err
     # 256 steps of 300 rows, or 8 x 300 + 248 x 33
-    assert generation.advice(GenerationOptions(), 300) == "--preset fast: 7.3x fewer rows"
-    assert generation.advice(GenerationOptions(decoding=Decoding(preset="fast")), 300) == ""
+    assert engine.advice(GenerationOptions(), 300) == "--preset fast: 7.3x fewer rows"
+    assert engine.advice(GenerationOptions(decoding=Decoding(preset="fast")), 300) == ""
     # 16 steps of 23 rows, or 23 + 15 x 17
-    short = GenerationOptions(max_new_tokens=16)
-    assert generation.advice(short, 23) == "--preset fast: 1.3x fewer rows"
+    assert (
+        engine.advice(GenerationOptions(max_new_tokens=16), 23) == "--preset fast: 1.3x fewer rows"
+    )
 
 
 ROOT = Path(__file__).parents[1]
@@ -154,8 +163,10 @@ def test_what_exceeds_the_context_is_refused_before_the_weights(capsys, monkeypa
     )
     (tmp_path / "long.jsonl").write_text(json.dumps("word " * 600) + "\n")
     lists = ["--prompts", str(tmp_path / "long.jsonl"), "--out", str(tmp_path / "out.jsonl")]
-    for words in (["word " * 600], lists, ["--prefix", "word " * 600]):
-        status, _, err = run(capsys, "generate", *words)
+    analysis = ["analyze", "--max-new-tokens", "600", "--out", str(tmp_path / "analysis")]
+    asked = (["word " * 600], lists, ["--prefix", "word " * 600])
+    for words in (*(["generate", *words] for words in asked), analysis):
+        status, _, err = run(capsys, *words)
         assert (status, one_error_line(err), loaded) == (2, True, [])
         assert "the context holds 512 tokens" in err
 

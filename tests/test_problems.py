@@ -113,6 +113,13 @@ def test_other_files_are_refused_by_name(tmp_path, content, named):
     assert str(path) in str(error.value)
 
 
+def test_a_byte_order_mark_costs_no_problem(tmp_path):
+    path = written(tmp_path / "problems.jsonl", RECORDS)
+    problems = file_problems("infilling", path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert file_problems("infilling", path) == problems
+
+
 def test_truncated_and_missing_files_are_refused(tmp_path):
     path = written(tmp_path / "problems.jsonl.gz", RECORDS)
     path.write_bytes(path.read_bytes()[:-20])

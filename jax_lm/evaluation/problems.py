@@ -180,7 +180,8 @@ def file_problems(suite: Suite, path: Path) -> list[Problem]:
     problems = []
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8") as lines:
+        # Windows editors put a byte order mark in front of the first line.
+        with opener(path, "rt", encoding="utf-8-sig") as lines:
             for line in lines:
                 record = json.loads(line)
                 if not isinstance(record, dict):

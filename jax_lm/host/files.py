@@ -58,8 +58,11 @@ def require_writable(out: Path) -> None:
 
 
 def require_new(path: Path, name: str = "out") -> None:
-    """Raise ValueError if there is a file, or a folder that is not empty."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    """Raise ValueError if there is a file, or a folder that is not empty.
+
+    Devices and pipes, such as /dev/stdout, may be written to.
+    """
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise ValueError(f"{name}={str(path)!r}: exists already, and nothing is overwritten")
 
 

@@ -98,7 +98,7 @@ class Experiment:
 
     Examples:
         diffucoder experiment --out experiment
-        diffucoder experiment --recorded tests/golden --out experiment
+        diffucoder experiment --recorded tests/golden --out experiment-recorded
         diffucoder experiment --model apple/DiffuCoder-7B-Instruct --dtype bfloat16 --out experiment-7b
 
     Attributes:

@@ -15,11 +15,12 @@ class Convert:
     The destination appears only when it is complete.
 
     Examples:
+        diffucoder convert builtin out/int8 --quantize int8
         diffucoder convert apple/DiffuCoder-7B-Instruct diffucoder-7b-orbax
-        diffucoder convert diffucoder-7b-orbax diffucoder-7b-hf                (and back, bit for bit)
+        diffucoder convert diffucoder-7b-orbax diffucoder-7b-hf             # and back, bit for bit
         diffucoder convert apple/DiffuCoder-7B-Instruct diffucoder-7b-int8 --quantize int8
-        diffucoder convert old-port diffucoder-7b --allow-missing-bias         (a folder with params.pkl)
-        diffucoder convert diffucoder-7b diffucoder-7b.gguf                    (for llama.cpp)
+        diffucoder convert old-port diffucoder-7b --allow-missing-bias      # a folder with params.pkl
+        diffucoder convert diffucoder-7b diffucoder-7b.gguf                 # for llama.cpp
 
     Attributes:
         source: folder or hub id in the Hugging Face or Orbax layout, a folder with params.pkl, or a
@@ -49,7 +50,8 @@ class Verify:
     The exit status is 1 if a check fails.
 
     Examples:
-        diffucoder verify diffucoder-7b-orbax
+        diffucoder verify builtin
+        diffucoder verify apple/DiffuCoder-7B-Instruct
 
     Attributes:
         path: folder or hub id.
@@ -69,7 +71,7 @@ class Push:
     import. The model card is the README.md of the folder, or else made from the configuration.
 
     Examples:
-        diffucoder push out/merged me/my-diffucoder                       (a dry run)
+        diffucoder push out/merged me/my-diffucoder                      # a dry run
         HF_TOKEN=... diffucoder push out/merged me/my-diffucoder --yes
 
     Attributes:

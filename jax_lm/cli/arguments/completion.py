@@ -11,9 +11,9 @@ class Completion:
     """Print the completion script of a shell.
 
     Examples:
-        diffucoder completion bash > ~/.local/share/bash-completion/completions/diffucoder
-        diffucoder completion zsh > ~/.zfunc/_diffucoder               (with fpath+=~/.zfunc before compinit)
-        diffucoder completion fish > ~/.config/fish/completions/diffucoder.fish
+        source <(diffucoder completion bash)
+        mkdir -p ~/.zfunc && diffucoder completion zsh > ~/.zfunc/_diffucoder    # fpath+=~/.zfunc before compinit
+        diffucoder completion fish | source
 
     Attributes:
         shell: the shell to complete in.

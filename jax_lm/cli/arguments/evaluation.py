@@ -37,8 +37,7 @@ class Analyze:
 
     Examples:
         diffucoder analyze --out analysis
-        diffucoder analyze humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Base
-            --max-new-tokens 512 --limit 20 --n 4 --out analysis
+        diffucoder analyze humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Base --limit 20
 
     Attributes:
         suite: problems to complete; builtin are held-out problems of the built-in model's corpus.

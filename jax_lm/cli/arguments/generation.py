@@ -7,6 +7,7 @@ from typing import Literal
 from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
 from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
 from jax_lm.host.declared import Positional
+from jax_lm.host.files import require_new
 from jax_lm.options import (
     DEFAULTS,
     GenerationOptions,
@@ -29,7 +30,7 @@ class Generate:
         diffucoder generate --model apple/DiffuCoder-7B-Instruct --chat "Reverse a linked list."
         diffucoder generate --adapter out/lora/adapter "def fibonacci(n):"
         diffucoder generate --prefix "def gcd(a, b):" --suffix "    return a" --max-new-tokens 24
-        diffucoder generate --file draft.py        (with <|hole|> or <|hole:12|> where code is missing)
+        diffucoder generate --file draft.py    # with <|hole|> or <|hole:12|> where code is missing
         diffucoder generate --prompts prompts.jsonl --out answers.jsonl
         cat start.py | diffucoder generate -
 
@@ -132,8 +133,8 @@ class Generate:
             raise ValueError(f"middle_length={self.middle_length}: needs prefix or suffix")
         if self.animation is not None and (self.watch or given not in ([], ["prompt"])):
             raise ValueError("animation: works with a prompt, and without watch")
-        if self.animation is not None and self.animation.exists():
-            raise ValueError(f"animation={self.animation}: exists already")
+        if self.animation is not None:
+            require_new(self.animation, "animation")
         if self.chat and given and given[0] not in ("prompt", "prompts"):
             raise ValueError(f"chat: answers a prompt, not {given[0]}")
         if self.infills and (self.watch or self.stats):

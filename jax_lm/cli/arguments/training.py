@@ -215,8 +215,8 @@ class Grpo:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapt:
-    """Train masked diffusion on plain text, from an autoregressive Qwen2 checkpoint or from
-    scratch.
+    """Train masked diffusion on plain text, from an autoregressive checkpoint (Qwen2, Qwen3, Llama)
+    or from scratch.
 
     Attention opens from causal to full over the first steps. If the command is killed, the same
     command resumes the run.

@@ -33,7 +33,7 @@ from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityChe
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
-from jax_lm.host.files import require_writable, write_whole
+from jax_lm.host.files import require_new, require_writable, write_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -51,6 +51,7 @@ def run_bench(arguments: Bench) -> int:
     # an unusable folder should be reported before anything is measured
     if out:
         require_writable(out)
+        require_new(out / "bench.json")
     if shape:
         folder = None
         config = SHAPES[shape]
@@ -111,6 +112,7 @@ def run_compare(arguments: Compare) -> int:
         )
     if out:
         require_writable(out)
+        require_new(out / "comparison.json")
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL)
     with terminal.progress("comparing") as report:
         result = comparison.compare(

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
 from jax_lm.config import Fields
+from jax_lm.diffusion.variable_length import lay_out
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -22,8 +23,9 @@ from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.host import terminal
 from jax_lm.host.files import require_new, require_writable
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.reports.document import Document, print_report
+from jax_lm.templates import Template
 from untrusted import Local
 
 # Solutions whose outcome is known: the attribute of a problem that holds one, and their name.
@@ -73,7 +75,7 @@ def run_eval(arguments: Evaluate) -> int:
     with Journal(arguments.out, settings) as journal:
         if journal.records:
             terminal.say(f"resuming after {len(journal.done)} attempts of an earlier run")
-        with terminal.progress("evaluating") as progress:
+        with terminal.progress("evaluating", FIRST_NOTE) as progress:
             # n attempts at each problem, without those of the earlier run
             for attempt in evaluator.attempts(
                 problems * arguments.n, done=journal.done, on_progress=progress
@@ -133,7 +135,15 @@ def run_analyze(arguments: Analyze) -> int:
     options = [
         replace(generation, temperature=temperature) for temperature in arguments.temperatures
     ]
-    engine = DiffuCoderInference(**arguments.engine.settings)
+    length = generation.max_new_tokens
+    templates = [Template.completion(problem.prefix, length) for problem in problems]
+    engine = DiffuCoderInference(
+        **arguments.engine.settings,
+        # refuse a canvas that exceeds the context before the weights are loaded
+        before_weights=lambda engine: lay_out(
+            templates, engine.tokenizer, generation, engine.config
+        ),
+    )
     analysis = analyze_order(
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )

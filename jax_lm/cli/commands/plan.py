@@ -13,7 +13,7 @@ from jax_lm.compilation.compiler import CompilerPackage
 from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
 from jax_lm.config import SHAPES, DreamConfig
 from jax_lm.host import platforms
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import require_new, write_whole
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
@@ -24,6 +24,8 @@ from jax_lm.sharding import MeshShape
 
 def run_plan(arguments: Plan) -> int:
     """Plan a step and print it; exit status 1 if it does not fit."""
+    if arguments.out:
+        require_new(arguments.out)
     if arguments.step == SERVE:
         return plan_server(arguments, Topology.parse(arguments.topology))
     plan = make_plan(arguments)
