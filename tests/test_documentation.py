@@ -5,8 +5,13 @@ the site.
 import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
+import time
 import tomllib
+from contextlib import suppress
+from pathlib import Path
 
 import options
 import pytest
@@ -20,6 +25,8 @@ from documentation import (
     blocks,
     check,
     commands,
+    examples,
+    is_ready,
     matches,
     pages,
     shortened,
@@ -31,7 +38,8 @@ NAVIGATION = ROOT / "mkdocs.yml"
 
 
 def everything():
-    return [command for page in pages() for block in blocks(page) for command in commands(block)]
+    places = [*map(blocks, pages()), *examples()]
+    return [command for place in places for block in place for command in commands(block)]
 
 
 def test_every_command_parses():
@@ -42,6 +50,28 @@ def test_every_command_parses():
             check(command)
         except (SystemExit, ValueError, SyntaxError) as error:
             pytest.fail(f"{command.block.name}: {command.text}: {error}")
+
+
+def test_options_in_the_text_exist():
+    """Commands within a sentence, such as `diffucoder serve --draft N`, are parsed as well."""
+    seen, wrong = 0, []
+    for page in pages():
+        text = re.sub(r"(?ms)^```.*?^```$|^    .*?$", "", page.read_text())
+        for words in map(
+            str.split, re.findall(r"`(?:\S*/)?diffucoder ([a-z][^`|…]* --[^`|…]*)`", text)
+        ):
+            if "--help" in words:
+                continue
+            # what stands for a number or is left out is no mistake
+            words = ["1" if word == "N" else word for word in words]
+            try:
+                cli.parse(shlex.split(" ".join(words)))
+            except ValueError as error:
+                wrong.append(f"{page.name}: {' '.join(words)}: {error}")
+            seen += 1
+    # a command is often named without its required arguments
+    assert [line for line in wrong if not re.search(r"needs (a value|[A-Z-])", line)] == []
+    assert seen >= 15
 
 
 def test_every_page_can_be_found():
@@ -93,6 +123,8 @@ def test_error_messages_are_those_of_the_troubleshooting_page(capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     seen = 0
     for command in [command for block in blocks(page) for command in commands(block)]:
+        if command.block.language == "record":
+            continue
         if command.expected is None:
             if "diffucoder" not in command.text:
                 subprocess.run(["bash", "-c", command.text], check=True)
@@ -124,6 +156,7 @@ def test_blocks_and_marks(tmp_path):
     page.write_text(
         "Text\n\n    diffucoder info  # needs a lake\n    # needs a hill:\n    diffucoder verify \\\n        x\n\n"
         "Text\n\n    a tree of processes\n<!-- run: cat x -->\n"
+        '    SEEDS="0 1" experiments/run.sh  # needs an hour\n'
         "```console\n$ diffucoder info\nerror: …\n\nmore\n$ cat y\n```\n```text\n$ rm z\n```\n"
     )
     found = [
@@ -135,9 +168,14 @@ def test_blocks_and_marks(tmp_path):
         ("sh", "diffucoder info ", "a lake", None),
         ("sh", "diffucoder verify  x", "a hill", None),
         ("sh", "cat x", None, None),
+        ("sh", 'SEEDS="0 1" experiments/run.sh ', "an hour", None),
         ("console", "diffucoder info", None, "error: …\n\nmore"),
         ("console", "cat y", None, ""),
+        ("record", "rm z", None, ""),
     ]
+    (*_, record) = [command for block in blocks(page) for command in commands(block)]
+    record = Command(Block(ROOT / "README.md", 1, "record", "$ rm z"), record.text)
+    assert Workplace(tmp_path).run(record) == "checked only, the record of a run"
     assert matches("error: …\n\nmore", "error: some\n\nmore\n")
     assert not matches("error: …\nmore", "error: some\nless\n")
 
@@ -155,6 +193,52 @@ def test_the_page_of_options_is_that_of_the_code():
     assert options.PAGE.read_text(encoding="utf-8") == options.page(), (
         "python tools/options.py writes it anew"
     )
+
+
+ENDED = """
+import signal, sys
+from documentation import ENDING, ROOT, Block, run_blocks, stop
+for number in ENDING:
+    signal.signal(number, stop)
+text = "diffucoder sandbox serve --port 8700\\ncurl -s http://127.0.0.1:8700/health > {seen}\\nsleep 97"
+run_blocks([Block(ROOT / "README.md", 1, "sh", text.replace("{seen}", sys.argv[1]))])
+"""
+
+
+def test_what_the_tool_has_started_ends_with_it(tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "DIFFUCODER_SANDBOX_TOKEN": "0123456789abcdef",
+    }
+    tool = subprocess.Popen(
+        [sys.executable, "-c", ENDED, tmp_path / "seen"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    port = int(
+        re.search(r"serves on port (\d+)", tool.stdout.readline() + tool.stdout.readline())[1]
+    )
+    # The documented port was not taken, and what follows asks the one that was.
+    assert port != 8700
+    assert is_ready(port)
+    assert "ran" in tool.stdout.readline() + tool.stdout.readline()
+    assert "ok" in (tmp_path / "seen").read_text()
+    time.sleep(0.3)
+    children = running_below(tool.pid)
+    assert len(children) >= 2
+    tool.send_signal(signal.SIGTERM)
+    _, err = tool.communicate(timeout=60)
+    assert "KeyboardInterrupt" in err
+    assert not is_ready(port)
+    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
+
+
+def running_below(pid):
+    """Process ids of the children of a process, of theirs, and so on."""
+    found = []
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += [int(child), *running_below(int(child))]
+    return found
 
 
 def test_the_programs_of_pages_start(tmp_path):

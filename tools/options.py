@@ -12,7 +12,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "options.md"
 PREAMBLE = """\
 # Options
 
-Generated from the code by `python tools/options.py`. `diffucoder COMMAND --help` prints the same.
+For people who look up an option. Generated from the code by `python tools/options.py`;
+`diffucoder COMMAND --help` prints the same.
 
 - An option has the same name and meaning in every command, and the name that Hugging Face gives it
   where there is one.
