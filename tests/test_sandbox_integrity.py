@@ -615,6 +615,7 @@ RUNNING = (
     "exec (f())",
     "run = eval\nrun(f())",
     "frame.read_pickle('x')",
+    "list(map(frames.read_pickle, ['x']))",
 )
 """Tests that may run what a program returns or has written."""
 
@@ -644,6 +645,10 @@ FALSE_FAILURES = {
         "class S(str):\n    def upper(self): return S(str.upper(self) + '!')\n    def loud(self): return self + '!!'\n"
         "def f(x): return S(x)",
         "assert f('a').upper() == 'A!' and f('a').upper().loud() == 'A!!!' and f('a').startswith('a')",
+    ),
+    "a word of what is refused, as data": (
+        "def f(words): return len(words)",
+        "words = ['pickle', 'a pickle, or two', 'a pickle.']\nassert f(words) == len(words)",
     ),
     "copies of lists of objects": (
         "class P:\n    def __init__(self, n): self.n = n\ndef f(): return [P(1), P(2)]",

@@ -20,7 +20,7 @@ COMPARING = ("isclose", "allclose", "array_equal", "approx", "zip", "compare")
 # not used cannot: pickle.load(f), load(allow_pickle=True), yaml.load(f), map(eval, texts).
 RUNNING = r"\w*pickle|dill|shelve|dbm|marshal|joblib|copyreg|yaml|doctest|runpy"
 REFUSED = re.compile(
-    rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|^(?!\s*import ).*pickle"
+    rf"\b(?:{RUNNING})(?:\.\w|\(| as )|\bfrom (?:{RUNNING})\b|\b\w+_pickle\b|\.\w*pickle\b"
     r"|(?<![\w.])(?:eval|exec)\s*(?:[(,)\]]|$)"
     r"|\b(?:load_source|spec_from_file_location|SourceFileLoader|exec_module)\b",
     re.MULTILINE,
