@@ -185,7 +185,8 @@ class Decoding:
             there are no full ones within a block.
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
-            at the refresh, as Fast-dLLM does.
+            alone in the first forward pass over the block, as Fast-dLLM does. If the model attends
+            by blocks, that is done in those that begin with a block of its attention.
         add_threshold: if blocks are filled in parallel, the filled share of the latest block at
             which the next one is added, in [0, 1].
         activate_threshold: with cache `causal`, the filled share of a block from which the next
@@ -232,9 +233,12 @@ class Decoding:
         if settings.cache == "causal":
             require_only(settings, WITHOUT_REFRESHES | {"commit": "threshold"}, WITH_CAUSAL)
         elif settings.cache == "none":
-            require_only(settings, WITHOUT_REFRESHES, "with cache='none': it needs a cache")
+            # A first token can be forced without a cache too.
+            required = WITHOUT_REFRESHES | {"first_token": settings.first_token}
+            require_only(settings, required, "with cache='none': it needs a cache")
             require_only(self, {"activate_threshold": None}, "without cache='causal'")
             if self.is_pipelined:
+                require_only(settings, {"first_token": "rule"}, f"with {ACTIVE_BLOCKS}")
                 require_one_of("commit", settings.commit, PIPELINE_RULES)
         else:
             # Settings of another cache would be ignored silently.
@@ -418,7 +422,12 @@ class GenerationOptions:
 
     def require_growable(self) -> None:
         """Raise ValueError for options that cannot be combined with holes that grow."""
-        plain = {"commit": "steps", "cache": "none", "block_length": WHOLE_CANVAS}
+        plain = {
+            "commit": "steps",
+            "cache": "none",
+            "block_length": WHOLE_CANVAS,
+            "first_token": "rule",
+        }
         require_only(self.decoding.settings, plain, WHERE_HOLES_GROW)
         require_only(self, WITHOUT_VARIANTS, WHERE_HOLES_GROW)
         if self.alg == "origin":

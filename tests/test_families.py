@@ -26,7 +26,6 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, published_parameters
 from jax_lm.options import Decoding, GenerationOptions
-from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.training.coupled_grpo import require_room_for_completions
 from jax_lm.training.grpo_config import GRPOConfig
@@ -241,48 +240,6 @@ def test_the_page_of_families_has_a_row_for_each():
         assert all(kind in rows[0] for kind in family.types) or "the same" in rows[0]
 
 
-def decode(folder, prompt, **decoding):
-    engine = DiffuCoderInference(folder, dtype="float32", verbose=False)
-    options = GenerationOptions(
-        max_new_tokens=9, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False,
-        decoding=Decoding(**decoding),
-    )  # fmt: skip
-    ids = engine.tokenizer.encode(prompt)
-    canvas = engine.canvas([Template.completion(prompt, 9)])
-    states = engine.sampler.stream(canvas, engine.fit(options))
-    return engine, ids, [np.asarray(state.tokens)[0, -9:] for state in states], canvas
-
-
-@pytest.mark.parametrize("name", ["stable-diffcoder", "fast-dllm-v2", "llada"])
-def test_decoding_is_that_of_the_published_loop(tmp_path, name):
-    """One token a step, the most confident of the block, blocks counted as the authors do."""
-    folder = write_checkpoint(tmp_path / "model", name)
-    # Dream's schedule commits none at the first step and two at the last; no probability exceeds 1.
-    engine, ids, states, _ = decode(folder, "abcde", commit="threshold", threshold=1.0)
-    config, mask = engine.config, engine.tokenizer.mask_id
-    size = config.attention_block or 9
-    start = len(ids)
-    # The loop of the authors, over the whole text at once and without a cache.
-    tokens = np.array([*ids, *[mask] * 9])
-    model = DreamForCausalLM.from_pretrained(folder, dtype="float32")
-    expected = []
-    block_end = start if config.attention_block is None else start // size * size
-    while block_end < len(tokens):
-        first, block_end = block_end, min(block_end + size, len(tokens))
-        while (tokens[first:block_end] == mask).any():
-            hidden = model.model(jnp.asarray(tokens)[None])
-            rows = np.array(model.logits(align_rows(hidden, config)))[0].astype(np.float64)
-            rows[:, mask] = -np.inf
-            best = np.exp(rows - rows.max(-1, keepdims=True))
-            confidence = best.max(-1) / best.sum(-1)
-            confidence[(tokens != mask) | (np.arange(len(tokens)) < first)] = -1
-            confidence[block_end:] = -1
-            place = int(confidence.argmax())
-            tokens[place] = rows[place].argmax()
-            expected.append(tokens[start:].copy())
-    assert np.array_equal(states, expected)
-
-
 def test_what_a_family_cannot_do_is_refused_by_name(tmp_path):
     folder = write_checkpoint(tmp_path / "model", "stable-diffcoder")
     engine = DiffuCoderInference(folder, dtype="float32", verbose=False)
@@ -291,7 +248,7 @@ def test_what_a_family_cannot_do_is_refused_by_name(tmp_path):
     with pytest.raises(
         ValueError, match=r"block_length=8: must lie in \[1, 4\], the blocks of Stable"
     ):
-        decode(folder, "abc", block_length=8)
+        engine.fit(GenerationOptions(decoding=Decoding(block_length=8)))
     model = DreamForCausalLM.abstract(engine.config)
     with pytest.raises(ValueError, match="Stable-DiffCoder attends by blocks, which coupled-GRPO"):
         require_room_for_completions(model, PromptSet((), 0, 1), GRPOConfig())

@@ -81,7 +81,7 @@ def test_presets():
         ({"block_length": -1}, "block_length=-1"),
         ({"cache": "window", "refresh_every": 0}, "refresh_every=0"),
         ({"refresh_every": 2}, "refresh_every=2: must be 1 with cache='none'"),
-        ({"first_token": "force"}, "first_token='force'"),
+        ({"active_blocks": 2, "first_token": "force"}, "first_token='force': must be 'rule'"),
     ],
 )
 def test_decodings_out_of_range_are_named(options, named):

@@ -89,3 +89,8 @@ def random_rows(name: str, shape: int) -> tuple[np.ndarray, np.ndarray]:
     present = np.ones(size, bool)
     present[1, :PADDING] = False
     return tokens.astype(np.int32), present
+
+
+def random_prompt(seed: int, length: int) -> np.ndarray:
+    """Draw the tokens [t] of a prompt without special tokens."""
+    return np.random.default_rng(seed).integers(6, 60, length).astype(np.int32)

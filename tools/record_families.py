@@ -8,6 +8,7 @@ are restated here from its published code, as docs/families.md cites it, and sha
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,16 +48,18 @@ RULES = {
 }
 
 
-def build(name: str, shape: int) -> torch.nn.Module:
-    """Build a model from the random tensors of a case."""
-    config_class, model_class = CLASSES[RULES[name][0]]
-    fields = dict(SHAPES[shape])
+def build(
+    name: str, shape: int, classes: tuple[type, type] | None = None, **more: Any
+) -> torch.nn.Module:
+    """Build a model from the random tensors of a case, with other classes or further fields."""
+    config_class, model_class = classes or CLASSES[RULES[name][0]]
+    fields = {"attn_implementation": "eager"} | SHAPES[shape] | more
     if RULES[name][0] == "qwen3":
         fields["head_dim"] = (
             WIDE_HEAD if shape == 0 else fields["hidden_size"] // fields["num_attention_heads"]
         )
     tied = KINDS[name].get("tie_word_embeddings", False)
-    config = config_class(**fields, tie_word_embeddings=tied, attn_implementation="eager")
+    config = config_class(**fields, tie_word_embeddings=tied)
     model = model_class(config).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():

@@ -92,6 +92,7 @@ class Canvas:
             holes keep their length.
         phase: columns by which the first block begins before the first hole, so that blocks
             coincide with the blocks of the model's attention.
+        attention_block: length of those blocks; 1 without them.
     """
 
     tokens: HostTokens
@@ -99,6 +100,7 @@ class Canvas:
     attention_mask: HostMask
     room: Int[np.ndarray, "b"] | None = None
     phase: int = 0
+    attention_block: int = 1
 
     @classmethod
     def after(
@@ -196,7 +198,7 @@ class Canvas:
             )
         phases = set((self.position_ids[:, self.region.start] % size).tolist())
         if len(phases) == 1 and config.family.prompt == "start":
-            return replace(self, phase=phases.pop())
+            return replace(self, phase=phases.pop(), attention_block=size)
         if config.family.prompt == "start":
             logger.warning(
                 "prompts of different lengths: blocks of %s begin with the answers, not as trained; "

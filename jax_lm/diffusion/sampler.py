@@ -444,7 +444,7 @@ def block_passes(
 ) -> list[Pass]:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
-    Without a cache there is no refresh.
+    Without a cache there is no refresh, but the first step may be one that forces a token.
     """
     # Rows that are recomputed, for width 16 and block [8, 12) after block [4, 8):
     #   cache    refresh    steps
@@ -456,8 +456,14 @@ def block_passes(
     copies = 1 if finished else config.copies
     config, settings = replace(config, length=block.length, copies=1), decoding.settings
     width = canvas.tokens.shape[1]
+    # A first token is forced where a block of the model's attention begins; without those, always.
+    # Region [5, 12), phase 1 and attention blocks of 4: column 8 begins one.
+    column = block.start - canvas.region.start + canvas.phase
+    forces = settings.first_token == "force" and column % canvas.attention_block == 0
+    variant = replace(config.variant, forced=forces)
     if settings.cache == "none":
-        return config.variant.passes([Pass(config, 0)])
+        steps = [Pass(replace(config, variant=variant), 0), Pass(config, 0)]
+        return config.variant.passes(steps if forces else steps[1:])
     if finished and len(finished) % settings.refresh_every:
         # Between two full refreshes: the previous block, whose tokens are final now, and this one.
         first_row, end_row = max(finished[-1].start - 1, 0), block.end
@@ -466,7 +472,6 @@ def block_passes(
             max(canvas.region.start - 1, 0) if finished and settings.freeze_prompt else 0,
             width,
         )
-    forces = settings.first_token == "force"
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = settings.cache != "dual" and not forces and block.start > 0
     # If the first attention block begins in the prompt, its given tokens attend to its masks, so
@@ -474,7 +479,6 @@ def block_passes(
     lead = 0 if finished else canvas.phase
     start = max(block.start - lead - with_row_before, 0)
     end = width if settings.cache == "prefix" else block.end
-    variant = replace(config.variant, forced=forces)
     refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(
         [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]
