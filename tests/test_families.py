@@ -2,7 +2,6 @@
 (`tools/record_families.py`), and its files say which family it is.
 """
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases.families import build, with_rule
 from cases.reference import GOLDEN
-from family_cases import KINDS, NEW_TOKENS, SHAPES, config_fields, random_rows, random_tensor
+from family_cases import KINDS, NEW_TOKENS, SHAPES, config_fields, random_rows
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models
 
@@ -24,7 +24,7 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters, published_parameters
+from jax_lm.models.dream import DreamForCausalLM, parameters, published_parameters
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.training.coupled_grpo import require_room_for_completions
@@ -56,15 +56,6 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def recorded():
     return load_file(GOLDEN / "families.safetensors")
-
-
-def build(config):
-    """A model with the random tensors of a case."""
-    tensors = {
-        name: jnp.asarray(random_tensor(name, shape))
-        for name, shape in parameter_shapes(config).items()
-    }
-    return DreamForCausalLM.from_tensors(config, tensors)
 
 
 def logits(model, name, shape):
@@ -111,18 +102,6 @@ def test_greedy_answers_are_those_of_transformers(recorded, name, shape):
 
 def other_attention(config):
     return {"attention": "full" if config.attention_block else "causal"}
-
-
-def with_rule(model, **change):
-    """A model that takes another family for its own."""
-
-    class Mistaken(DreamConfig):
-        @property
-        def family(self):
-            return dataclasses.replace(super().family, **change)
-
-    config = Mistaken(**dataclasses.asdict(model.config))
-    return DreamForCausalLM.from_tensors(config, parameters(model))
 
 
 @pytest.mark.parametrize("name", ["dream", "a2d-qwen3-bd3lm", "llada"])

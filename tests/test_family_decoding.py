@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from cases.families import build, with_rule
 from cases.generation import tokens_of
 from cases.reference import GOLDEN
 from family_cases import config_fields, random_prompt
-from test_families import build, with_rule
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.parsing import parse_words
