@@ -345,6 +345,24 @@ def test_what_is_no_request_is_refused(address, body, message):
     assert answer["error"]["message"].startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("fields", "begins", "ends", "param"),
+    [
+        ({"é" * 50_000: 1}, "\\xe9\\xe9", ": not supported by this server", "\\xe9" * 25),
+        ({"steps": 10**4000}, "steps=1000", "tokens of the hole", "steps"),
+        ({"alg": "x" * 50_000}, "alg='xxx", "'left_to_right' or 'untied'", "alg"),
+    ],
+)
+def test_a_message_of_an_error_is_short_whatever_came(address, fields, begins, ends, param):
+    body = {"prompt": PROMPT, "max_tokens": 8, "preset": "exact"} | fields
+    status, _, answer = call(address, "POST", "/v1/completions", body)
+    error = answer["error"]
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(begins)
+    assert error["message"].endswith(ends)
+    assert len(error["message"]) < 700
+
+
 def test_errors_reach_the_client_as_its_own(client, address):
     with pytest.raises(openai.BadRequestError, match="maximum context length is 96") as refused:
         client.completions.create(prompt=PROMPT * 20, **COMPLETION)

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 # Statuses after which a retry may succeed. For others, a header tells OpenAI's clients not to
 # retry, which they would do for all from 500 on.
 WORTH_RETRYING = (408, 409, 429, 503)
+# Characters of a message; of a longer one, the beginning and the end are kept.
+MAX_MESSAGE = 600
 # OpenAI's error type by status; all others are invalid requests or server errors.
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # Status and message for each reason why a request has no answer.
@@ -45,10 +47,13 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        # A message quotes what came, which may be a name of a megabyte; what is allowed comes last.
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 2 :]}"
         super().__init__(message)
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = ERROR_TYPES.get(status, kind)
-        error = {"message": message, "type": kind, "param": param, "code": code}
+        error = {"message": message, "type": kind, "param": param and param[:100], "code": code}
         self.status, self.body = status, {"error": error}
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         if status not in WORTH_RETRYING:

@@ -241,7 +241,7 @@ class Guard:
             if TRACE.fullmatch(headers.get("traceparent", "")):
                 fields["traceparent"] = headers["traceparent"]
             if ignored.names:
-                fields["ignored_fields"] = ignored.names
+                fields["ignored_fields"] = [name[:64] for name in ignored.names[:32]]
             self.record(scope, status, fields)
 
     def admit(self, scope: Message, headers: Headers) -> Key | None:
