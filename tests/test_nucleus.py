@@ -1,12 +1,14 @@
 """Rows as wide as the published vocabulary, against a full sort in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_lm.diffusion.candidates import SamplingParams, filtered
-from jax_lm.diffusion.nucleus import CHUNK, Rows, inverse_cdf, largest, nucleus, weigh
+from jax_lm.diffusion.nucleus import CHUNK, Rows, inverse_cdf, largest, map_columns, nucleus, weigh
 from jax_lm.options import GenerationOptions
 
 VOCABULARY = 152_064
@@ -242,3 +244,25 @@ def test_the_largest_are_not_made_by_a_sort_of_all_columns():
     text = jax.jit(log_probs).lower(jnp.zeros((2, 4, 1536)), params).compile().as_text()
     assert "TopK" in text
     assert " sort(" not in text
+
+
+def test_parts_of_columns_become_what_the_whole_does():
+    """Also where the last part begins early, and computes columns again."""
+    rng = np.random.default_rng(3)
+    values, ids = rng.normal(size=(2, 5, 7)), rng.integers(0, 9, (2, 5))
+
+    def compute(values, ids):
+        return values.max(axis=-1), {"double": 2 * values, "sum": values[..., 0] + ids}
+
+    whole = compute(values, ids)
+    for parts in (1, 2, 3, 4, 5):
+        found = map_columns(compute, parts, jnp.asarray(values), jnp.asarray(ids))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, whole)
+
+
+def test_no_other_array_holds_all_logits_of_parts():
+    """Padded or reordered, they would be stored once more; 30 rows are 4 parts of 8."""
+    logits = jax.ShapeDtypeStruct((1, 30, 4096), jnp.float32)
+    peaks = jax.jit(lambda logits: map_columns(lambda part: jnp.max(part, axis=-1), 4, logits))
+    stored = peaks.lower(logits).compile().memory_analysis().temp_size_in_bytes
+    assert stored < logits.size * 4 // 2

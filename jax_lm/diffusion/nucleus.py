@@ -38,8 +38,9 @@ GROUP = 32
 def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others: Array) -> Any:
     """Apply a function that treats rows independently; on a CPU, to few enough rows for its caches."""
     count = logits.shape[1]
-    size = max(1, CACHED_LOGITS // (logits.shape[0] * logits.shape[2]))
-    if (parts := -(-count // size)) == 1:
+    fitting = max(1, CACHED_LOGITS // (logits.shape[0] * logits.shape[2]))
+    # a power of two, which divides most blocks: 6 rows fit, and 32 are 8 parts of 4
+    if (parts := -(-count // (1 << fitting.bit_length() - 1))) == 1:
         return decide(logits, *others)
     return jax.lax.platform_dependent(
         logits, *others, cpu=partial(map_columns, decide, parts), default=decide
@@ -49,23 +50,25 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
 def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> Any:
     """Apply a function that treats columns independently to one part of the columns at a time.
 
-    If the columns do not divide, the last part is filled up with zeros, whose results are dropped.
+    If the columns do not divide, the last part begins early, and computes some of them again.
     """
-    # 5 columns in 3 parts: [b, 5, v] -> [b, 6, v] -> [b, 3, 2, v] -> [3, b, 2, v], and back.
     if parts == 1:
         return function(*arguments)
+    # 5 columns in 3 parts: columns 0 and 1, 2 and 3, 3 and 4. No part is more than a slice: on a
+    # CPU, padded or reordered logits would be a copy of them all.
     count = arguments[0].shape[1]
+    size = -(-count // parts)
+    starts = jnp.minimum(jnp.arange(0, count, size), count - size)
 
-    def split(a: Array) -> Array:
-        if padding := -count % parts:
-            a = jnp.pad(a, ((0, 0), (0, padding), *((0, 0),) * (a.ndim - 2)))
-        return jnp.moveaxis(a.reshape(a.shape[0], parts, -1, *a.shape[2:]), 1, 0)
+    def compute(start: Int[Array, ""]) -> Any:
+        return function(*(jax.lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
 
-    def joined(a: Array) -> Array:
-        return jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:])[:, :count]
-
-    results = jax.lax.map(lambda part: function(*part), [split(a) for a in arguments])
-    return jax.tree.map(joined, results)
+    # [p, b, s, ...] -> [b, c, ...]: column 4 is in part 2, at index 4 - 3.
+    columns = jnp.arange(count)
+    part = columns // size
+    index = columns - starts[part]
+    results = jax.lax.map(compute, starts)
+    return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), results)
 
 
 # One number for each row of the window.

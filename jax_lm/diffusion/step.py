@@ -452,6 +452,9 @@ def decide_tokens(
     )
     kept = likeliest_candidates(candidates) if config.variant.keeps_candidates else None
     shape = logits.shape[:2]
+    if isinstance(candidates, Rows):
+        # Those without the excluded token are stored; to store the others too would take a pass.
+        logits = candidates.logits
     # draw and score
     by_entropy = params.entropy_bound >= 0
     entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
