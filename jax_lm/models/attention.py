@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
-from jax_lm.models.shapes import ScalarInt, Tokens
+from jax_lm.models.shapes import Tokens
 from jax_lm.sharding import divisors, row_axes
 
 # Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
@@ -44,14 +44,6 @@ class KeyValues(NamedTuple):
 
     keys: Float[Array, "b k s h"]
     values: Float[Array, "b k s h"]
-
-    def write(self, fresh: "KeyValues", start: ScalarInt) -> "KeyValues":
-        """Return a copy in which `fresh` replaces the positions from `start` on."""
-        keys, values = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2)
-            for old, new in zip(self, fresh, strict=True)
-        )
-        return KeyValues(keys, values)
 
 
 class SampleMask(NamedTuple):

@@ -159,10 +159,14 @@ class DreamAttention(nnx.Module):
         if past is not None:
             # A cache of 6 positions, start = 2 and t = 3: positions 2, 3 and 4 are replaced.
             cached, start = past
-            key_values = cached.write(key_values, start)
-        return self.o_proj(
-            attend(q, *key_values, attention_mask, mesh).reshape(b, t, -1)
-        ), key_values
+            key_values = jax.tree.map(
+                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2),
+                cached,
+                key_values,
+            )
+        keys, values = key_values
+        attended = attend(q, keys, values, attention_mask, mesh)
+        return self.o_proj(attended.reshape(b, t, -1)), key_values
 
     def project(self, x: Hidden) -> Projections:
         """Compute queries, keys and values, all heads of a position side by side."""
