@@ -27,7 +27,7 @@ The 7B shape in bfloat16, one sequence of 512 tokens, 256 of them new. Compiled,
 implied.**
 
 - A `step` is one denoising step. Presets with a cache begin each block of 32 with a `refresh` of all rows, and
-  continue with steps over 33 rows.
+  continue with steps over 32 rows.
 - Bytes are those that all kernels of a step read and write on one device; its caches are not modelled. `least` is
   what a step must read: weights, keys and values once.
 - On TPUs, most weights reach the chip's own memory by copies that run in parallel with the kernels. They are not

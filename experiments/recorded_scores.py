@@ -37,7 +37,7 @@ def main(prompts: Path = Path("experiments/pipelines"), count: int = 64) -> None
     model, mask_id = task.model, task.sampler.mask_id
 
     def scores(tokens: np.ndarray, steps: np.ndarray, options: GenerationOptions) -> np.ndarray:
-        blocks = decoded_blocks(tokens.shape[1], options, mask_id)
+        blocks = decoded_blocks(tokens.shape[1], options, model.config)
         score = jax.jit(partial(trace_log_probs, model, blocks=blocks, mask_id=mask_id))
         return np.asarray(score(tokens, rows.attention_mask, jnp.asarray(steps)))[counted]
 

@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
-from jax_lm.config import Fields
+from jax_lm.config import DreamConfig, Fields
 
 ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied")
 DEFAULT_ALG = "entropy"
@@ -174,8 +174,9 @@ class Decoding:
             otherwise: a threshold over the whole canvas ruins the answers of instruct models.
         cache: which rows each step recomputes; keys and values of the others are cached. `none`:
             all rows. `prefix`: the block and all rows after it. `dual`: the block; the row before
-            it stays as the last refresh computed it. `window`: the block and the row before it.
-            `causal` is only for weights that were trained for it (D2F, arXiv 2508.09192): a block
+            it stays as the last refresh computed it. `window`: the block and the row before
+            it; of blocks of 32 and more the rows that predict them, which end one earlier. `causal`
+            is only for weights that were trained for it (D2F, arXiv 2508.09192): a block
             attends to itself and to earlier positions, so finished blocks are never recomputed, and
             several blocks are filled in parallel, with commit rule `threshold`. It is for
             completions, not for holes.
@@ -290,6 +291,16 @@ class Decoding:
         """Return the block length in a region of `region` columns."""
         length = self.settings.block_length
         return region if length == WHOLE_CANVAS else min(length, region)
+
+
+def window_length(columns: int, model: DreamConfig) -> int:
+    """Return the rows that a step with cache `window` recomputes for a block of `columns`."""
+    # Row p predicts column p + 1, so columns 32 to 63 are predicted by rows 31 to 62. A window that
+    # included row 63 would cost a GPU as much as one of 40 rows, so it ends before: keys and values
+    # of row 63 stay those of the refresh. Shorter blocks are recomputed as a whole, as are those of
+    # families whose cache is only exact if they are.
+    is_whole = model.attention_block is not None or not model.family.shifts
+    return columns + (is_whole or columns < BLOCK_LENGTH)
 
 
 EXACT = Decoding()

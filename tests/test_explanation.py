@@ -144,8 +144,12 @@ def test_the_real_step_reads_every_weight_once(tiny_config, preset):
         shape = StepShape(vocabulary=96, hidden=32, memory=2**30, in_loop=True)
         found = explain(program.lower().compile().as_text(), shape)
         assert found.read_again == ()
-        rows = 33 if (preset, name) == ("fast", "step") else 64
-        assert found.rows[rows] == 7 * tiny_config.num_hidden_layers
+        products = 7 * tiny_config.num_hidden_layers
+        if (preset, name) == ("fast", "step"):
+            # As many rows as the block has columns, which the head computes as well.
+            assert found.rows == {32: products + 1}
+        else:
+            assert found.rows[64] == products
 
 
 def test_a_refresh_of_equal_prompts_computes_one_of_them(tiny_config):

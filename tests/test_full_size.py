@@ -69,7 +69,7 @@ def test_every_step_is_measured_in_runs_of_limited_time(tmp_path, monkeypatch):
     assert [name for name, each in found.items() if each["state"] != "done"] == ["torch"]
     passes = {row["window"]: row for row in found["passes 1"]["row"]["rows"]}
     assert [(name, row["rows"], row["head_rows"]) for name, row in passes.items()] == [
-        ("canvas", 64, 32), ("refresh", 64, 32), ("window", 33, 32)
+        ("canvas", 64, 32), ("refresh", 64, 32), ("window", 32, 32)
     ]  # fmt: skip
     exact = found["decoding exact 1"]["row"]
     assert exact["tokens_per_second"] == pytest.approx(32 / exact["seconds"])

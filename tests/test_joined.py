@@ -104,6 +104,7 @@ def test_a_step_of_joined_products_launches_four_a_layer(tiny_config, monkeypatc
         step = programs.step_programs(tiny_config, planned, mesh, options)["step"]
         found = explain(step.lower().compile().as_text(), shape)
         assert found.read_again == ()
-        rows.append(max(count for size, count in found.rows.items() if size > 32))
-    # q, k and v; o; gate and up; down
-    assert rows == [4 * tiny_config.num_hidden_layers, 7 * tiny_config.num_hidden_layers]
+        rows.append(found.rows)
+    # q, k and v; o; gate and up; down; and the head
+    layers = tiny_config.num_hidden_layers
+    assert rows == [{32: 4 * layers + 1}, {32: 7 * layers + 1}]

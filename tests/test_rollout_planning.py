@@ -51,9 +51,9 @@ def test_with_a_cache_the_links_are_the_limit_of_streaming():
     assert streamed.seconds == pytest.approx(streamed.received / 450e9)
     assert copied.limit != "links"
     assert streamed.seconds > 4 * copied.seconds
-    # A block of 32 is one step of all 480 rows and 31 of 33.
+    # A block of 32 is one step of all 480 rows and 31 of 32.
     plain = sampling(DIFFUCODER_7B, RECIPE, MeshShape(data=8), EIGHT_H100)
-    assert 7 < plain.seconds / copied.seconds < 32 * 480 / (480 + 31 * 33)
+    assert 7 < plain.seconds / copied.seconds < 32 * 480 / (480 + 31 * 32)
 
 
 @pytest.mark.parametrize(

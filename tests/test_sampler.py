@@ -17,10 +17,11 @@ from cases.generation import (
 from flax import nnx
 
 from jax_lm.benchmark.parity import check_fast_generation, check_generation
-from jax_lm.compilation.programs import step_programs
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.sampler import Sampler
+from jax_lm.compilation.programs import begin_generation, step_programs
+from jax_lm.diffusion.canvas import Block, Canvas
+from jax_lm.diffusion.sampler import Sampler, block_passes
 from jax_lm.diffusion.state import NEVER, Hooks
+from jax_lm.diffusion.step import StepConfig, block_hidden, empty_cache
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import split_model
 from jax_lm.options import ALGS, Decoding, GenerationOptions
@@ -437,6 +438,46 @@ def test_a_cache_refreshed_every_step_equals_no_cache(golden_sampler, without_ca
     cached = golden_sampler.generate(Canvas.after(*ragged_prompts(), 14), options)
     np.testing.assert_array_equal(tokens_of(cached), tokens_of(without_cache))
     np.testing.assert_array_equal(cached.commit_step, without_cache.commit_step)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        ({}, 32),
+        ({"model_type": "Fast_dLLM_Qwen", "block_size": 32}, 33),
+        ({"model_type": "llada"}, 33),
+    ],
+    ids=["Dream", "Fast-dLLM v2", "LLaDA"],
+)
+def test_a_window_has_the_rows_that_predict_the_block(tiny_config, model, rows):
+    """Row p predicts column p + 1: columns 9 to 40 come from rows 8 to 39. Where attention goes by
+    blocks, row 40 is recomputed too: the cache would not be exact. Short blocks fit as a whole.
+    """
+    shape = dataclasses.replace(tiny_config, **model)
+    config = StepConfig(length=32, rows=None, mask_id=95, top_k=None)
+    canvas = Canvas.after(np.zeros((2, 9), np.int32), None, 40)
+
+    def first_and_count(block):
+        passes = block_passes(canvas, block, [], Decoding(preset="fast"), config, shape)
+        return [(each.first_row, each.config.rows) for each in passes]
+
+    assert first_and_count(Block(9, 41)) == [(0, 49), (8, rows)]
+    assert first_and_count(Block(41, 49))[1] == (40, 9)
+
+
+def test_a_window_that_ends_before_its_block_is_aligned(tiny):
+    """A step over 32 rows sees what a step over the canvas sees, as long as nothing was committed."""
+    options = greedy(None, decoding=Decoding(preset="fast"))
+    state, inputs, passes = begin_generation(tiny, Canvas.after(PROMPT, None, 40), options)
+    model = tiny.graph.merge(tiny.params)
+    cache, results = empty_cache(model, (1, 45), has_tail=False), []
+    for config, first_row in passes:
+        window = jax.tree.map(jnp.asarray, inputs.window.updated(rows=first_row))
+        hidden, cache = block_hidden(model, state.tokens, cache, inputs.canvas, window, config)
+        results.append((config.rows, hidden))
+    (rows, whole), (few_rows, part) = results
+    assert (rows, few_rows) == (45, 32)
+    np.testing.assert_allclose(part, whole, atol=2e-6)
 
 
 def test_a_stale_cache_is_another_computation(golden_sampler, without_cache):

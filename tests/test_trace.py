@@ -56,7 +56,7 @@ def test_a_score_is_the_probability_that_the_sampler_recorded(tiny_model, name):
     recorded = np.log(confidence[:, PROMPT:], where=counted, out=np.zeros(counted.shape))
 
     def difference(options):
-        blocks = decoded_blocks(tokens.shape[1], options, MASK)
+        blocks = decoded_blocks(tokens.shape[1], options, tiny_model.config)
         score = partial(trace_log_probs, tiny_model, blocks=blocks, mask_id=MASK)
         scores = jax.jit(partial(score, temperature=temperature))(
             tokens, canvas.attention_mask, steps
@@ -78,7 +78,7 @@ def test_the_gradient_does_not_depend_on_remat(tiny_model):
     steps = np.sort(rng.integers(0, 6, (4, COLUMNS)).astype(np.int32), axis=1)
     decoding = Decoding(cache="window", block_length=4)
     options = GenerationOptions(max_new_tokens=COLUMNS, num_steps=12, decoding=decoding)
-    blocks = decoded_blocks(PROMPT + COLUMNS, options, MASK)
+    blocks = decoded_blocks(PROMPT + COLUMNS, options, tiny_model.config)
 
     def gradient(remat):
         def total(weights):
@@ -123,7 +123,7 @@ def test_its_policy_gradient_on_two_tokens_is_the_exact_one(tiny_config):
     # As a loss of the trainer: each completion counts as often as it is drawn.
     drawn = np.asarray(jax.jit(probability)(weights))
     options = GenerationOptions(max_new_tokens=length, num_steps=length)
-    blocks = decoded_blocks(tokens.shape[1], options, mask)
+    blocks = decoded_blocks(tokens.shape[1], options, config)
 
     def loss(weights):
         model = nnx.merge(graph, weights)

@@ -85,8 +85,8 @@ def time_forwards(
 
     Returns:
         A row for each `window`, the rows that are recomputed: `canvas` (all of them, without a
-        cache), `refresh` (all of them, into the cache) and `window` (the block and the row before
-        it); of an autoregressive model `prompt` and `step`. `rows` are recomputed in each sequence,
+        cache), `refresh` (all of them, into the cache) and `window` (those of a block's steps); of
+        an autoregressive model `prompt` and `step`. `rows` are recomputed in each sequence,
         `head_rows` of them with logits. `overhead` is the share of the step that is not the forward
         pass: filters, draw, selection, bookkeeping. `bound` is the limit that sets `bound_seconds`:
         compute or memory. `roofline` is the share of the machine's limits that the forward pass

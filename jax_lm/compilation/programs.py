@@ -130,7 +130,7 @@ def begin_generation(
     return (
         config.variant.begin(sampler.start(canvas, 0), canvas),
         BatchInputs(CanvasArrays.of(canvas), window, params),
-        block_passes(canvas, block, [], options.decoding, config),
+        block_passes(canvas, block, [], options.decoding, config, sampler.config),
     )
 
 

@@ -58,7 +58,13 @@ from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
 from jax_lm.models.shapes import Tokens
-from jax_lm.options import BLOCK_LENGTH, LEFT_TO_RIGHT_ONLY, Decoding, GenerationOptions
+from jax_lm.options import (
+    BLOCK_LENGTH,
+    LEFT_TO_RIGHT_ONLY,
+    Decoding,
+    GenerationOptions,
+    window_length,
+)
 from jax_lm.sharding import replicate
 
 # Returns the rows of a state whose text needs no continuation.
@@ -232,7 +238,7 @@ class Sampler:
             params = config.variant.params(params, state)
             if state.logprobs is not None:
                 params = params._replace(keeps_logprobs=jnp.bool_(True))
-            passes = block_passes(canvas, block, finished, options.decoding, config)
+            passes = block_passes(canvas, block, finished, options.decoding, config, self.config)
             inputs = BatchInputs(arrays, self.window(state, block, params), params)
             refresh_steps = decoding.refresh_steps or NEVER
             state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
@@ -440,7 +446,12 @@ def restrict_options(options: GenerationOptions, config: DreamConfig) -> Generat
 
 
 def block_passes(
-    canvas: Canvas, block: Block, finished: list[Block], decoding: Decoding, config: StepConfig
+    canvas: Canvas,
+    block: Block,
+    finished: list[Block],
+    decoding: Decoding,
+    config: StepConfig,
+    model: DreamConfig,
 ) -> list[Pass]:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
@@ -450,7 +461,7 @@ def block_passes(
     #   cache    refresh    steps
     #   none                0 to 15
     #   prefix   0 to 15    7 to 15
-    #   window   0 to 15    7 to 11
+    #   window   0 to 15    7 to 11 (without the last row from 32 columns on: `window_length`)
     #   dual     0 to 15    8 to 11
     # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2.
     copies = 1 if finished else config.copies
@@ -478,7 +489,9 @@ def block_passes(
     # the whole block is recomputed.
     lead = 0 if finished else canvas.phase
     start = max(block.start - lead - with_row_before, 0)
-    end = width if settings.cache == "prefix" else block.end
+    end = min(start + lead + window_length(block.length, model), block.end)
+    if settings.cache == "prefix":
+        end = width
     refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(
         [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]

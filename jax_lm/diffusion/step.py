@@ -355,6 +355,10 @@ def block_hidden(
     #   hidden   [h2, h3, h4]
     #   shifted  [h2, h2, h3]
     #   aligned      [h2, h3]    from index 3 - 2 on
+    if config.rows == config.length and cache.tail is None:
+        # A window that ends before row 4, which predicts no column of the block. The shift drops
+        # the row that is appended here: shifted [h2, h2, h3] as well.
+        hidden = jnp.concatenate([hidden, hidden[:, -1:]], axis=1)
     aligned = jax.lax.dynamic_slice_in_dim(
         align_rows(hidden, model.config), window.block - window.rows, config.length, axis=1
     )

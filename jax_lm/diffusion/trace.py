@@ -1,6 +1,6 @@
 """Log-probabilities of sampled tokens on the canvases that they were drawn from.
 
-    blocks = decoded_blocks(width, options, mask_id)
+    blocks = decoded_blocks(width, options, model.config)
     log_probs = trace_log_probs(model, tokens, attention_mask, commit_step, blocks, mask_id)
 
 For each step, the canvas as it was before that step is rebuilt and computed by the same passes as
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.sampler import block_passes
 from jax_lm.diffusion.state import CanvasArrays, KVCache, Window
@@ -44,20 +45,23 @@ class DecodedBlock(NamedTuple):
     steps: int
 
 
-def decoded_blocks(width: int, options: GenerationOptions, mask_id: int) -> list[DecodedBlock]:
+def decoded_blocks(
+    width: int, options: GenerationOptions, model: DreamConfig
+) -> list[DecodedBlock]:
     """Return the blocks of a completion in rows of `width` columns."""
     length = options.max_new_tokens
     decoding = options.decoding
+    # Filters and MASK do not matter to hidden states.
+    plain = StepConfig(length=length, rows=None, mask_id=0, top_k=None)
     canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
     blocks = []
     for block in canvas.blocks(decoding.block_columns(length)):
-        config = StepConfig(length=block.length, rows=None, mask_id=mask_id, top_k=None)
         steps = block.length
         # Other rules than the schedule may commit one token at a time.
         if decoding.settings.commit == "steps" and options.steps:
             # 12 steps for 96 columns: at most ceil(12 * 32 / 96) = 4 in a block of 32.
             steps = min(steps, -(-options.steps * block.length // length))
-        passes = block_passes(canvas, block, [], decoding, config)
+        passes = block_passes(canvas, block, [], decoding, plain, model)
         blocks.append(DecodedBlock(block, passes, steps))
     return blocks
 
@@ -136,7 +140,8 @@ def canvas_hidden(
     if len(block.passes) == 1:
         return run(canvases, KVCache(), block.passes[0])[0]
     refresh, step = block.passes
-    has_tail = step.config.rows == block.columns.length
+    # The window of `dual` begins with the block.
+    has_tail = step.first_row == block.columns.start
     first, cache = run(canvases[:, :1], empty_cache(model, (b, t), has_tail=has_tail), refresh)
     if m == 1:
         return first

@@ -43,6 +43,7 @@ from jax_lm.options import (
     GenerationOptions,
     require_one_of,
     require_sizes,
+    window_length,
 )
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
@@ -394,9 +395,10 @@ class DiffuCoderInference:
         settings, steps = options.decoding.settings, options.max_new_tokens
         if settings.cache != "none" or settings.commit != "steps":
             return ""
-        # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 33.
+        # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 32.
         blocks = -(-steps // BLOCK_LENGTH)
-        fast = blocks * width + (steps - blocks) * (min(BLOCK_LENGTH, steps) + 1)
+        window = window_length(min(BLOCK_LENGTH, steps), self.config)
+        fast = blocks * width + (steps - blocks) * window
         return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
 
     def decode(

@@ -17,7 +17,7 @@ from jax_lm.checkpoints.stored import GROUP, QUANTIZED, bits_of, is_kernel
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
-from jax_lm.options import EXACT, Decoding, require_one_of, require_sizes
+from jax_lm.options import EXACT, Decoding, require_one_of, require_sizes, window_length
 from jax_lm.planning.roofline import GIB, Cost, Topology, gib
 from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
@@ -364,8 +364,8 @@ def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     # the first step of a block computes the whole canvas
     steps = [cost(rows=planned.canvas)]
     if planned.decoding.settings.cache != "none":
-        # the others compute the block and the position before it
-        steps += [cost(rows=block + 1)] * (block - 1)
+        # the others compute a window
+        steps += [cost(rows=window_length(block, config))] * (block - 1)
     return [step // mesh.tensor for step in steps]
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 
 from jax_lm.config import DreamConfig
-from jax_lm.options import EXACT, Decoding
+from jax_lm.options import EXACT, Decoding, window_length
 from jax_lm.planning.memory import (
     PASSES,
     PlannedStep,
@@ -109,8 +109,8 @@ def count_received_bytes(config: DreamConfig, planned: PlannedStep, shape: MeshS
     rows = planned.canvas
     if decoding.settings.cache != "none":
         block = decoding.block_columns(planned.new_tokens)
-        # average of one refresh of the canvas and block - 1 steps on a window of block + 1
-        rows = (planned.canvas + (block - 1) * (block + 1)) // block
+        # average of one refresh of the canvas and block - 1 steps on a window
+        rows = (planned.canvas + (block - 1) * window_length(block, config)) // block
     hidden = rows_per_device(planned, shape) * rows * config.hidden_size * planned.itemsize
     # Attention and feed-forward each end with an all-reduce over the devices that share a layer,
     # which receives every value twice: its partial sums, then the total.

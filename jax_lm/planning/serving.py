@@ -53,14 +53,14 @@ def cheapest_size(sizes: Iterable[int], count: int, rows: int, fixed_rows: int) 
     Args:
         rows: rows of tokens that a call computes for each sequence.
     """
-    # 2 sequences of 33 rows, 32 fixed rows: 65 rows each alone, (32 + 4 * 33) / 2 = 82 in a
+    # 2 sequences of 32 rows, 32 fixed rows: 64 rows each alone, (32 + 4 * 32) / 2 = 80 in a
     # program for four, so that each runs alone
     return min(sizes, key=lambda size: (fixed_rows + size * rows) / min(size, count))
 
 
 def useful_sizes(slots: int, rows: int, fixed_rows: int) -> list[int]:
     """Return the numbers of sequences that are worth a program, smallest first."""
-    # 16 slots, 33 rows each, 256 fixed rows: cost per sequence 289 for 1, 97 for 4 and 49 for 16,
+    # 16 slots, 32 rows each, 256 fixed rows: cost per sequence 288 for 1, 96 for 4 and 48 for 16,
     # so each is worth it: [1, 4, 16]
     useful = [1]
     for size in [*(size for size in BATCH_SIZES if 1 < size < slots), slots]:

@@ -29,7 +29,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
 from jax_lm.models.graph import ModelGraph
-from jax_lm.options import BLOCK_LENGTH
+from jax_lm.options import BLOCK_LENGTH, window_length
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
@@ -191,8 +191,9 @@ class Slots:
         variant = Drafts(self.draft) if self.draft else PLAIN
         if not self.sampler.config.family.is_diffusion:
             variant = LeftToRight()
-        # rows per pass: all columns for the refresh; a block and the column before it for steps
-        rows = [None] if not self.is_cached else [self.columns, BLOCK_LENGTH + 1]
+        # rows per pass: all columns for the refresh, and those of a window for steps
+        window = window_length(BLOCK_LENGTH, self.sampler.config)
+        rows = [None] if not self.is_cached else [self.columns, window]
         make_config = partial(
             StepConfig,
             length=BLOCK_LENGTH if self.is_cached else self.columns,

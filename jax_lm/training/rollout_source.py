@@ -119,7 +119,7 @@ def policy_scores(
             blocks = Decoding(block_length=BLOCK_LENGTH)
             generation = GenerationOptions(max_new_tokens=length, decoding=blocks)
             steps = jnp.broadcast_to(jnp.arange(length), steps.shape)
-        blocks = decoded_blocks(tokens.shape[1], generation, mask_id)
+        blocks = decoded_blocks(tokens.shape[1], generation, model.config)
 
         def score(part: tuple[Array, Array, Array]) -> TokenScores:
             return trace_log_probs(model, *part, blocks, mask_id, **settings)
