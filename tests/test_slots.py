@@ -4,6 +4,7 @@ whenever it came.
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from cases.generation import greedy
@@ -157,6 +158,37 @@ def test_a_call_returns_when_the_first_sequence_ends_its_block(batches):
     assert slow.forwards == quick.forwards < 7
     slots.leave(quick)
     slots.leave(slow)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_state_is_uploaded_when_a_sequence_joins_and_not_at_each_step(
+    batches, is_cached, monkeypatch
+):
+    slots, options = batches[is_cached], FAST_GREEDY if is_cached else GREEDY
+    first, second, third = (make_sequence(number, options) for number in (1, 2, 3))
+    slots.join(first)
+    slots.join(second)
+    # with a cache, the refresh and a first step
+    slots.advance(1)
+    slots.advance(1)
+    reads, device_get = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(tree) or device_get(tree))
+    before = first.forwards, second.forwards
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        for _ in range(3):
+            assert set(slots.advance(1)) == {first, second}
+        assert len(reads) == 3
+        slots.join(third)
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            slots.advance(1, third)
+    assert (first.forwards, second.forwards) == (before[0] + 3, before[1] + 3)
+    for sequence in (first, second, third):
+        while not sequence.is_done:
+            slots.advance(4)
+        slots.leave(sequence)
+    others = make_sequence(1, options), make_sequence(2, options), make_sequence(3, options)
+    finish(slots, *others)
+    assert [text(each) for each in (first, second, third)] == [text(each) for each in others]
 
 
 def test_settings_do_not_compile_anew(batches):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from copy import copy
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +35,6 @@ from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
 from jax_lm.sharding import replicate, shard_rows
-
-# State and inputs of a sequence for the compiled loop, or of several, stacked.
-SlotInputs = tuple[SamplerState, BatchInputs]
 
 
 class Slots:
@@ -76,9 +74,14 @@ class Slots:
         self.sampler, self.columns, self.is_cached = sampler, columns, is_cached
         # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
         self.held: list[Sequence | None] = [None] * count
-        # sequences whose keys and values are in the cache, for the block that they are in
+        # sequences that steps have left in the middle of a block; with a cache, it has their keys and
+        # values
         self.begun: set[Sequence] = set()
         self.cache = KVCache()
+        # rows and steps of the last call, and what the next one takes from the device if it has the
+        # same
+        self.last_call: tuple[list[Sequence | None], int] | None = None
+        self.on_device: Any = None
         self.stop_ids, self.draft = stop_ids, draft
         self.passes, self.pace = self.slot_passes(), pace or Pace()
         self.sizes, self.peak = [list(sizes) for _ in self.passes], 0
@@ -158,15 +161,12 @@ class Slots:
         Sequences that are held are skipped; with a cache, they refresh it before their next step.
         """
         active = [each for each in self.sequences if not each.is_held]
-        self.begun.intersection_update(active)
+        self.begun = {each for each in active if each in self.begun and not each.is_between_blocks}
         if not active:
             return []
         # with a cache, pass 0 is the refresh of the rows that begin a block
         active.sort(key=lambda each: (each is not first, each.served_at))
-        pass_numbers = [
-            0 if each.is_between_blocks or each not in self.begun else len(self.passes) - 1
-            for each in active
-        ]
+        pass_numbers = [len(self.passes) - 1 if each in self.begun else 0 for each in active]
         same_pass = [
             each
             for each, number in zip(active, pass_numbers, strict=True)
@@ -178,9 +178,8 @@ class Slots:
         for sequence in chosen:
             sequence.next_block()
         self.run(chosen, number, self.pace.steps(size * rows, steps), size)
-        if self.is_cached:
-            # a held sequence is repaired before its next call, which makes its cache stale
-            self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
+        # a held sequence is repaired before its next call, which makes its state and cache stale
+        self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
         return chosen
 
     def slot_passes(self) -> list[Pass]:
@@ -207,34 +206,24 @@ class Slots:
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int) -> None:
         """Run a pass for some of the sequences, in the program for `size` of them."""
         begun, config = time.monotonic(), self.passes[number].config
-        # a refresh takes one forward pass, even if it skips idle steps of the schedule
-        is_refresh = self.is_cached and number == 0
-        limits = (NEVER, min(steps, 1)) if is_refresh else (steps, NEVER)
         # 5 sequences in the program for 16: eleven rows are blank
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
-        slots: np.ndarray | None = None
-        if self.is_cached and not is_refresh and size == len(self.held):
-            # All slots at once, in their order, so that no part of the cache is copied.
+        if size == len(self.held):
+            # all slots in their order, so that the pass of a window copies no part of the cache
             batch = [sequence if sequence in sequences else None for sequence in self.held]
-        elif self.is_cached:
-            # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. A blank row
-            # gets the slot past the last one, so that its results are dropped.
-            slot_of = {sequence: slot for slot, sequence in enumerate(self.held)}
-            slots = np.array(
-                [slot_of[each] if each else len(self.held) for each in batch], np.int32
-            )
-        # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
-        filled = [sequence and self.inputs(sequence, config, *limits) for sequence in batch]
-        blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
-        stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
+        call = batch, steps
+        if call != self.last_call or not self.begun.issuperset(sequences):
+            self.on_device, self.last_call = self.upload(*call), call
+        states, *given = self.on_device
         # allocated on first use
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
         # The cache is donated: if the call fails, it is lost, and open blocks must be restarted.
         cache, self.cache = self.cache, KVCache()
         state, self.cache = run_slots(
-            self.sampler.graph, self.sampler.params, cache, slots, stacked, config
+            self.sampler.graph, self.sampler.params, cache, states, *given, config
         )
+        self.on_device = state._replace(logprobs=None), *given
         # from the device to the host; row `row` belongs to `sequence`
         is_kept = any(each.keeps_logprobs for each in sequences)
         state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
@@ -260,17 +249,29 @@ class Slots:
         )
         return jax.device_put(cache, jax.tree.map(lambda part: part.sharding, cache))
 
-    def inputs(
-        self, sequence: Sequence, config: StepConfig, steps: int, forwards: int
-    ) -> SlotInputs:
-        """Return the inputs of a sequence as a batch of one, padded on the right."""
+    def upload(self, batch: list[Sequence | None], steps: int) -> Any:
+        """Copy states, inputs and slots of sequences to the device, and a number of steps.
+
+        They are whole on all devices and committed to them, as the results of a step are.
+        """
+        # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. A blank row gets
+        # the slot past the last one, so that its results are dropped.
+        slot_of = {sequence: slot for slot, sequence in enumerate(self.held)}
+        slots = [slot_of[each] if each else len(self.held) for each in batch]
+        # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
+        filled = [each and self.inputs(each) for each in batch]
+        blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
+        stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
+        placement = self.sampler.params["model"]["norm"]["weight"].sharding
+        return jax.device_put((*stacked, np.array(slots, np.int32), np.int32(steps)), placement)
+
+    def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
+        """Return the state and inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
-        # with a cache, the window begins one column before the block
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
-        is_window = config.rows is not None and config.rows < self.columns
         # masks carry the mask id; only those of the current block are open
-        tokens = np.where(sequence.masked, config.mask_id, sequence.tokens)
+        tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens)
         columns: Fields = {
             "tokens": tokens.astype(np.int32),
             "masked": sequence.open,
@@ -291,12 +292,9 @@ class Slots:
             "hole_starts": np.where(positions < hole.start, 0, hole.start).astype(np.int32),
         }
         canvas = CanvasArrays(**jax.tree.map(padded, columns))
+        # each call has its own rows and limits
         window = Window.of(
-            block=block,
-            rows=block - 1 if is_window else 0,
-            first_step=sequence.first_step,
-            until=min(sequence.step + steps, NEVER),
-            forwards=min(sequence.forwards + forwards, NEVER),
+            block=block, rows=0, first_step=sequence.first_step, until=NEVER, forwards=NEVER
         )
         inputs = BatchInputs(canvas, window, sequence.params(self.columns))
         extra = sequence.extra
@@ -318,8 +316,10 @@ def run_slots(
     graph: ModelGraph,
     params: dict,
     cache: KVCache,
-    slots: Int[Array, "l"] | None,
-    stacked: SlotInputs,
+    states: SamplerState,
+    inputs: BatchInputs,
+    slots: Int[Array, "l"],
+    steps: Int[Array, ""],
     config: StepConfig,
 ) -> tuple[SamplerState, KVCache]:
     """Take steps as `sampler.run` does, for several sequences, each with its own state and inputs.
@@ -329,15 +329,27 @@ def run_slots(
 
     Args:
         cache: cache of all slots.
-        slots: slot of each sequence in the cache; None means all slots in order.
+        slots: slot of each sequence in the cache; one past the last for a blank row.
+        steps: most steps that each sequence takes; a refresh of all columns is no more than one
+            forward pass.
     """
     model = graph.merge(params)
     # on a mesh: rows split over the devices if they divide, and results whole on every device
-    states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), stacked)
+    states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), (states, inputs))
     # log-probabilities of this call's commits, for sequences that report them
     no_logprobs = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
-    states = states._replace(keys=jax.random.wrap_key_data(states.keys), logprobs=no_logprobs)
-    window, columns = inputs.window, states.tokens.shape[-1]
+    keys, columns = states.keys, states.tokens.shape[-1]
+    states = states._replace(keys=jax.random.wrap_key_data(keys), logprobs=no_logprobs)
+    window = inputs.window
+    if is_refresh := config.rows == columns:
+        # one forward pass, even if it skips idle steps of the schedule
+        window = window._replace(forwards=states.forwards + jnp.minimum(steps, 1))
+    else:
+        window = window._replace(until=states.step + steps)
+    if is_window := config.rows is not None and not is_refresh:
+        # A window begins one column before the block.
+        window = window._replace(rows=jnp.maximum(window.block - 1, 0))
+    inputs = inputs._replace(window=window)
 
     def is_open(states: SamplerState) -> Bool[Array, "l"]:
         return jnp.any(states.masked, axis=(1, 2))
@@ -354,17 +366,16 @@ def run_slots(
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 
     # rows of the cache for these sequences; a slot out of range is clipped, and dropped below
+    in_place = is_window and len(slots) == len(jax.tree.leaves(cache)[0])
     rows_cache = (
-        cache
-        if slots is None
-        else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
+        cache if in_place else jax.tree.map(lambda part: part.at[slots].get(mode="clip"), cache)
     )
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
     rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
-    rows = replicate(rows, model.mesh)
-    if slots is None:
+    rows = replicate(rows._replace(keys=keys), model.mesh)
+    if in_place:
         return rows, rows_cache
-    if config.rows != columns and not isinstance(config.variant, LeftToRight):
+    if is_window and not isinstance(config.variant, LeftToRight):
         # Nothing to write back: the next step recomputes its window, and columns outside of it have
         # not changed.
         return rows, cache
