@@ -26,7 +26,8 @@ def run(*words, folder, **variables):
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")
+        # a newer jax ends at flags that it does not know
+        if name not in ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")
     } | variables
     result = subprocess.run(
         [str(word) for word in words], cwd=folder, env=kept, capture_output=True, text=True
@@ -121,7 +122,7 @@ def test_the_source_archive_gives_the_wheel(built, tmp_path):
 
 @pytest.mark.parametrize(("version", "jax"), [*zip(PYTHONS, ("0.10", "0", "0"), strict=True)])
 def test_the_wheel_runs_in_a_clean_environment(built, workflow, tmp_path, version, jax):
-    """With the oldest jax and the newest: newer ones have left Python 3.11."""
+    """Python 3.11 has the oldest jax that is supported, as newer ones have left it."""
     python = interpreter(version)
     if python is None:
         pytest.skip(f"no Python {version} here")

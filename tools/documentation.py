@@ -108,7 +108,7 @@ SECONDS = 300
 # What examples of --help name and this machine lacks: published weights, folders made from them,
 # data sets of others.
 ABSENT = re.compile(
-    r"\b(apple|Qwen|me|owner)/|\./|diffucoder-7b|old-port|-shape 7b|check recorded|corpus/|_paper"
+    r"\b(apple|Qwen|me|owner)/|\./|diffucoder-7b|old-port|-shape 7b|check recorded|corpus/|_paper|fish"
 )
 PREPARATION = {
     "generate": """cp start.py draft.py && printf '    return <|hole:8|>\\n' >> draft.py
@@ -117,17 +117,21 @@ diffucoder sft --data examples.jsonl --out out/lora --lora-rank 4""",
     "merge-lora": "diffucoder sft --data examples.jsonl --out out/lora --lora-rank 4",
     "sft": "cp examples.jsonl train.jsonl && cp examples.jsonl more.jsonl",
     "data show": "cp examples.jsonl train.jsonl",
+    "data prepare-acecode": "rm hard.jsonl",
     "serve": "openssl rand -hex 16 > keys.txt",
     "sandbox run": """\
 rm tests solution.py && mkdir tests cases && cp tests.py tests/test_double.py
 echo 3 | tee 1.in cases/1.in && echo 6 | tee 1.out cases/1.out
 cat > solution.py <<'END'
+import sys
+
+
 def double(x):
     return 2 * x
 
 
-if __name__ == "__main__":
-    print(double(int(input())))
+for line in sys.stdin:
+    print(double(int(line)))
 END""",
 }
 
