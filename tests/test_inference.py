@@ -54,7 +54,7 @@ def test_progress_does_not_change_the_text(engine):
     template = Template.completion("def add(a, b):", 64)
     watched = engine.decode([template], options, on_progress=lambda *now: seen.append(now))
     assert watched.rows[0].text == engine.complete(["def add(a, b):"], options)[0]
-    assert seen[-1] == (64, 64, "--preset fast: 2.7x fewer rows")
+    assert seen[-1] == (64, 64, "--preset fast: 2.8x fewer rows")
     # A row ends at its stop token, before all 64 steps.
     assert len(seen) > 5
 
