@@ -16,7 +16,7 @@ from cases.reference import GOLDEN
 from jax_lm.checkpoints.huggingface import BUILTIN_MODEL
 from jax_lm.cli import main as cli
 from jax_lm.cli.arguments.generation import Generate
-from jax_lm.options import Decoding, GenerationOptions
+from jax_lm.options import Decoding, GenerationOptions, advise_preset
 
 QUICK = ["--max-new-tokens", "48", "--temperature", "0"]
 
@@ -85,12 +85,15 @@ def test_long_commands_say_how_long_and_what_is_quicker(monkeypatch, capsys, eng
         line = rf"{name}: \d+/{total}, about \d+ s left  --preset fast: \d\.\dx fewer rows"
         assert re.search(line, err), err
     # 256 steps of 300 rows, or 8 x 300 + 248 x 32
-    assert engine.advice(GenerationOptions(), 300) == "--preset fast: 7.4x fewer rows"
-    assert engine.advice(GenerationOptions(decoding=Decoding(preset="fast")), 300) == ""
-    # 16 steps of 23 rows, or 23 + 15 x 17
-    assert (
-        engine.advice(GenerationOptions(max_new_tokens=16), 23) == "--preset fast: 1.3x fewer rows"
+    fast, short = (
+        GenerationOptions(decoding=Decoding(preset="fast")),
+        GenerationOptions(max_new_tokens=16),
     )
+    advised = advise_preset(GenerationOptions(), 300, engine.config)
+    assert advised == "--preset fast: 7.4x fewer rows"
+    assert advise_preset(fast, 300, engine.config) == ""
+    # 16 steps of 23 rows, or 23 + 15 x 17
+    assert advise_preset(short, 23, engine.config) == "--preset fast: 1.3x fewer rows"
 
 
 ROOT = Path(__file__).parents[1]

@@ -37,13 +37,12 @@ from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
 from jax_lm.options import (
-    BLOCK_LENGTH,
     DEFAULTS,
     Decoding,
     GenerationOptions,
+    advise_preset,
     require_one_of,
     require_sizes,
-    window_length,
 )
 from jax_lm.planning.memory import PlannedStep, explain_out_of_memory, parameter_count
 from jax_lm.reports.replay import Replay, ReplayedText
@@ -390,17 +389,6 @@ class DiffuCoderInference:
         with terminal.progress("generating", FIRST_NOTE) as report:
             return self.decode(templates, options, seed=seed, on_progress=report)
 
-    def advice(self, options: GenerationOptions, width: int) -> str:
-        """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
-        settings, steps = options.decoding.settings, options.max_new_tokens
-        if settings.cache != "none" or settings.commit != "steps":
-            return ""
-        # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 32.
-        blocks = -(-steps // BLOCK_LENGTH)
-        window = window_length(min(BLOCK_LENGTH, steps), self.config)
-        fast = blocks * width + (steps - blocks) * window
-        return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
-
     def decode(
         self,
         templates: Sequence[Template],
@@ -457,7 +445,7 @@ class DiffuCoderInference:
                 if on_progress:
                     holes = int(canvas.layout(state.extra).holes.sum())
                     done = holes - int(np.asarray(state.masked).sum())
-                    on_progress(done, holes, self.advice(options, width))
+                    on_progress(done, holes, advise_preset(options, width, self.config))
                 if on_state:
                     on_state(canvas, state)
             # read texts

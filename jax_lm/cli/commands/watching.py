@@ -12,7 +12,7 @@ from jax_lm.diffusion.state import SamplerState
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
-from jax_lm.options import GenerationOptions
+from jax_lm.options import GenerationOptions, advise_preset
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -53,7 +53,7 @@ def watch(
             holes = int(canvas.layout(state.extra).holes.sum())
             seconds = time.monotonic() - start - compiled()
             rest = terminal.duration(seconds / max(1, holes - left) * left)
-            quicker = engine.advice(engine.fit(options), canvas.tokens.shape[1])
+            quicker = advise_preset(engine.fit(options), canvas.tokens.shape[1], engine.config)
             note = f"step {int(state.step)}, {left} masks, about {rest} left  {quicker}\n{LEGEND}"
             if not left:
                 passes = f"{int(state.forwards)} forward passes in {seconds:.1f} s"
