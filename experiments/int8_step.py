@@ -43,7 +43,7 @@ def random_layers(layers: int, *, int8: bool) -> DreamForCausalLM:
         DIFFUCODER_7B, num_hidden_layers=layers, vocab_size=VOCABULARY, mask_token_id=VOCABULARY - 1
     )
     graph, template = split_model(
-        DreamForCausalLM.abstract(config, jnp.bfloat16, bits=8 if int8 else None)
+        DreamForCausalLM.abstract(config, jnp.bfloat16, quantization="int8" if int8 else None)
     )
     rng = np.random.default_rng(0)
 

@@ -82,7 +82,9 @@ def measure(folder: Path, mesh: str | None, int8: bool) -> dict[str, float]:
     thread.start()
     start = time.perf_counter()
     model = DreamForCausalLM.from_pretrained(
-        folder, bits=8 if int8 else None, mesh=MeshShape.parse(mesh).mesh() if mesh else None
+        folder,
+        quantization="int8" if int8 else None,
+        mesh=MeshShape.parse(mesh).mesh() if mesh else None,
     )
     arrays = list(parameters(model).values())
     jax.block_until_ready(arrays)

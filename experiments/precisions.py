@@ -26,13 +26,15 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 MODULES = (statistics, bisect, heapq, fnmatch, colorsys, shlex)
 # Characters of a module's source; modules with far fewer are left out.
 EXCERPT, SHORTEST = slice(3000, 4600), 400
-# Name of each row, dtype of what is not quantized, and bits of the kernels.
+# Name of each row, dtype of what is not quantized, and precision of the kernels.
 PRECISIONS = {
     "float32": ("float32", None),
     "bfloat16": ("bfloat16", None),
-    "int8": ("float32", 8),
-    "int4": ("float32", 4),
-    "int4, others bfloat16": ("bfloat16", 4),
+    "int8": ("float32", "int8"),
+    "int4": ("float32", "int4"),
+    "fp8": ("float32", "fp8"),
+    "fp8, others bfloat16": ("bfloat16", "fp8"),
+    "int4, others bfloat16": ("bfloat16", "int4"),
 }
 
 
@@ -60,8 +62,10 @@ def main(asked: Arguments) -> int:
     ids = np.array([text[:length] for text in texts])
     print(f"{len(ids)} excerpts of {length} tokens", flush=True)
     exact = None
-    for name, (dtype, bits) in PRECISIONS.items():
-        model = DreamForCausalLM.from_pretrained(asked.model, dtype=dtype, bits=bits)
+    for name, (dtype, quantization) in PRECISIONS.items():
+        model = DreamForCausalLM.from_pretrained(
+            asked.model, dtype=dtype, quantization=quantization
+        )
         size = sum(value.nbytes for value in parameters(model).values())
         graph, params = split_model(model)
         read = jax.jit(

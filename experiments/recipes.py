@@ -85,7 +85,7 @@ def abstract(config: DreamConfig, arguments: ModelArguments, seed: int) -> Dream
     def build() -> DreamForCausalLM:
         model = DreamForCausalLM(config, dtype="float32" if adapters is None else "bfloat16")
         if arguments.quantize == "int8":
-            model.quantize(8)
+            model.quantize("int8")
         if adapters is not None:
             add_lora(model, adapters, seed)
         return model

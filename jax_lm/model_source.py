@@ -169,7 +169,9 @@ def base_folder(name: NamedBase) -> Path:
 def folder_fingerprint(folder: Path) -> str:
     """Compute the fingerprint of the weights in a folder."""
     config = DreamForCausalLM.read_config(folder)
-    shapes = parameter_shapes(config, bits=8 if DreamForCausalLM.is_int8(folder) else None)
+    shapes = parameter_shapes(
+        config, quantization="int8" if DreamForCausalLM.is_int8(folder) else None
+    )
     checkpoint = open_checkpoint(folder, config.architecture.tensors)
     # Tensors that the model does not use are not part of the fingerprint.
     if missing := sorted(shapes.keys() - checkpoint.stored.keys()):

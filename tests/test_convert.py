@@ -106,7 +106,7 @@ def test_dtype_of_the_copy(tmp_path):
 def test_int8_copy_is_what_quantising_on_the_way_gives(tmp_path, form):
     convert(CHECKPOINT, tmp_path / "int8", Conversion(format=form, int8=True))
     ours = parameters(DreamForCausalLM.from_pretrained(tmp_path / "int8"))
-    theirs = parameters(DreamForCausalLM.from_pretrained(CHECKPOINT, bits=8))
+    theirs = parameters(DreamForCausalLM.from_pretrained(CHECKPOINT, quantization="int8"))
     assert set(ours) == set(theirs)
     assert all(
         ours[name].dtype == theirs[name].dtype and np.array_equal(ours[name], theirs[name])
@@ -222,7 +222,7 @@ def test_verify_refuses_sums_of_files_outside(orbax_copy, tmp_path):
 def test_int8_model_generates(tmp_path, builtin_folder):
     convert(builtin_folder, tmp_path / "int8", Conversion(int8=True))
     engine = DiffuCoderInference(tmp_path / "int8", verbose=False)
-    assert engine.bits == 8
+    assert engine.quantization == "int8"
     written = engine.generate("def add(a, b):", max_new_tokens=32, temperature=0.0)
     assert written.startswith("def add(a, b):\n    return a + b")
     # The kernels are the same whether they were quantised by the conversion or while loading.

@@ -191,7 +191,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(checkpoint, tmp_path, v
     save_file(tensors, checkpoint / SHARDS[1], metadata={"format": "pt"})
     said = f"{UP!r} in .*holds 2 numbers that are NaN or infinite"
     with pytest.raises(CheckpointError, match=said):
-        DreamForCausalLM.from_pretrained(checkpoint, bits=8 if int8 else None)
+        DreamForCausalLM.from_pretrained(checkpoint, quantization="int8" if int8 else None)
     assert re.search(said, failures(checkpoint)[0])
     with pytest.raises(CheckpointError, match=said):
         convert(checkpoint, tmp_path / "orbax", Conversion())

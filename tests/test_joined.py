@@ -33,9 +33,16 @@ def on_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bits"), [("float32", None), ("bfloat16", None), ("float32", 8), ("float32", 4)]
+    ("dtype", "quantization"),
+    [
+        ("float32", None),
+        ("bfloat16", None),
+        ("float32", "int8"),
+        ("float32", "int4"),
+        ("float32", "fp8"),
+    ],
 )
-def test_joined_products_compute_the_same(golden_model, dtype, bits):
+def test_joined_products_compute_the_same(golden_model, dtype, quantization):
     """With biases, of weights that differ."""
     config = replace(golden_model.config, intermediate_size=128)  # whole groups of int4
     model = DreamForCausalLM(config, rngs=nnx.Rngs(1), dtype=jnp.dtype(dtype))
@@ -44,8 +51,8 @@ def test_joined_products_compute_the_same(golden_model, dtype, bits):
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             bias = projection.bias
             bias[...] = jnp.asarray(rng.normal(size=bias[...].shape), dtype)
-    if bits:
-        model.quantize(bits)
+    if quantization:
+        model.quantize(quantization)
     apart = model(jnp.asarray(IDS))
     names = set(parameters(join(model)))
     assert {

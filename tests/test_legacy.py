@@ -110,7 +110,7 @@ def test_a_converted_pickle_has_the_precision_that_was_asked_for(write, biased_m
     folder = write(pickle.dumps(old_tree(biased_model)))
     convert(folder, tmp_path / "new", Conversion(format="huggingface", dtype="bfloat16", int8=True))
     assert DreamForCausalLM.is_int8(tmp_path / "new")
-    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "new", bits=8))
+    loaded = parameters(DreamForCausalLM.from_pretrained(tmp_path / "new", quantization="int8"))
     assert {str(value.dtype) for value in loaded.values()} >= {"int8", "bfloat16"}
 
 

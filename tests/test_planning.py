@@ -82,12 +82,12 @@ def test_wide_feed_forward_counts(tiny_config):
     )
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", "int8", "int4", "fp8"])
 def test_weights_on_one_device_are_those_of_the_model(tiny_config, precision):
     planned = PlannedStep(precision=precision, canvas=8, new_tokens=4)
     # the widths are whole pairs of int4's groups
     config = replace(tiny_config, hidden_size=64, intermediate_size=128)
-    model = DreamForCausalLM.abstract(config, planned.dtype, bits=planned.bits)
+    model = DreamForCausalLM.abstract(config, planned.dtype, quantization=planned.quantization)
     wanted = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in parameters(model).values())
     assert device_bytes(config, planned, MeshShape()) == wanted
 
@@ -201,6 +201,7 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
     [
         ({"precision": "int2"}, "dtype='int2'"),
         ({"precision": "int4", "kind": "sft", "lora_rank": 4}, "dtype='int4': step=sft"),
+        ({"precision": "fp8", "kind": "grpo", "lora_rank": 4}, "dtype='fp8': step=grpo"),
         ({"decoding": Decoding(cache="causal")}, "cache='causal', active_blocks: several"),
         ({"decoding": Decoding(active_blocks=2)}, "cache='causal', active_blocks: several"),
         ({"batch": 0}, "batch=0"),

@@ -285,7 +285,9 @@ def test_a_cpu_widens_no_int8_matrix_for_the_rows_of_a_step():
 def test_a_layer_of_the_published_width_in_int8():
     """Logits of one layer, bfloat16 with int8 products, against the same kernels in float32."""
     config = replace(DIFFUCODER_7B, num_hidden_layers=1, vocab_size=512, mask_token_id=511)
-    graph, template = split_model(DreamForCausalLM.abstract(config, jnp.bfloat16, bits=8))
+    graph, template = split_model(
+        DreamForCausalLM.abstract(config, jnp.bfloat16, quantization="int8")
+    )
     rng = np.random.default_rng(0)
 
     def draw(leaf):

@@ -57,7 +57,7 @@ def test_blocks_change_neither_values_nor_gradients(tiny_config, tied, blocks):
 
 
 def test_an_int8_head_gives_gradients_to_hidden_states_alone(tiny_config):
-    model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0)).quantize(8)
+    model = DreamForCausalLM(tiny_config, rngs=nnx.Rngs(0)).quantize("int8")
     hidden, index, cotangent = inputs(model)
 
     def slopes(of):

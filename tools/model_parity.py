@@ -158,7 +158,7 @@ def check_model(
     yield at_most("logits under full attention", found, FULL_DIFFERENCE)
     found = mean_divergence(causal, our_logits(read(dtype="bfloat16"), texts))
     yield at_most("bfloat16, KL (allowed: transformers')", found, theirs)
-    found = mean_divergence(causal, our_logits(read(dtype="float32", bits=8), texts))
+    found = mean_divergence(causal, our_logits(read(dtype="float32", quantization="int8"), texts))
     yield at_most("int8, KL", found, INT8_DIVERGENCE)
 
 

@@ -175,9 +175,11 @@ class JaxBackend:
 
     @classmethod
     def load(cls, folder: Path, dtype: str) -> "JaxBackend":
-        """Load a checkpoint; `dtype` may be int8 or int4."""
+        """Load a checkpoint; `dtype` may be int8, int4 or fp8."""
         model = DreamForCausalLM.from_pretrained(
-            folder, dtype=None if dtype in QUANTIZED else dtype, bits=QUANTIZED.get(dtype)
+            folder,
+            dtype=None if dtype in QUANTIZED else dtype,
+            quantization=dtype if dtype in QUANTIZED else None,
         )
         sampler = Sampler(model)
         jax.block_until_ready(sampler.params)

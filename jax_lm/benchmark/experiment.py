@@ -288,7 +288,7 @@ class ExperimentSteps:
         """Compare the outputs of every module, and greedy tokens, with PyTorch's on the CPU."""
         if lacking := comparison.missing_packages():
             raise LeftOut(f"{' and '.join(lacking)} not installed: {comparison.EXTRA}")
-        if self.engine.bits:
+        if self.engine.quantization:
             raise LeftOut(
                 "int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them"
             )

@@ -209,7 +209,7 @@ def check_int8(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
 
     Random weights, as recorded here, are the worst case.
     """
-    model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, bits=8)
+    model = DreamForCausalLM.from_pretrained(checkpoint, dtype=jnp.float32, quantization="int8")
     ids = golden["forward.input_ids"]
     exact = golden["forward.logits"]
     ours = np.asarray(logits_of(model, jnp.asarray(ids)))

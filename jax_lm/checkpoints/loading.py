@@ -1,6 +1,6 @@
 """Loading tensors from a checkpoint folder into their final dtype, precision and sharding.
 
-Tensors are read in small groups, and a device reads only its own slices. With int8 or int4, a
+Tensors are read in small groups, and a device reads only its own slices. When quantizing, a
 kernel is quantized as soon as it has been read, so neither host nor devices ever hold the unquantized model.
 Knows formats and names, but not the model.
 """
@@ -23,9 +23,9 @@ from jax_lm.checkpoints.stored import (
     CheckpointError,
     StoredTensor,
     TensorRequest,
-    bits_of,
     group_by_size,
     is_kernel,
+    precision_of,
     quantize,
     read_views,
     scale_name,
@@ -59,7 +59,7 @@ class LoadSpec:
         tied: tensors that the checkpoint may also hold, with the tensor that each must equal; they
             are not loaded.
         dtype: dtype of the floating-point tensors; None keeps the stored dtype.
-        bits: quantize floating-point kernels to int8 (8) or int4 (4), with scales.
+        quantization: quantize floating-point kernels to int8, int4 or fp8, with scales.
         shardings: shardings by name, including those of scales; other tensors go to the first
             device.
         allow_nonfinite: accept tensors that hold NaN or infinity.
@@ -68,7 +68,7 @@ class LoadSpec:
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, str] = field(default_factory=dict)
     dtype: DTypeLike | None = None
-    bits: int | None = None
+    quantization: str | None = None
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     allow_nonfinite: bool = False
 
@@ -85,9 +85,9 @@ class LoadSpec:
         """Whether the checkpoint must hold this tensor as int8: it does if there is a scale."""
         return is_kernel(name) and scale_name(name) in self.shapes
 
-    def becomes(self, name: str) -> int | None:
-        """Return the bits to which this tensor is quantized during loading, if it is."""
-        return None if self.holds_int8(name) else bits_of(name, self.bits)
+    def becomes(self, name: str) -> str | None:
+        """Return the precision to which this tensor is quantized during loading, if it is."""
+        return None if self.holds_int8(name) else precision_of(name, self.quantization)
 
     def request(self, name: str, tensor: StoredTensor) -> TensorRequest:
         """Return the read request for a tensor.
@@ -257,18 +257,18 @@ def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec) -> None:
 
 def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]:
     """Return the entries of a tensor in the model: itself, or its integers and scales."""
-    bits = spec.becomes(name)
-    if bits is None:
+    precision = spec.becomes(name)
+    if precision is None:
         return {name: tensor}
     layer = name.removesuffix("weight")
-    kinds = ("weight", "scale") if bits == 8 else ("weight", "scale", "group_scale")
+    kinds = ("weight", "scale", "group_scale")[: 3 if precision == "int4" else 2]
     shardings = tuple((kind, spec.sharding(f"{layer}{kind}")) for kind in kinds)
-    parts = jit_quantize(bits, shardings)(tensor)
+    parts = jit_quantize(precision, shardings)(tensor)
     # Without waiting, the next tensors would be read while this one is still unquantized in memory.
     jax.block_until_ready(parts)
     return {f"{layer}{kind}": part for kind, part in parts.items()}
 
 
 @functools.cache
-def jit_quantize(bits: int, shardings: tuple[tuple[str, Sharding], ...]) -> Callable:
-    return jax.jit(functools.partial(quantize, bits=bits), out_shardings=dict(shardings))
+def jit_quantize(precision: str, shardings: tuple[tuple[str, Sharding], ...]) -> Callable:
+    return jax.jit(functools.partial(quantize, precision=precision), out_shardings=dict(shardings))

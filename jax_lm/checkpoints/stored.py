@@ -106,18 +106,21 @@ def first_line(error: Exception) -> str:
 # The `quantization_config` in the config.json of a checkpoint with int8 weights.
 QUANTIZATION = {"quant_method": "diffucoder_int8"}
 
-# Precisions of quantized models, and the bits of their kernels.
-QUANTIZED = {"int8": 8, "int4": 4}
+# Precisions of quantized models.
+QUANTIZED = ("int8", "int4", "fp8")
 # Largest absolute value of an int8 weight; -128 is not used, so that the range is symmetric.
 LIMIT = 127
 # Neighbouring inputs of an output that share a group scale in int4.
 GROUP = 32
 # Largest group scale: -8 * 15 = -120 is an int8.
 GROUP_LIMIT = 15
-# Layers whose weights are quantized. Embeddings, norms and biases stay floating-point, except that
-# an int4 model has its tables, the embedding and the head, in int8.
+# Floats of 4 significant bits, and the largest: 448.
+FP8 = jnp.float8_e4m3fn
+FP8_LIMIT = float(jnp.finfo(FP8).max)
+# Layers whose weights are quantized. Embeddings, norms and biases stay floating-point.
 KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-TABLES = ("embed_tokens", "lm_head")
+# Tables that a model of another precision has in int8, whose error is smaller.
+INT8_TABLES = {"int4": ("embed_tokens", "lm_head"), "fp8": ("lm_head",)}
 
 
 def is_kernel(name: str) -> bool:
@@ -126,13 +129,12 @@ def is_kernel(name: str) -> bool:
     return kind == "weight" and layer.rpartition(".")[2] in KERNELS
 
 
-def bits_of(name: str, bits: int | None) -> int | None:
-    """Return the bits of a parameter in a model of this precision; None if it is not quantized."""
+def precision_of(name: str, quantization: str | None) -> str | None:
+    """Return how a parameter is quantized in a model that is quantized so; None if it is not."""
     layer, _, kind = name.rpartition(".")
-    is_table = kind == "weight" and layer.rpartition(".")[2] in TABLES
-    if bits == 4 and is_table:
-        return 8
-    return bits if is_kernel(name) else None
+    if kind == "weight" and layer.rpartition(".")[2] in INT8_TABLES.get(quantization or "", ()):
+        return "int8"
+    return quantization if is_kernel(name) else None
 
 
 def scale_name(kernel: str) -> str:
@@ -140,32 +142,36 @@ def scale_name(kernel: str) -> str:
     return f"{kernel.removesuffix('weight')}scale"
 
 
-def quantize(weight: Float[Array, "o i"], bits: int = 8) -> dict[str, Array]:
+def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, Array]:
     """Quantize a kernel, with one float scale per row.
 
-    int8: the scale maps the largest value of a row to 127. int4: each group of `GROUP` inputs has a
-    small integer as a further scale, so weight and group scale multiply to an int8 kernel.
+    int8 and fp8: the scale maps the largest value of a row to 127 or 448. int4: each group of
+    `GROUP` inputs has a small integer as a further scale, so weight and group scale multiply to an
+    int8 kernel.
 
     Returns:
-        The integers as `weight` (int4: two to a byte), float32 scales as `scale`, and for int4 the
+        The numbers as `weight` (int4: two to a byte), float32 scales as `scale`, and for int4 the
         `group_scale` [o, i / GROUP].
 
     Raises:
         ValueError: two groups of inputs do not divide a row of an int4 kernel.
     """
-    if bits == 4 and weight.shape[1] % (2 * GROUP):
+    if precision == "int4" and weight.shape[1] % (2 * GROUP):
         raise ValueError(
             f"dtype='int4': a kernel has {weight.shape[1]} inputs, which must be a multiple of "
             f"{2 * GROUP}; int8 takes any number"
         )
     weight = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(weight), axis=1)
-    scale = largest / (LIMIT if bits == 8 else 8 * GROUP_LIMIT)
+    limits = {"int8": LIMIT, "int4": 8 * GROUP_LIMIT, "fp8": FP8_LIMIT}
+    scale = largest / limits[precision]
     # Any scale is right for a row of zeros, except 0, which would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
     steps = weight / scale[:, None]
-    if bits == 8:
+    if precision == "int8":
         return {"weight": jnp.round(steps).astype(jnp.int8), "scale": scale}
+    if precision == "fp8":
+        return {"weight": steps.astype(FP8), "scale": scale}
     weights, group_scale = quantize_groups(steps)
     return {"weight": pack_int4(weights), "scale": scale, "group_scale": group_scale}
 

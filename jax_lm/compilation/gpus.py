@@ -23,7 +23,7 @@ gpu_device_info {{
   clock_rate_ghz: {clock}
   device_memory_size: {memory}
   shared_memory_per_block_optin: {block_memory}
-  cuda_compute_capability {{ {capability} }}
+  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
   driver_version: "13.0.0"

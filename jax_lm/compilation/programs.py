@@ -80,8 +80,8 @@ def generation_programs(
 
     def make_model() -> DreamForCausalLM:
         model = DreamForCausalLM(config, dtype=jnp.dtype(planned.dtype))
-        if planned.bits:
-            model.quantize(planned.bits)
+        if planned.quantization:
+            model.quantize(planned.quantization)
         # hidden states are sharded by rows on this mesh
         model.model.mesh = mesh
         return join_on_gpu(model)
@@ -182,8 +182,8 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCa
     def make() -> DreamForCausalLM:
         # float32 as the masters of the trainer; frozen weights are converted afterwards
         model = DreamForCausalLM(config, dtype=jnp.float32)
-        if planned.bits:
-            model.quantize(planned.bits)
+        if planned.quantization:
+            model.quantize(planned.quantization)
         if planned.lora_rank is not None:
             lora.add_lora(model, lora.LoraConfig(rank=planned.lora_rank), seed=0)
         return model

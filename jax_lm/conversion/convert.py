@@ -104,7 +104,7 @@ def convert(
     int8 = DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
     settings = {
-        "bits": 8 if conversion.int8 else None,
+        "quantization": "int8" if conversion.int8 else None,
         "allow_nonfinite": conversion.allow_nonfinite,
     }
     spec = load_spec(config, int8, dtype=conversion.dtype, **settings)

@@ -305,9 +305,7 @@ def journal_settings(
         "model": model or ("built-in model" if evaluator.engine.is_builtin else source.name.name),
         "weights": f"sampled sha256:{weights_digest(*source.folders)}",
         "dtype": evaluator.engine.dtype,
-        "int8": evaluator.engine.bits == 8,
-        # Runs of before there was int4 have no such entry, and go on.
-        **({"int4": True} if evaluator.engine.bits == 4 else {}),
+        "quantization": evaluator.engine.quantization,
         "prompts": evaluator.prompting.name,
         "batch_size": evaluator.batch_size,
         "seed": evaluator.seed,

@@ -1,6 +1,8 @@
 """The choice of a dtype for the weights on the present device."""
 
+import re
 import timeit
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ DTYPES = ("float32", "bfloat16")
 # Number of parameters below which a CPU uses float32 without a measurement: the weights fit into
 # memory, and the result is exact.
 SMALL_MODEL = 250_000_000
+# CUDA compute capability of the first GPUs with products of fp8.
+FP8_CAPABILITY = (8, 9)
 
 
 def fitting_dtype(parameter_count: int) -> str:
@@ -40,3 +44,22 @@ def trial_seconds(dtype: str) -> float:
     # the first call compiles
     run_trial()
     return min(timeit.repeat(run_trial, number=1, repeat=3))
+
+
+def require_fp8(name: str, capability: Sequence[int]) -> None:
+    """Raise ValueError if the accelerator of this name cannot multiply fp8."""
+    if tuple(capability) < FP8_CAPABILITY:
+        raise ValueError(
+            f"dtype='fp8': {name} has no products of fp8, which NVIDIA GPUs of compute capability "
+            "8.9 or more have (L4, RTX 4090, H100, H200); int8 takes as little memory"
+        )
+
+
+def require_fp8_here() -> None:
+    """Raise ValueError if the present accelerator cannot multiply fp8; a CPU uses bfloat16."""
+    device = jax.devices()[0]
+    # "8.9"; a TPU has none, and that of an AMD GPU is no number
+    capability = str(getattr(device, "compute_capability", ""))
+    if device.platform != "cpu":
+        numbers = capability.split(".") if re.fullmatch(r"\d+\.\d+", capability) else []
+        require_fp8(device.device_kind, [*map(int, numbers)])

@@ -31,7 +31,7 @@ from jax_lm.diffusion.state import SamplerState
 from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
-from jax_lm.host.precision import DTYPES, fitting_dtype
+from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
 from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -78,16 +78,15 @@ class DiffuCoderInference:
     Args:
         model_path: folder or hub id; None is the built-in demonstration model.
         tokenizer_path: folder with the tokenizer; None is the model's own.
-        dtype: "float32", "bfloat16", "int8" or "int4": kernels in int8 or int4, everything else in
-            the dtype that fits the device; None chooses the dtype that fits the device.
+        dtype: "float32", "bfloat16", or "int8", "int4" or "fp8": such kernels, everything else as
+            with None, which chooses the dtype that fits the device.
         mesh: how to use several devices, such as "data=2,tensor=4"; None chooses, and uses all
             devices.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, the base
             model that the adapter names is loaded.
         replicas: number of replicas that `split` returns; each has its own devices in this mesh.
         verbose: print model, device and load time to standard error.
-        before_weights: called with this object once configuration and tokenizer are read, before
-            the weights are loaded, which takes longest; may raise to skip loading.
+        before_weights: called with this object before the weights are loaded; may raise.
         allow_nonfinite: load weights that hold NaN or infinity.
 
     Raises:
@@ -110,6 +109,8 @@ class DiffuCoderInference:
     ) -> None:
         if dtype is not None:
             require_one_of("dtype", dtype, (*DTYPES, *QUANTIZED))
+        if dtype == "fp8":
+            require_fp8_here()
         start = time.perf_counter()
         # files: model, adapter and tokenizer, which must belong together
         self.source = find_model(model_path, adapter)
@@ -128,9 +129,10 @@ class DiffuCoderInference:
         self.parameter_count = parameter_count(self.config)
         self.replicas = replicas
         self.mesh_shape = choose_mesh(self.config, mesh, replicas)
-        self.bits = QUANTIZED.get(dtype or "", 8 if DreamForCausalLM.is_int8(folder) else None)
+        stored = "int8" if DreamForCausalLM.is_int8(folder) else None
+        self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
-        self.precision = f"int{self.bits}" if self.bits else self.dtype
+        self.precision = self.quantization or self.dtype
         self.planned = PlannedStep(precision=self.precision, batch=1, canvas=1, new_tokens=1)
         # weights
         with (
@@ -141,7 +143,7 @@ class DiffuCoderInference:
             model = DreamForCausalLM.from_pretrained(
                 folder,
                 dtype=self.dtype,
-                bits=self.bits,
+                quantization=self.quantization,
                 mesh=devices,
                 on_progress=report,
                 allow_nonfinite=allow_nonfinite,
@@ -191,10 +193,9 @@ class DiffuCoderInference:
         devices = f"{device.platform} ({device.device_kind})"
         if self.mesh_shape.size > 1:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"
-        return (
-            f"{name}{self.parameter_count:,} parameters · {devices} · "
-            f"{f'int{self.bits} kernels, ' if self.bits else ''}{self.dtype} · loaded in {self.load_seconds:.1f} s"
-        )
+        size = f"{self.parameter_count:,} parameters"
+        dtype = f"{self.quantization} kernels, {self.dtype}" if self.quantization else self.dtype
+        return f"{name}{size} · {devices} · {dtype} · loaded in {self.load_seconds:.1f} s"
 
     def generate(
         self,

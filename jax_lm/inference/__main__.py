@@ -29,7 +29,7 @@ def main(
     Args:
         model_path: folder or hub id; the built-in demonstration model if not given.
         tokenizer_path: folder with the tokenizer; the model's own if not given.
-        dtype: float32, bfloat16 or int8 (kernels only); chosen by the device if not given.
+        dtype: float32, bfloat16, int8, int4 or fp8 (kernels only); chosen by the device if not given.
         mesh: how to use several devices, such as data=2,tensor=4; chosen if not given.
         prompt: what to complete.
         benchmark: time forward passes instead of generating.

@@ -225,13 +225,13 @@ class DreamForCausalLM(nnx.Module):
     def dtype(self) -> jnp.dtype:
         return self.model.dtype
 
-    def quantize(self, bits: int) -> "DreamForCausalLM":
-        """Quantize to int8 or int4, in place and for inference only; returns the model.
+    def quantize(self, quantization: str) -> "DreamForCausalLM":
+        """Quantize to int8, int4 or fp8, in place and for inference only; returns the model.
 
         `jax_lm.checkpoints.stored` describes the formats, and which parameters have which.
         """
         for path, module in nnx.iter_modules(self):
-            own = stored.bits_of(".".join(map(str, (*path, "weight"))), bits)
+            own = stored.precision_of(".".join(map(str, (*path, "weight"))), quantization)
             if isinstance(module, DreamLinear | DreamEmbedding) and own:
                 for kind, value in stored.quantize(module.weight[...], own).items():
                     setattr(module, kind, nnx.Param(value))
@@ -239,10 +239,10 @@ class DreamForCausalLM(nnx.Module):
 
     @classmethod
     def abstract(
-        cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, bits: int | None = None
+        cls, config: DreamConfig, dtype: DTypeLike = jnp.float32, *, quantization: str | None = None
     ) -> "DreamForCausalLM":
         """Return a model with shapes in place of arrays, which takes no memory."""
-        graph, shapes = split_abstract(config, jnp.dtype(dtype), bits)
+        graph, shapes = split_abstract(config, jnp.dtype(dtype), quantization)
         return graph.merge(shapes)
 
     def become(self, config: DreamConfig) -> None:
@@ -296,7 +296,7 @@ class DreamForCausalLM(nnx.Module):
         path_or_hub_id: str | Path,
         *,
         dtype: DTypeLike | None = None,
-        bits: int | None = None,
+        quantization: str | None = None,
         mesh: Mesh | None = None,
         on_progress: loading.Progress | None = None,
         allow_nonfinite: bool = False,
@@ -309,8 +309,8 @@ class DreamForCausalLM(nnx.Module):
             path_or_hub_id: a local folder, or a repository on the hub such as
                 apple/DiffuCoder-7B-Instruct.
             dtype: float dtype of the weights; None keeps the dtype of the checkpoint.
-            bits: quantize the kernels as they are read, to int8 (8) or int4 (4). A checkpoint stored
-                as int8 stays int8.
+            quantization: quantize the kernels as they are read, to int8, int4 or fp8. A checkpoint
+                stored as int8 stays int8.
             mesh: mesh over which the parameters are sharded; each device reads only its slices.
                 None is the first device.
             on_progress: called with the bytes read so far and the total number of bytes.
@@ -326,19 +326,21 @@ class DreamForCausalLM(nnx.Module):
         folder = huggingface.resolve(path_or_hub_id)
         config = cls.read_config(folder)
         stored_int8 = cls.is_int8(folder)
-        if stored_int8 and bits == 4:
-            raise ValueError(f"dtype='int4': {folder} is stored as int8; load the float checkpoint")
-        bits = 8 if stored_int8 else bits
+        if stored_int8 and quantization not in (None, "int8"):
+            raise ValueError(
+                f"dtype={quantization!r}: {folder} is stored as int8; load the float checkpoint"
+            )
+        quantization = "int8" if stored_int8 else quantization
         # Refuses widths that groups do not divide before anything is read.
-        parameter_shapes(config, bits=bits)
+        parameter_shapes(config, quantization=quantization)
         # Shardings of the model as it will be, which has scales if it is quantized here.
         shardings = {}
         if mesh is not None:
-            template = parameters(cls.abstract(config, bits=bits))
+            template = parameters(cls.abstract(config, quantization=quantization))
             shardings = sharding.tree_shardings(template, config, mesh)
         # weights
         settings = {"shardings": shardings, "allow_nonfinite": allow_nonfinite}
-        spec = load_spec(config, stored_int8, dtype=dtype, bits=bits, **settings)
+        spec = load_spec(config, stored_int8, dtype=dtype, quantization=quantization, **settings)
         checkpoint = loading.open_checkpoint(folder, config.architecture.tensors)
         tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)
         return cls.from_tensors(config, tensors, mesh=mesh)
@@ -350,8 +352,9 @@ class DreamForCausalLM(nnx.Module):
         """Build a model from tensors by checkpoint name; those of scales say how it is quantized."""
         # An abstract model has the structure, so no random parameters are ever initialized.
         kinds = {name.rpartition(".")[2] for name in tensors}
-        bits = 4 if "group_scale" in kinds else 8 if "scale" in kinds else None
-        graph, template = split_abstract(config, jnp.dtype(jnp.float32), bits)
+        # fp8 has the parameters of int8.
+        quantization = "int4" if "group_scale" in kinds else "int8" if "scale" in kinds else None
+        graph, template = split_abstract(config, jnp.dtype(jnp.float32), quantization)
         model = graph.merge(nest(tensors, template))
         model.model.mesh = mesh
         return model
@@ -380,7 +383,7 @@ class DreamForCausalLM(nnx.Module):
         """
         folder = Path(folder)
         tensors = published_parameters(self)
-        if not all(jnp.issubdtype(value.dtype, jnp.floating) for value in tensors.values()):
+        if any(name.endswith(".scale") for name in tensors):
             raise ValueError(
                 "the model is quantized: save the float model, or use "
                 "`diffucoder convert --quantize int8`"
@@ -441,23 +444,25 @@ def parameters(model: DreamForCausalLM) -> Fields:
 # Cached: JAX traces the initialization of every layer to learn its shapes.
 @functools.cache
 def split_abstract(
-    config: DreamConfig, dtype: jnp.dtype, bits: int | None
+    config: DreamConfig, dtype: jnp.dtype, quantization: str | None
 ) -> tuple[ModelGraph, dict]:
     """Split a model with shapes in place of arrays."""
 
     def make() -> DreamForCausalLM:
         model = DreamForCausalLM(config, dtype=dtype)
-        return model.quantize(bits) if bits else model
+        return model.quantize(quantization) if quantization else model
 
     return split_model(nnx.eval_shape(make))
 
 
-def parameter_shapes(config: DreamConfig, *, bits: int | None = None) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(
+    config: DreamConfig, *, quantization: str | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return the shape of every parameter by checkpoint name, without allocating any of them.
 
     Those of a quantized model include the scales.
     """
-    _, shapes = split_abstract(config, jnp.dtype(jnp.float32), bits)
+    _, shapes = split_abstract(config, jnp.dtype(jnp.float32), quantization)
     return {name: leaf.shape for name, leaf in flatten(shapes).items()}
 
 
@@ -473,6 +478,6 @@ def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loadin
     `settings` are further fields of `LoadSpec`. With tied embeddings, an `lm_head` in the
     checkpoint must equal the embedding table, and is not loaded.
     """
-    shapes = parameter_shapes(config, bits=8 if stored_int8 else None)
+    shapes = parameter_shapes(config, quantization="int8" if stored_int8 else None)
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
     return loading.LoadSpec(shapes=shapes, tied=tied, **settings)

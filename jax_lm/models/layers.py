@@ -45,8 +45,8 @@ class Initializer:
 class DreamLinear(nnx.Module):
     """y = x Wᵀ + b, with W stored as [out, in]. Products accumulate in float32 for every dtype.
 
-    After `quantize`, W has integers and one float32 `scale` per output. In int4, two are a byte,
-    and a group of inputs has a further `group_scale` (`jax_lm.checkpoints.stored`).
+    After `quantize`, W has integers or fp8, and one float32 `scale` per output. In int4, two are a
+    byte, and a group of inputs has a further `group_scale` (`jax_lm.checkpoints.stored`).
     """
 
     def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer) -> None:

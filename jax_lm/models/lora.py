@@ -145,9 +145,9 @@ def merge(model: DreamForCausalLM) -> None:
     """
     for path, adapter in adapters(model):
         weight = adapter.base.weight
-        if not jnp.issubdtype(weight[...].dtype, jnp.floating):
+        if adapter.base.scale is not None:
             raise ValueError(
-                f"{path}: int8 or int4 weights cannot take an adapter; merge into the float checkpoint"
+                f"{path}: quantized weights cannot take an adapter; merge into the float checkpoint"
             )
         # B [out, rank] times A [rank, in] has the shape of W, [out, in].
         change = adapter.scale * adapter.lora_b[...] @ adapter.lora_a[...]

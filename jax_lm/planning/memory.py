@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_lm.checkpoints.stored import GROUP, QUANTIZED, bits_of, is_kernel
+from jax_lm.checkpoints.stored import GROUP, QUANTIZED, is_kernel, precision_of
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import parameter_shapes
 from jax_lm.models.token_likelihood import DECODING_LOGIT_BYTES, LOGIT_BYTES
@@ -76,7 +76,8 @@ def forward_cost(
     Args:
         rows: positions computed per sequence; they attend to `canvas` positions.
         head_rows: positions per sequence whose logits are computed.
-        dtype: dtype of the weights and of cached keys and values; int8 and int4 are of weights.
+        dtype: dtype of the weights and of cached keys and values; the quantized ones are of
+            weights.
     """
     shapes = parameter_shapes(config).items()
     # kernels alone: vectors (biases, norms) cost next to nothing
@@ -89,16 +90,18 @@ def forward_cost(
     # Scores and weighted values: two products over the width of all heads.
     width = config.num_attention_heads * config.head_dim
     attention = 2 * 2 * width * canvas * config.num_hidden_layers
-    # Each weight costs one multiplication and one addition per position.
-    flops = batch * (rows * (2 * body + attention) + head_rows * 2 * head)
+    # Each weight costs one multiplication and one addition per position; of fp8, a card computes
+    # twice as many in the same time.
+    per_weight = 1 if dtype == "fp8" else 2
+    flops = batch * (rows * (per_weight * body + attention) + head_rows * 2 * head)
     # elements per sequence: keys and values of every layer and position
     key_values = (
         2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     )
     # Keys and values are never quantized: at least 2 bytes each.
-    size = jnp.dtype(dtype).itemsize
+    size = 1 if dtype in QUANTIZED else jnp.dtype(dtype).itemsize
     # int4: half a byte, and a byte for the scale of a group; the head is int8
-    body_size = 1 / 2 + 1 / GROUP if str(dtype) == "int4" else size
+    body_size = 1 / 2 + 1 / GROUP if dtype == "int4" else size
     weights = int(body * body_size) + head * size
     return Cost(flops, weights + batch * key_values * max(size, 2))
 
@@ -108,8 +111,8 @@ class PlannedStep:
     """A denoising step or a training update to plan.
 
     Attributes:
-        precision: bfloat16, float32, or int8 or int4 (such kernels, everything else in bfloat16); in
-            training, the compute dtype.
+        precision: bfloat16, float32, or int8, int4 or fp8 (such kernels, everything else in
+            bfloat16); in training, the compute dtype.
         batch: rows per step.
         canvas: tokens per row, prompt and answer together.
         new_tokens: how many of them are generated.
@@ -141,11 +144,12 @@ class PlannedStep:
                 "cache='causal', active_blocks: several blocks at once are not planned for; a step "
                 "is as with 'window' or 'none', of more rows"
             )
-        if self.is_training and self.bits == 4:
+        if self.is_training and self.quantization not in (None, "int8"):
             raise ValueError(
-                f"dtype='int4': step={self.kind} trains over int8, bfloat16 or float32 kernels"
+                f"dtype={self.precision!r}: step={self.kind} trains over int8, bfloat16 or float32 "
+                "kernels"
             )
-        if self.is_training and self.bits and self.lora_rank is None:
+        if self.is_training and self.quantization and self.lora_rank is None:
             raise ValueError(
                 f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32"
             )
@@ -164,14 +168,14 @@ class PlannedStep:
         return self.kind not in ("generate", SERVE)
 
     @property
-    def bits(self) -> int | None:
-        """Bits of the kernels if they are quantized."""
-        return QUANTIZED.get(self.precision)
+    def quantization(self) -> str | None:
+        """Precision of the kernels if they are quantized."""
+        return self.precision if self.precision in QUANTIZED else None
 
     @property
     def dtype(self) -> str:
-        """Dtype of everything except int8 kernels."""
-        return "bfloat16" if self.bits else self.precision
+        """Dtype of everything except quantized kernels."""
+        return "bfloat16" if self.quantization else self.precision
 
     @property
     def itemsize(self) -> int:
@@ -235,10 +239,10 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     """Return the bytes of the parameters on one device."""
     total = 0
     size = planned.itemsize
-    for name, shape in parameter_shapes(config, bits=planned.bits).items():
+    for name, shape in parameter_shapes(config, quantization=planned.quantization).items():
         parts = mesh.parts(partition_spec(name, config, mesh))
         # quantized: scales are float32, kernels and group scales bytes, everything else bfloat16
-        is_bytes = bits_of(name, planned.bits) or name.endswith(".group_scale")
+        is_bytes = precision_of(name, planned.quantization) or name.endswith(".group_scale")
         item = 4 if name.endswith(".scale") else 1 if is_bytes else size
         total += math.prod(shape) * item // parts
     return total

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_lm.host.memory import host_memory
+from jax_lm.host.precision import require_fp8
 
 GIB = 2**30
 
@@ -165,6 +166,11 @@ class Topology:
     @property
     def is_tpu(self) -> bool:
         return not (self.is_cpu or self.chip.card)
+
+    def require_precision(self, precision: str) -> None:
+        """Raise ValueError if the chip cannot compute in a precision."""
+        if precision == "fp8" and not self.is_cpu:
+            require_fp8(self.family, self.chip.card.get("capability", ()))
 
     def __str__(self) -> str:
         return CPU if self.is_cpu else f"{self.family}:{'x'.join(map(str, self.shape))}"

@@ -114,7 +114,7 @@ def load_for_training(
     target = TrainedModel(out, tokenizer, save_dtype, found.folder, **adapter_fields)
     # weights, then adapters
     model = DreamForCausalLM.from_pretrained(
-        found.folder, mesh=training_mesh(config, mesh), bits=8 if int8 else None
+        found.folder, mesh=training_mesh(config, mesh), quantization="int8" if int8 else None
     )
     # A stored adapter is trained further; otherwise new ones begin at zero.
     if found.adapter:

@@ -18,7 +18,7 @@ class EngineArguments:
         adapter: folder or hub id of a LoRA adapter in PEFT's layout. Its base model is used unless
             `model` is given.
         tokenizer: folder of the tokenizer; the model's own by default.
-        dtype: float32, bfloat16, int8 or int4 (kernels only); depends on the device by default.
+        dtype: float32, bfloat16, int8, int4 or fp8 (kernels only); depends on the device by default.
         mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
     """
 

@@ -32,7 +32,7 @@ class Plan:
             rtx4090:1; cpu is this machine.
         model: folder or hub id; only its config.json is read.
         model_config: known model shape, instead of `model`: 7b or small.
-        dtype: bfloat16, float32, int8 or int4 (kernels only; in training, int8 below adapters).
+        dtype: bfloat16, float32, int8, int4 or fp8 (kernels only; in training, int8 below adapters).
         lora_rank: train adapters of this rank instead of all weights.
         batch_size: number of rows in a batch.
         max_length: tokens per row, prompt and answer together.

@@ -27,7 +27,7 @@ def run_plan(arguments: Plan) -> int:
     if arguments.out:
         require_new(arguments.out)
     if arguments.step == SERVE:
-        return plan_server(arguments, Topology.parse(arguments.topology))
+        return plan_server(arguments)
     plan = make_plan(arguments)
     options = arguments.generation
     # On a CPU, compiled memory would lack that of the process and the copy of the state that is
@@ -56,6 +56,7 @@ def make_plan(arguments: Plan) -> MachinePlan:
     This must be called first: the compiler is chosen before JAX has a backend.
     """
     topology = Topology.parse(arguments.topology)
+    topology.require_precision(arguments.dtype)
     options = arguments.generation
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
@@ -75,8 +76,10 @@ def make_plan(arguments: Plan) -> MachinePlan:
     )
 
 
-def plan_server(arguments: Plan, topology: Topology) -> int:
+def plan_server(arguments: Plan) -> int:
     """Print the limits that `serve` would choose on one of the chips, and their memory."""
+    topology = Topology.parse(arguments.topology)
+    topology.require_precision(arguments.dtype)
     config = plan_config(arguments)
     mesh = MeshShape()
     # the presets differ in what a step commits, not in memory
