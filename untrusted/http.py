@@ -5,8 +5,8 @@
 A request is `POST /run` with `{"jobs": [{"code", "tests", "limits"}, …]}`, optionally `packages`
 and `same_process`, and the token as a bearer token; the answer is `{"results": […]}`. A worker
 whose queue is full answers 503. The token is read from the environment, compared in constant time
-and
-never printed. There is no encryption: across machines, put the worker behind a proxy or a tunnel.
+and never printed. There is no encryption: across machines, put the worker behind a proxy or a
+tunnel.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Stand-ins in the program for objects of the test; they forward calls and attribute accesses.
 
 They run in the program's process, which is not trusted: `tester` decides which requests it carries
-out.
-Imports the standard library only.
+out. Imports the standard library only.
 """
 
 import functools

@@ -1,10 +1,9 @@
 """One end of the channel between a test and a program, which run in separate processes.
 
 Plain data crosses as data (`wire`). A list, dictionary or set crosses with its content, and both
-ends
-keep a copy: a change of one copy is sent with the next message. Every other object stays in its
-process, and the other end gets its number. `tester` and `program`, not this module, decide what one
-end may request of the other. Imports the standard library only.
+ends keep a copy: a change of one copy is sent with the next message. Every other object stays in
+its process, and the other end gets its number. `tester` and `program`, not this module, decide what
+one end may request of the other. Imports the standard library only.
 
 The messages of `assert total([1, 2]) == 3`, without their empty fields. The program's end has
 number 0 for its module and 1 for its function; the list gets the key "t1":
