@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from jax_lm.benchmark.backend import (
     Backend,
@@ -31,6 +31,7 @@ from jax_lm.diffusion.state import BatchInputs, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.host.terminal import Report
 from jax_lm.models.graph import ModelGraph
+from jax_lm.models.shapes import RowLogits, Tokens
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart
@@ -49,11 +50,11 @@ Carry = tuple[Array, Array, KVCache]
 def run_block_logits(
     graph: ModelGraph,
     params: dict,
-    tokens: Int[Array, "b t"],
+    tokens: Tokens,
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
-) -> tuple[Float[Array, "b r v"], KVCache]:
+) -> tuple[RowLogits, KVCache]:
     """Compute the logits of a block as a step of `sampler.run` does, with the layers in a loop.
 
     XLA compiles the body of a loop differently from a bare forward pass, which took 10 to 30 %

@@ -27,6 +27,7 @@ from jax_lm.diffusion.state import (
     KVCache,
     Proposal,
     SamplerState,
+    StepCarry,
     Window,
 )
 from jax_lm.diffusion.step import (
@@ -41,7 +42,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Scalar, ScalarInt
+from jax_lm.models.shapes import Scalar, ScalarBool, ScalarInt
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
 
 # Fields of a row that a step changes.
@@ -132,7 +133,7 @@ class BlockPipeline(Variant):
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
         return [Pass(first, 0), Pass(steps, 0)]
 
-    def is_open(self, state: SamplerState, window: Window, config: StepConfig) -> Bool[Array, ""]:
+    def is_open(self, state: SamplerState, window: Window, config: StepConfig) -> ScalarBool:
         return jnp.any(state.masked)
 
     def advance(
@@ -142,7 +143,7 @@ class BlockPipeline(Variant):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Take one denoising step of each row over the blocks that have begun."""
         # which blocks have begun, given the tokens of the last step
         params = inputs.params

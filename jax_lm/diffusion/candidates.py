@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
-from jax_lm.models.shapes import RowIds, RowLogits, RowScores, Scalar, ScalarInt
+from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
 from jax_lm.options import ALGS, ENTROPY_RULES, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
@@ -215,7 +215,7 @@ def filtered(
     *,
     top_k: int | None,
     excluded_id: int | None = None,
-    needed: Bool[Array, "b r"] | None = None,
+    needed: RowMask | None = None,
 ) -> Candidates | Rows:
     """Filter logits to candidates: temperature, top_p over the full distribution, top_k, min_p.
 

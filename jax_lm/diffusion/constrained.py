@@ -24,6 +24,7 @@ from jax_lm.diffusion.sampler import LogitsWindow, Sampler
 from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
+from jax_lm.models.shapes import ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -245,7 +246,7 @@ def meet(
 
 
 @partial(jax.jit, static_argnames="count")
-def gumbel_noise(key: UInt32[Array, "2"], step: Int[Array, ""], count: int) -> Float[Array, "c"]:
+def gumbel_noise(key: UInt32[Array, "2"], step: ScalarInt, count: int) -> Float[Array, "c"]:
     """Return noise for the candidates of a choice; each step of each row has its own."""
     return jax.random.gumbel(jax.random.fold_in(jax.random.wrap_key_data(key), step), (count,))
 

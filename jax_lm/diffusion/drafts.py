@@ -23,7 +23,15 @@ from jaxtyping import Array, Bool, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.state import NEVER, BatchInputs, Evaluation, KVCache, SamplerState, Window
+from jax_lm.diffusion.state import (
+    NEVER,
+    BatchInputs,
+    Evaluation,
+    KVCache,
+    SamplerState,
+    StepCarry,
+    Window,
+)
 from jax_lm.diffusion.step import (
     CANVASES,
     ROWS,
@@ -37,7 +45,7 @@ from jax_lm.diffusion.step import (
     skip_idle,
 )
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import ScalarInt
+from jax_lm.models.shapes import ScalarBool, ScalarInt
 from jax_lm.options import GenerationOptions
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
@@ -106,7 +114,7 @@ class Drafts(Variant):
 
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         # [b, t] -> [b, 1, t]: each row is a batch of one
         canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
         enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
@@ -118,7 +126,7 @@ class Drafts(Variant):
             rows = rows._replace(step=jnp.where(is_open, first, rows.step))
         return rows, cache
 
-    def is_going(self, state: SamplerState, window: Window, config: StepConfig) -> Bool[Array, ""]:
+    def is_going(self, state: SamplerState, window: Window, config: StepConfig) -> ScalarBool:
         return jnp.any(rows_going(state, window, config))
 
     def advance(
@@ -128,7 +136,7 @@ class Drafts(Variant):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
@@ -145,7 +153,7 @@ class Drafts(Variant):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -195,7 +203,7 @@ class Drafts(Variant):
 
     def leave(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
@@ -243,7 +251,7 @@ def advance_rows(
     config: StepConfig,
     going: Bool[Array, "b"],
     axes: Any = 0,
-) -> tuple[SamplerState, KVCache]:
+) -> StepCarry:
     """Advance the rows marked in `going`; the others are computed too, and stay as they are.
 
     Args:
@@ -252,9 +260,7 @@ def advance_rows(
         axes: `in_axes` of `jax.vmap` for the inputs.
     """
 
-    def take(
-        row: SamplerState, cache: KVCache, inputs: BatchInputs
-    ) -> tuple[SamplerState, KVCache]:
+    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs) -> StepCarry:
         return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState
+from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState, StepCarry
 from jax_lm.diffusion.step import Pass, StepConfig, Variant, step
 from jax_lm.models.dream import DreamForCausalLM
 
@@ -29,7 +29,7 @@ class LeftToRight(Variant):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Decide the first masked column of one row."""
         # masked [0, 0, 0, 1, 1]: column 3, which row 2 predicts
         column = jnp.maximum(jnp.argmax(row.masked[0]), 1).astype(jnp.int32)

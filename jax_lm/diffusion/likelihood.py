@@ -20,6 +20,7 @@ from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.graph import ModelGraph
+from jax_lm.models.shapes import Mask
 from jax_lm.models.token_likelihood import column_parts
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
@@ -97,7 +98,7 @@ def masked_log_probability(
     params: dict,
     tokens: Int[Array, "1 t"],
     present: Bool[Array, "1 t"],
-    masked: Bool[Array, "b t"],
+    masked: Mask,
     mask_id: int,
 ) -> Float[Array, "b"]:
     """Return the summed log-probability of the masked tokens of each row."""

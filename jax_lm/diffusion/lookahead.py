@@ -16,7 +16,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.drafts import Drafts
-from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState
+from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
 from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import Scalar, ScalarInt
@@ -50,7 +50,7 @@ class Lookahead(Drafts):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
         config = replace(config, axes=(*config.axes, CANVASES))
         # compute the branches and the canvas

@@ -60,7 +60,7 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     size = -(-count // parts)
     starts = jnp.minimum(jnp.arange(0, count, size), count - size)
 
-    def compute(start: Int[Array, ""]) -> Any:
+    def compute(start: ScalarInt) -> Any:
         return function(*(jax.lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
 
     # [p, b, s, ...] -> [b, c, ...]: column 4 is in part 2, at index 4 - 3.

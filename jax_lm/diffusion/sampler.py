@@ -41,6 +41,7 @@ from jax_lm.diffusion.state import (
     Hooks,
     KVCache,
     SamplerState,
+    StepCarry,
     Window,
     close_rows,
     rewrite,
@@ -57,7 +58,7 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import HostTokens, ScalarBool, ScalarInt, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -291,7 +292,7 @@ class Sampler:
         passes: list[Pass],
         refresh_steps: int,
         every: int | None,
-    ) -> Generator[SamplerState, None, tuple[SamplerState, KVCache]]:
+    ) -> Generator[SamplerState, None, StepCarry]:
         """Decode one block, yielding states as `stream` does.
 
         Args:
@@ -346,13 +347,13 @@ class Sampler:
 
     def replay(
         self,
-        tokens: Int[np.ndarray, "b t"],
+        tokens: HostTokens,
         canvas: Canvas,
         options: GenerationOptions,
         step: int,
         *,
         strict_reference: bool = False,
-    ) -> tuple[Int[np.ndarray, "b t"], Float[np.ndarray, "b t"]]:
+    ) -> tuple[HostTokens, Float[np.ndarray, "b t"]]:
         """Take one step from any intermediate canvas, with the whole canvas as one block.
 
         Args:
@@ -523,10 +524,10 @@ def run(
     """
     model, variant = graph.merge(params), config.variant
 
-    def is_going(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
+    def is_going(carry: StepCarry) -> ScalarBool:
         return variant.is_going(carry[0], inputs.window, config)
 
-    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
+    def advance(carry: StepCarry) -> StepCarry:
         return variant.advance(model, *carry, inputs, config)
 
     carry = jax.lax.while_loop(is_going, advance, variant.enter(state, cache, inputs, config))
@@ -561,7 +562,7 @@ def run_logits(
     params: dict,
     cache: KVCache,
     tokens: Int[Array, "t"],
-    length: Int[Array, ""],
+    length: ScalarInt,
     window: Window,
     config: StepConfig,
 ) -> tuple[Float[Array, "v"], KVCache]:

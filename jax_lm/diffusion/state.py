@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
-from jax_lm.models.shapes import Mask, RowScores, Tokens
+from jax_lm.models.shapes import Mask, RowIds, RowLogits, RowScores, ScalarInt, Tokens, TokenValues
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
@@ -47,9 +47,9 @@ class SamplerState(NamedTuple):
     tokens: Tokens
     masked: Mask
     commit_step: Tokens
-    confidence: Float[Array, "b t"]
-    step: Int[Array, ""]
-    forwards: Int[Array, ""]
+    confidence: TokenValues
+    step: ScalarInt
+    forwards: ScalarInt
     keys: Key[Array, "b"]
     logprobs: TokenLogProbs | None = None
     extra: Any = None
@@ -85,6 +85,10 @@ class KVCache(NamedTuple):
     tail: Float[Array, "b 1 d"] | None = None
 
 
+# What a step takes from the step before it, and the loop over steps carries.
+StepCarry = tuple[SamplerState, KVCache]
+
+
 class CanvasArrays(NamedTuple):
     """The parts of a `Canvas` that do not change while it is filled, on the device."""
 
@@ -112,11 +116,11 @@ class Window(NamedTuple):
         forwards: return after this many forward passes.
     """
 
-    block: Int[Array, ""]
-    rows: Int[Array, ""]
-    first_step: Int[Array, ""]
-    until: Int[Array, ""]
-    forwards: Int[Array, ""]
+    block: ScalarInt
+    rows: ScalarInt
+    first_step: ScalarInt
+    until: ScalarInt
+    forwards: ScalarInt
 
     @classmethod
     def of(cls, **numbers: int) -> "Window":
@@ -172,7 +176,7 @@ class Proposal(NamedTuple):
             commit rule reads it.
     """
 
-    tokens: Int[Array, "b r"]
+    tokens: RowIds
     probability: RowScores
     scores: RowScores
     entropy: RowScores
@@ -191,7 +195,7 @@ class Evaluation(NamedTuple):
     proposal: Proposal
     logprobs: TokenLogProbs | None
     candidates: Candidates | None
-    logits: Float[Array, "b r v"] | None
+    logits: RowLogits | None
 
 
 def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:

@@ -45,12 +45,13 @@ from jax_lm.diffusion.state import (
     KVCache,
     Proposal,
     SamplerState,
+    StepCarry,
     Window,
     end_rows,
     rewrite,
 )
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.models.shapes import RowLogits, RowMask
+from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, ScalarBool, Tokens
 from jax_lm.models.token_likelihood import column_parts
 from jax_lm.options import ALGS, GenerationOptions
 
@@ -124,7 +125,7 @@ class Variant:
 
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Prepare state and cache for the compiled loop, at the first step that commits anything."""
         return self.enter_row(state, inputs, config), cache
 
@@ -134,13 +135,11 @@ class Variant:
         """Prepare one row: under `jax.vmap`, a batch of one with its own step."""
         return skip_idle(row, inputs, config)
 
-    def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> Bool[Array, ""]:
+    def is_open(self, state: SamplerState, window: Window, config: "StepConfig") -> ScalarBool:
         """Whether a mask is left in the block."""
         return jnp.any(block_columns(state.masked, window, config))
 
-    def is_going(
-        self, state: SamplerState, window: Window, config: "StepConfig"
-    ) -> Bool[Array, ""]:
+    def is_going(self, state: SamplerState, window: Window, config: "StepConfig") -> ScalarBool:
         """Whether the compiled loop takes another step."""
         is_within = (state.step < window.until) & (state.forwards < window.forwards)
         return self.is_open(state, window, config) & is_within
@@ -152,7 +151,7 @@ class Variant:
         cache: KVCache,
         inputs: BatchInputs,
         config: "StepConfig",
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Take one denoising step."""
         return step(model, state, cache, inputs, config)
 
@@ -163,13 +162,13 @@ class Variant:
         cache: KVCache,
         inputs: BatchInputs,
         config: "StepConfig",
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Take one step of one row: under `jax.vmap`, a batch of one with its own step."""
         return self.advance(model, row, cache, inputs, config)
 
     def leave(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Return the state that the compiled loop reports, and the cache."""
         return state, cache
 
@@ -225,7 +224,7 @@ def step(
     cache: KVCache,
     inputs: BatchInputs,
     config: StepConfig,
-) -> tuple[SamplerState, KVCache]:
+) -> StepCarry:
     """Take one denoising step: recompute rows, propose a token per mask, commit some of them."""
     # Block [a, M, M], and a rule that commits the most confident mask:
     #   proposed   [a, b, c]
@@ -323,7 +322,7 @@ def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
 
 def block_hidden(
     model: DreamForCausalLM,
-    tokens: Int[Array, "b t"],
+    tokens: Tokens,
     cache: KVCache,
     canvas: CanvasArrays,
     window: Window,
@@ -486,9 +485,7 @@ def decide_tokens(
     return Evaluation(proposal, logprobs, kept, None)
 
 
-def if_any(
-    wanted: Bool[Array, ""], compute: Callable[[], Any], nothing: Any, config: StepConfig
-) -> Any:
+def if_any(wanted: ScalarBool, compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
     """Like `lax.cond`, with the predicate reduced over the mapped axes first.
 
     Under `jax.vmap` a predicate per row would run both branches.
@@ -553,7 +550,7 @@ def choose(
     return masked & (rule | jnp.isnan(probability))
 
 
-def noise(state: SamplerState, positions: Int[Array, "b r"]) -> tuple[Float[Array, "b r"], ...]:
+def noise(state: SamplerState, positions: RowIds) -> tuple[RowScores, ...]:
     """Return three uniform numbers per position: for its token, its random score, and the choice.
 
     They depend only on the row, the step and the position, not on padding or neighbours. JAX's

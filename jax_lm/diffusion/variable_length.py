@@ -19,7 +19,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams, disturbed
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
-from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState
+from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState, StepCarry
 from jax_lm.diffusion.step import Pass, StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import Mask, RowLogits, Tokens
@@ -139,7 +139,7 @@ class VariableLength(Variant):
         cache: KVCache,
         inputs: BatchInputs,
         config: StepConfig,
-    ) -> tuple[SamplerState, KVCache]:
+    ) -> StepCarry:
         """Take one denoising step: decide positions, then expand and delete."""
         # compute: rows begin in column 0, so that a column is its position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)

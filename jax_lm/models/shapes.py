@@ -12,6 +12,7 @@ TokenValues = Float[Array, "b t"]
 
 Scalar = Float[Array, ""]
 ScalarInt = Int[Array, ""]
+ScalarBool = Bool[Array, ""]
 
 RowIds = Int[Array, "b r"]
 RowMask = Bool[Array, "b r"]

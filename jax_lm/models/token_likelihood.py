@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jax_lm import sharding
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import Hidden
 from jax_lm.models.shapes import Tokens, TokenValues
 
 # Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
@@ -31,9 +32,7 @@ DECODING_LOGIT_BYTES = 2**29
 Head = dict[str, Array]
 
 
-def token_log_probs(
-    model: DreamForCausalLM, hidden: Float[Array, "b t d"], index: Tokens
-) -> TokenValues:
+def token_log_probs(model: DreamForCausalLM, hidden: Hidden, index: Tokens) -> TokenValues:
     """Compute float32 log-probabilities of tokens.
 
     Args:
@@ -87,7 +86,7 @@ def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def log_probs_by_block(
-    graph: nnx.GraphDef, blocks: int, head: Head, hidden: Float[Array, "b t d"], index: Tokens
+    graph: nnx.GraphDef, blocks: int, head: Head, hidden: Hidden, index: Tokens
 ) -> TokenValues:
     return log_probs_by_block_forward(graph, blocks, head, hidden, index)[0]
 

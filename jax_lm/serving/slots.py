@@ -27,9 +27,18 @@ from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
 from jax_lm.diffusion.left_to_right import LeftToRight
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.diffusion.state import NEVER, BatchInputs, CanvasArrays, KVCache, SamplerState, Window
+from jax_lm.diffusion.state import (
+    NEVER,
+    BatchInputs,
+    CanvasArrays,
+    KVCache,
+    SamplerState,
+    StepCarry,
+    Window,
+)
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
 from jax_lm.models.graph import ModelGraph
+from jax_lm.models.shapes import ScalarBool, ScalarInt
 from jax_lm.options import BLOCK_LENGTH, window_length
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
@@ -319,9 +328,9 @@ def run_slots(
     states: SamplerState,
     inputs: BatchInputs,
     slots: Int[Array, "l"],
-    steps: Int[Array, ""],
+    steps: ScalarInt,
     config: StepConfig,
-) -> tuple[SamplerState, KVCache]:
+) -> StepCarry:
     """Take steps as `sampler.run` does, for several sequences, each with its own state and inputs.
 
     All leaves have an additional leading axis. The loop ends when one of the sequences has finished
@@ -357,11 +366,11 @@ def run_slots(
     def is_going(states: SamplerState) -> Bool[Array, "l"]:
         return is_open(states) & (states.step < window.until) & (states.forwards < window.forwards)
 
-    def is_running(carry: tuple[SamplerState, KVCache]) -> Bool[Array, ""]:
+    def is_running(carry: StepCarry) -> ScalarBool:
         rows, _ = carry
         return jnp.any(is_going(rows)) & (jnp.sum(is_open(rows)) == jnp.sum(is_open(states)))
 
-    def advance(carry: tuple[SamplerState, KVCache]) -> tuple[SamplerState, KVCache]:
+    def advance(carry: StepCarry) -> StepCarry:
         # A waiting sequence recomputes its window without change; only its cache is written.
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 

@@ -32,13 +32,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
 from jax_lm.diffusion import masking
 from jax_lm.models.attention import SampleMask, attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import Hidden
 from jax_lm.models.products import tie_operands
 from jax_lm.models.shapes import Mask, ScalarInt, Tokens, TokenValues
 from jax_lm.models.token_likelihood import token_log_probs
@@ -195,7 +196,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
 
 def predict_blocks(
     model: DreamForCausalLM, noisy: Tokens, clean: Tokens, samples: Tokens, length: int, remat: bool
-) -> Float[Array, "b t d"]:
+) -> Hidden:
     """Return the hidden states that predict each position from its noisy block and those before it.
 
     The noisy and the clean tokens stand side by side in a row of twice the length, so that one

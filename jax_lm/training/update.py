@@ -14,9 +14,10 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_lm.models.products import tie_operands
+from jax_lm.models.shapes import Scalar, ScalarInt
 
 # Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
 Params = dict[Any, Any]
@@ -41,7 +42,7 @@ class Mean(NamedTuple):
     weight: Float[Array, "*n"]
 
     @property
-    def value(self) -> Float[Array, ""]:
+    def value(self) -> Scalar:
         """The mean over all parts; 0 if there is nothing to average."""
         weight = jnp.sum(self.weight)
         return jnp.sum(self.total) / jnp.where(weight == 0, 1.0, weight)
@@ -57,8 +58,8 @@ class LossTerms(NamedTuple):
             for names that start with max_, the maximum over these rows.
     """
 
-    total: Float[Array, ""]
-    weight: Float[Array, ""]
+    total: Scalar
+    weight: Scalar
     metrics: dict[str, Mean | Array]
 
 
@@ -101,11 +102,7 @@ def make_update(
     """
 
     def update(
-        params: Params,
-        optimizer: optax.OptState,
-        frozen: Params,
-        step: Int[Array, ""],
-        batch: Batch,
+        params: Params, optimizer: optax.OptState, frozen: Params, step: ScalarInt, batch: Batch
     ) -> tuple:
         # Random numbers follow from seed and step, so that a resumed run draws the same.
         key = jax.random.fold_in(jax.random.key(seed), step)
