@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
 
 RECORDED = json.loads((GOLDEN / "multi_block.json").read_text())
+STOP = 2
+"""The one stop token of this module, as another one would be another program."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,19 @@ def options(name="published", **settings):
     return GenerationOptions(**order | settings, decoding=Decoding(**decoding | changes))
 
 
+def exchanged(sampler, token):
+    """The model in which a token and STOP have each other's ids, and the ids by their old ones."""
+    ids = np.arange(sampler.config.vocab_size)
+    ids[[token, STOP]] = STOP, token
+
+    def exchange(path, leaf):
+        is_table = any(name in jax.tree_util.keystr(path) for name in ("embed_tokens", "lm_head"))
+        return jnp.asarray(np.asarray(leaf)[ids]) if is_table else leaf
+
+    params = jax.tree_util.tree_map_with_path(exchange, sampler.params)
+    return sampler.with_params(params), ids
+
+
 def decoded(sampler, prompts, settings, mask=None, **more):
     canvas = Canvas.after(np.array(prompts, np.int32), mask, RECORDED["columns"])
     state = sampler.generate(canvas, settings, **more)
@@ -67,9 +83,10 @@ def test_answers_are_those_of_the_published_loop(sampler, name, is_stopped):
     ]
     assert len(cases) == 5
     for case in cases:
-        stop_ids = () if case["stop"] is None else (case["stop"],)
-        state = decoded(sampler, [case["prompt"]], options(name), stop_ids=stop_ids)
-        found = tokens_of(state)[0, -RECORDED["columns"] :].tolist()
+        model, ids = exchanged(sampler, case["stop"] if is_stopped else STOP)
+        stop_ids = (STOP,) if is_stopped else ()
+        state = decoded(model, ids[[case["prompt"]]], options(name), stop_ids=stop_ids)
+        found = ids[tokens_of(state)[0, -RECORDED["columns"] :]].tolist()
         # What stands after the stop token is no text.
         end = RECORDED["columns"] if case["stop"] is None else found.index(case["stop"]) + 1
         assert found[:end] == case["tokens"][:end]
@@ -107,9 +124,9 @@ def test_rows_of_a_ragged_batch_are_what_they_are_alone(sampler):
     prompts = [case["prompt"] for case in RECORDED["cases"][:3]]
     mask = np.ones((3, len(prompts[0])), np.int32)
     mask[1, :7] = 0
-    together = decoded(sampler, prompts, options(), mask, stop_ids=(2,))
+    together = decoded(sampler, prompts, options(), mask, stop_ids=(STOP,))
     for row, start in enumerate([0, 7, 0]):
-        alone = decoded(sampler, [prompts[row][start:]], options(), stop_ids=(2,))
+        alone = decoded(sampler, [prompts[row][start:]], options(), stop_ids=(STOP,))
         np.testing.assert_array_equal(
             tokens_of(alone)[0, -RECORDED["columns"] :],
             tokens_of(together)[row, -RECORDED["columns"] :],

@@ -65,6 +65,8 @@ FIXED_FIELDS: dict[str, tuple] = {
 # PEFT's defaults for fields that an adapter_config.json may lack.
 PEFT_DEFAULTS = {"r": 8, "lora_alpha": 8}
 Value = TypeVar("Value")
+# Names of layers, or a regular expression for their paths.
+LayerNames = tuple[str, ...] | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +88,11 @@ class LoraConfig:
 
     rank: int
     alpha: float | None = None
-    targets: tuple[str, ...] | str = LINEAR
+    targets: LayerNames = LINEAR
     use_rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-    exclude_modules: tuple[str, ...] | str = ()
+    exclude_modules: LayerNames = ()
     layers_to_transform: tuple[int, ...] | None = None
     root: str = "model."
 
@@ -278,7 +280,7 @@ def read_config(fields: Fields, path: Path) -> LoraConfig:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def targets_of(value: Any) -> tuple[str, ...] | str:
+def targets_of(value: Any) -> LayerNames:
     """Convert target_modules: a regular expression, `all-linear`, or names."""
     if value == "all-linear":
         return LINEAR
@@ -308,7 +310,7 @@ def layer_numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers) or None
 
 
-def as_names(value: Any) -> tuple[str, ...] | str:
+def as_names(value: Any) -> LayerNames:
     """Convert a string or a list of strings; raises ValueError for anything else."""
     if isinstance(value, str):
         return value
@@ -322,7 +324,7 @@ def is_linear(name: str) -> bool:
     return name.rpartition(".")[2] in LINEAR
 
 
-def is_named(path: str, names: tuple[str, ...] | str) -> bool:
+def is_named(path: str, names: LayerNames) -> bool:
     """Whether a path matches a regular expression as a whole, or ends with one of several names."""
     if isinstance(names, str):
         return re.fullmatch(names, path) is not None

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import LogitsWindow, Sampler
-from jax_lm.diffusion.state import NEVER, SamplerState
+from jax_lm.diffusion.state import NEVER, SamplerState, Seed
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
-from jax_lm.models.shapes import ScalarInt
+from jax_lm.models.shapes import ScalarInt, SequenceMask, SequenceTokens
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -39,9 +39,9 @@ CANDIDATES = 50
 class HoleArrays(NamedTuple):
     """The columns of a hole on the host, as in `SamplerState`; tokens are arbitrary where masked."""
 
-    tokens: Int[np.ndarray, "t"]
-    masked: Bool[np.ndarray, "t"]
-    commit_step: Int[np.ndarray, "t"]
+    tokens: SequenceTokens
+    masked: SequenceMask
+    commit_step: SequenceTokens
     confidence: Float[np.ndarray, "t"]
 
 
@@ -181,7 +181,7 @@ def constrained_states(
     options: GenerationOptions,
     tokenizer: DiffuCoderTokenizer,
     *,
-    seed: int | Key[Array, "b"] = 0,
+    seed: Seed = 0,
     every: int | None = 1,
     state: SamplerState | None = None,
 ) -> Iterator[SamplerState]:

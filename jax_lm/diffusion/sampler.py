@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline
@@ -41,6 +41,7 @@ from jax_lm.diffusion.state import (
     Hooks,
     KVCache,
     SamplerState,
+    Seed,
     StepCarry,
     Window,
     close_rows,
@@ -58,7 +59,7 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
-from jax_lm.models.shapes import HostTokens, ScalarBool, ScalarInt, Tokens
+from jax_lm.models.shapes import HostTokens, ScalarBool, ScalarInt, SequenceTokens, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -139,7 +140,7 @@ class Sampler:
         """
         return self.changed(is_over=is_over)
 
-    def start(self, canvas: Canvas, seed: int | Key[Array, "b"]) -> SamplerState:
+    def start(self, canvas: Canvas, seed: Seed) -> SamplerState:
         """Return the state before the first step, with MASK in every hole.
 
         Args:
@@ -182,7 +183,7 @@ class Sampler:
         canvas: Canvas,
         options: GenerationOptions,
         *,
-        seed: int | Key[Array, "b"] = 0,
+        seed: Seed = 0,
         every: int | None = 1,
         stop_ids: tuple[int, ...] = (),
         hooks: Hooks = NO_HOOKS,
@@ -385,7 +386,7 @@ class Sampler:
         return np.asarray(after.tokens), np.where(holes, canvas_scores, -np.inf)
 
     def logits_at(
-        self, tokens: Int[np.ndarray, "t"], length: int, column: int, window: LogitsWindow
+        self, tokens: SequenceTokens, length: int, column: int, window: LogitsWindow
     ) -> tuple[Float[np.ndarray, "v"], LogitsWindow]:
         """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 

@@ -20,6 +20,8 @@ from jax_lm.models.shapes import Mask, RowIds, RowLogits, RowScores, ScalarInt, 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
 NOT_FINITE = "the model's logits are not finite: its weights or activations have become NaN or inf"
+# Seeds a batch: a number, or a key per row.
+Seed = int | Key[Array, "b"]
 
 
 # Example: prompt P Q and three holes, of which step 0 decided the first:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Bool
 
 from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.diffusion.candidates import TokenLogProbs
@@ -27,7 +27,7 @@ from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler, restrict_options
-from jax_lm.diffusion.state import SamplerState
+from jax_lm.diffusion.state import SamplerState, Seed
 from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
@@ -395,7 +395,7 @@ class DiffuCoderInference:
         templates: Sequence[Template],
         options: GenerationOptions,
         *,
-        seed: int | Key[Array, "b"] = 0,
+        seed: Seed = 0,
         on_progress: terminal.Report | None = None,
         on_state: Callable[[Canvas, SamplerState], None] | None = None,
         ends: Sequence[Callable[[str], bool]] | None = None,
@@ -491,12 +491,7 @@ class DiffuCoderInference:
             seen = masked
 
     def states(
-        self,
-        canvas: Canvas,
-        options: GenerationOptions,
-        *,
-        seed: int | Key[Array, "b"] = 0,
-        every: int | None = 1,
+        self, canvas: Canvas, options: GenerationOptions, *, seed: Seed = 0, every: int | None = 1
     ) -> Iterator[SamplerState]:
         """Yield the state after every `every` steps and at the end; with a grammar, only the last.
 

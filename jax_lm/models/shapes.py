@@ -22,3 +22,6 @@ RowLogits = Float[Array, "b r v"]
 # NumPy arrays, in the memory of the host.
 HostTokens = Int[np.ndarray, "b t"]
 HostMask = Bool[np.ndarray, "b t"]
+# The same of one sequence.
+SequenceTokens = Int[np.ndarray, "t"]
+SequenceMask = Bool[np.ndarray, "t"]

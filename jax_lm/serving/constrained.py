@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.constrained import HoleArrays, Repair, log_softmax, most_likely
 from jax_lm.diffusion.sampler import LogitsWindow, Sampler
+from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.serving.sequence import TOP_LOGPROBS, Sequence
 
 LogProbs = Float[np.ndarray, "v"]
@@ -89,7 +90,7 @@ class ConstrainedSequence(Sequence):
         """Number of final tokens that a client may know: all, unless their scores are missing."""
         return 0 if self.keeps_logprobs and self.repair.given else len(self.repair.ids)
 
-    def masked_from(self, column: int) -> Bool[np.ndarray, "t"]:
+    def masked_from(self, column: int) -> SequenceMask:
         """Return the masks, with all columns of the hole from one on."""
         return self.masked | self.within(Block(column, self.hole.end))
 
@@ -183,11 +184,7 @@ class Repairs:
         sequence.step, sequence.forwards = sequence.step + 1, sequence.forwards + 1
 
     def logits(
-        self,
-        tokens: Int[np.ndarray, "t"],
-        masked: Bool[np.ndarray, "t"],
-        column: int,
-        window: LogitsWindow,
+        self, tokens: SequenceTokens, masked: SequenceMask, column: int, window: LogitsWindow
     ) -> tuple[LogProbs, LogitsWindow]:
         """Compute the logits of a column, as `Sampler.logits_at` does."""
         length = len(tokens)

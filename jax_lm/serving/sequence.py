@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, block_bounds
 from jax_lm.diffusion.state import NEVER, SamplerState
+from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions, require_only
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
@@ -65,13 +66,13 @@ class Sequence:
         ValueError: settings that differ from those of all sequences of a batch.
     """
 
-    tokens: Int[np.ndarray, "t"]
+    tokens: SequenceTokens
     hole: Block
     options: GenerationOptions
     stop_ids: tuple[int, ...]
     key: np.ndarray
-    masked: Bool[np.ndarray, "t"] = field(init=False)
-    commit_step: Int[np.ndarray, "t"] = field(init=False)
+    masked: SequenceMask = field(init=False)
+    commit_step: SequenceTokens = field(init=False)
     confidence: Float[np.ndarray, "t"] = field(init=False)
     step: int = 0
     first_step: int = 0
@@ -161,19 +162,19 @@ class Sequence:
         length = len(self.tokens)
         return max(length, self.blocks[-1].start + BLOCK_LENGTH) if self.is_windowed else length
 
-    def within(self, block: Block) -> Bool[np.ndarray, "t"]:
+    def within(self, block: Block) -> SequenceMask:
         """Return which columns a block has."""
         # [2, 4) of 5 tokens: [0, 0, 1, 1, 0]
         columns = np.arange(len(self.tokens))
         return (columns >= block.start) & (columns < block.end)
 
     @property
-    def in_block(self) -> Bool[np.ndarray, "t"]:
+    def in_block(self) -> SequenceMask:
         """Columns of the current block."""
         return self.within(self.blocks[self.block])
 
     @property
-    def open(self) -> Bool[np.ndarray, "t"]:
+    def open(self) -> SequenceMask:
         """Masks of the current block, which are all that a step may decide."""
         return self.masked & self.in_block
 
