@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -230,43 +231,153 @@ def test_termination_ends_the_run_with_a_checkpoint(whole, tmp_path, in_backgrou
         np.testing.assert_array_equal(ours, theirs, strict=True)
 
 
-class SlowStream(Stream):
-    """Batches of which one takes long, as a rollout does; the state before it is what `save` returns."""
+class Leaving:
+    """Takes the place of the end of the process."""
 
-    def __init__(self, slow_at):
-        super().__init__()
-        self.slow_at, self.ended = slow_at, threading.Event()
+    def __init__(self, monkeypatch):
+        self.statuses, self.ended = [], threading.Event()
+        monkeypatch.setattr(trainer_module, "PATIENCE", 0.05)
+        monkeypatch.setattr(trainer_module, "APART", 0.1)
+        monkeypatch.setattr(trainer_module.os, "_exit", self.leave)
 
-    def draw(self, state):
-        if self.taken == self.slow_at:
-            interruption.answers[signal.SIGTERM]()
-            assert self.ended.wait(60)
-            raise KeyboardInterrupt
-        return super().draw(state)
+    def leave(self, status):
+        self.statuses.append(status)
+        self.ended.set()
+        # the process would be gone
+        threading.Event().wait()
+
+    def signal(self):
+        """Do what a signal does while the main thread cannot see it."""
+        interruption.answers[signal.SIGTERM]()
+
+    def stay(self):
+        """Be stuck until the process ends."""
+        assert self.ended.wait(60)
+        raise KeyboardInterrupt
+
+
+def resume(whole, out):
+    """Resume a run, and compare it with one that was never stopped."""
+    resumed = Trainer(regression, params(), settings(), out=out)
+    assert resumed.run(Stream(), evaluate=bias)
+    for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert without_times(entries(out)) == without_times(entries(whole.out))
+
+
+def latest(out):
+    with RunCheckpoints(out / "checkpoints", 2) as checkpoints:
+        return checkpoints.latest
 
 
 def test_termination_in_a_long_draw_ends_the_process_with_a_checkpoint(
     whole, tmp_path, monkeypatch
 ):
-    stream, statuses = SlowStream(slow_at=6), []
+    leaving, stream = Leaving(monkeypatch), Stream()
+    draw = stream.draw
 
-    def leave(status):
-        statuses.append(status)
-        stream.ended.set()
-        # the process would be gone
-        threading.Event().wait()
+    def long_draw(state):
+        if stream.taken == 6:
+            leaving.signal()
+            leaving.stay()
+        return draw(state)
 
-    monkeypatch.setattr(trainer_module, "DRAW_PATIENCE", 0.05)
-    monkeypatch.setattr(trainer_module.os, "_exit", leave)
+    stream.draw = long_draw
     with pytest.raises(KeyboardInterrupt):
         Trainer(regression, params(), settings(), out=tmp_path).run(stream, evaluate=bias)
-    assert statuses == [143]
+    assert leaving.statuses == [143]
     assert [line["step"] for line in entries(tmp_path)] == [3, 4, 6]
-    resumed = Trainer(regression, params(), settings(), out=tmp_path)
-    assert resumed.run(Stream(), evaluate=bias)
-    for ours, theirs in zip(leaves(resumed), leaves(whole), strict=True):
-        np.testing.assert_array_equal(ours, theirs, strict=True)
-    assert without_times(entries(tmp_path)) == without_times(entries(whole.out))
+    assert latest(tmp_path) == 6
+    resume(whole, tmp_path)
+
+
+def test_termination_in_a_long_evaluation_makes_it_again(whole, tmp_path, monkeypatch):
+    leaving = Leaving(monkeypatch)
+
+    def evaluate(weights):
+        if trainer.state.step == 8:
+            leaving.signal()
+            leaving.stay()
+        return bias(weights)
+
+    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(Stream(), evaluate=evaluate)
+    assert leaving.statuses == [143]
+    assert latest(tmp_path) == 8
+    assert [line["step"] for line in entries(tmp_path) if "eval_bias" in line] == [4]
+    resume(whole, tmp_path)
+
+
+def stuck_at(trainer, step, action):
+    """Let the update of a step do something first; the main thread then sees no signal."""
+    update = trainer.update
+
+    def stuck(*arguments):
+        if int(arguments[3]) == step:
+            action()
+        return update(*arguments)
+
+    trainer.update = stuck
+
+
+@pytest.mark.parametrize(("step", "saved"), [(1, None), (6, 5)])
+def test_termination_does_not_wait_for_a_step_if_none_would_be_lost(
+    whole, tmp_path, monkeypatch, caplog, step, saved
+):
+    """In the first step, which compiles, and in the one after a checkpoint."""
+    leaving = Leaving(monkeypatch)
+    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+    stuck_at(trainer, step, lambda: (leaving.signal(), leaving.stay()))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(Stream(), evaluate=bias)
+    assert leaving.statuses == [143]
+    assert latest(tmp_path) == saved
+    where = (
+        f"stopped with a checkpoint of step {saved};" if saved else "stopped before a checkpoint;"
+    )
+    assert where in caplog.text
+    resume(whole, tmp_path)
+
+
+def test_termination_waits_for_a_step_that_others_hang_on(whole, tmp_path, monkeypatch, caplog):
+    leaving = Leaving(monkeypatch)
+    monkeypatch.setattr(trainer_module, "APART", 60)
+    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+
+    def wait():
+        os.kill(os.getpid(), signal.SIGTERM)
+        leaving.signal()
+        # one signal may come twice
+        leaving.signal()
+        while "stopping after step" not in caplog.text:
+            time.sleep(0.01)
+        time.sleep(0.2)
+
+    stuck_at(trainer, 8, wait)
+    assert not trainer.run(Stream(), evaluate=bias)
+    assert "stopping after step 8; a second signal ends at once, and loses 2 steps" in caplog.text
+    # Not at once, as a signal that comes twice is one.
+    assert latest(tmp_path) == 8
+    resume(whole, tmp_path)
+
+
+def test_a_second_termination_signal_does_not_wait(whole, tmp_path, monkeypatch):
+    leaving = Leaving(monkeypatch)
+    trainer = Trainer(regression, params(), settings(), out=tmp_path)
+
+    def wait():
+        leaving.signal()
+        time.sleep(0.2)
+        threading.Thread(target=leaving.signal, daemon=True).start()
+        leaving.stay()
+
+    stuck_at(trainer, 8, wait)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(Stream(), evaluate=bias)
+    assert leaving.statuses == [143]
+    assert latest(tmp_path) == 5
+    resume(whole, tmp_path)
 
 
 @pytest.mark.parametrize("killed_at", [6, 11])

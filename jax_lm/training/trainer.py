@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -44,8 +45,10 @@ logger = logging.getLogger(__name__)
 
 # The settings of a run, including those chosen for it.
 SETTINGS_FILE = "settings.json"
-# Seconds that a termination signal waits for a batch that is being drawn.
-DRAW_PATIENCE = 5.0
+# Seconds after a termination signal in which the main thread may end the run by itself.
+PATIENCE = 5.0
+# Seconds between two termination signals: one may reach a process twice, from its group.
+APART = 1.0
 
 # Takes trained weights, and returns metrics.
 Evaluate = Callable[[Params], Metrics]
@@ -147,10 +150,14 @@ class Trainer:
             placement=placement,
         )
         self.meter = Meter()
-        # A step whose metrics are still to be recorded, and whether a batch is being drawn.
+        # A step whose metrics are still to be recorded; the step of the newest checkpoint.
         self.running: Running | None = None
-        self.is_drawing = False
-        self.drawing_ends = threading.Lock()
+        self.saved = 0
+        # Whether the weights of the last step are still to be evaluated.
+        self.owes_evaluation = False
+        # Whether no step overwrites the weights: a batch is drawn, or they are evaluated.
+        self.is_at_rest = False
+        self.rest_ends = threading.Lock()
 
     def run(
         self,
@@ -162,8 +169,9 @@ class Trainer:
     ) -> bool:
         """Train to the end, starting from the newest checkpoint; returns whether it was reached.
 
-        A termination signal ends the run early, with a checkpoint. A run whose evaluations have not
-        improved for `early_stopping_patience` has reached its end.
+        A termination signal ends the run early, with a checkpoint of the last step; a second one
+        does not wait for a step. A run whose evaluations have not improved for
+        `early_stopping_patience` has reached its end.
 
         Args:
             source: draws the batches.
@@ -201,16 +209,14 @@ class Trainer:
                 bar = progress if terminal.shows_progress() else None
                 finish = partial(self.finish, write=write, bar=bar, check=check)
                 ended = threading.Event()
-                leave_draw = partial(self.leave_draw, ended, checkpoints, source, finish)
-                start = threading.Thread(target=leave_draw, daemon=True).start
-                is_start = evaluates_start and self.state.step == 0
-                if evaluate and is_start and self.evaluate_weights(evaluate, write):
-                    self.save(checkpoints, source)
-                with interruption.on_signal(signal.SIGTERM, start):
+                answer = self.leave_on_signal(ended, checkpoints, source, finish)
+                self.owes_evaluation |= evaluates_start and self.state.step == 0
+                with interruption.on_signal(signal.SIGTERM, answer), set_at_end(ended):
+                    if evaluate and self.owes_evaluation and self.evaluate_weights(evaluate, write):
+                        self.save(checkpoints, source)
                     finished = self.loop(
                         source, checkpoints, write, finish, terminated, profile, evaluate
                     )
-                ended.set()
             if finished and config.load_best_model_at_end and self.best.step is not None:
                 self.restore(checkpoints, source, self.best.step)
             return finished
@@ -264,17 +270,17 @@ class Trainer:
 
     def evaluate_weights(self, evaluate: Evaluate, write: Write) -> bool:
         """Evaluate the weights and record it; returns whether they are the best so far."""
-        results = {name: float(value) for name, value in evaluate(self.state.params).items()}
+        self.owes_evaluation = True
+        with self.at_rest():
+            results = {name: float(value) for name, value in evaluate(self.state.params).items()}
+        self.owes_evaluation = False
         write(self.state.step, {f"eval_{name}": value for name, value in results.items()})
         return self.best.see(self.state.step, results)
 
     def start(self, source: BatchSource) -> "Running":
         """Draw a batch and start its step, without waiting for the devices."""
-        self.is_drawing = True
-        batch, drawn = source.draw(self.state)
-        # The step overwrites the weights, so wait if `leave_draw` is saving them.
-        with self.drawing_ends:
-            self.is_drawing = False
+        with self.at_rest():
+            batch, drawn = source.draw(self.state)
         step = self.state.step + 1
         params, optimizer, metrics = self.update(
             self.state.params, self.state.optimizer, self.frozen, np.int32(step), self.place(batch)
@@ -324,17 +330,48 @@ class Trainer:
                 speed = f"{entry['tokens_per_second']:,.0f} tokens/s"
                 bar(running.step, last, "  ".join([*texts, speed]))
 
-    def leave_draw(
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Let `leave` save the weights during the block, at whose end a step may overwrite them."""
+        self.is_at_rest = True
+        yield
+        # Wait while `leave` is saving.
+        with self.rest_ends:
+            self.is_at_rest = False
+
+    @property
+    def computed(self) -> int:
+        """The last step that the devices have computed."""
+        if (running := self.running) is None:
+            return self.state.step
+        is_ready = all(metric.is_ready() for metric in running.metrics.values())  # pyright: ignore[reportAttributeAccessIssue] JAX declares no such method
+        return running.step if is_ready else running.step - 1
+
+    def leave_on_signal(self, over: threading.Event, *run: Any) -> Callable[[], None]:
+        """Return what is to be done at each termination signal; `leave` gets the arguments."""
+        times: list[float] = []
+
+        def answer() -> None:
+            times.append(time.monotonic())
+            if len(times) == 1:
+                threading.Thread(target=self.leave, args=(over, *run), daemon=True).start()
+            elif times[-1] - times[0] > APART:
+                self.end_process()
+
+        return answer
+
+    def leave(
         self,
         over: threading.Event,
         checkpoints: RunCheckpoints,
         source: BatchSource,
         finish: Callable[["Running"], None],
     ) -> None:
-        """End the process with a checkpoint of the last step if a batch takes long to be drawn.
+        """End the process with a checkpoint of the last step, as soon as none is computed.
 
-        A rollout may take many minutes, in which the main thread sees no signal. Runs in a thread
-        of its own.
+        A rollout, an evaluation or a step may take many minutes, in which the main thread sees no
+        signal. Without a step since the last checkpoint, the one in progress is not waited for. Runs
+        in a thread of its own.
 
         Args:
             over: set once the run has ended by itself.
@@ -342,18 +379,32 @@ class Trainer:
             source: draws the batches; the one that it is drawing is drawn again on resume.
             finish: records the metrics of a step.
         """
-        while not over.wait(DRAW_PATIENCE):
-            with self.drawing_ends:
-                if not self.is_drawing:
-                    continue
-                if self.running:
+        is_told = False
+        while not over.wait(PATIENCE):
+            with self.rest_ends:
+                if self.is_at_rest and self.running:
                     finish(self.running)
-                self.save(checkpoints, source)
-                checkpoints.checkpointer.wait()
-                logger.warning(
-                    "stopped with a checkpoint; the same command continues the run in %s", self.out
-                )
-                os._exit(terminal.TERMINATED)
+                    self.running = None
+                is_saved = self.computed <= self.saved
+                if is_saved or self.is_at_rest:
+                    if not is_saved:
+                        self.save(checkpoints, source)
+                    checkpoints.checkpointer.wait()
+                    self.end_process()
+                elif not is_told:
+                    is_told = True
+                    logger.warning(
+                        "stopping after step %d; a second signal ends at once, and loses %d steps",
+                        self.computed + 1,
+                        self.computed - self.saved,
+                    )
+
+    def end_process(self) -> None:
+        """End the process, and say from where the run continues."""
+        interruption.discard_unfinished()
+        where = f"with a checkpoint of step {self.saved}" if self.saved else "before a checkpoint"
+        logger.warning("stopped %s; the same command continues the run in %s", where, self.out)
+        os._exit(terminal.TERMINATED)
 
     def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Write a checkpoint of the current state."""
@@ -362,10 +413,12 @@ class Trainer:
             "meter": self.meter.save(),
             "source": source.save(),
             "best": self.best.save(),
+            "owes_evaluation": self.owes_evaluation,
         }
         # Set before saving, so that removing old checkpoints spares the best one.
         checkpoints.best = self.best.step
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
+        self.saved = self.state.step
 
     def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Continue from the newest checkpoint, if there is one.
@@ -388,6 +441,8 @@ class Trainer:
         source.load(rest["source"])
         self.meter = Meter(**rest["meter"])
         self.best.load(rest["best"])
+        self.owes_evaluation = rest["owes_evaluation"]
+        self.saved = step
         logger.info("continuing %s from step %d", self.out, step)
 
     def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
@@ -444,6 +499,15 @@ class Running(NamedTuple):
     batch: Batch
     metrics: dict[str, Array]
     drawn: Metrics
+
+
+@contextmanager
+def set_at_end(event: threading.Event) -> Iterator[None]:
+    """Set an event when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        event.set()
 
 
 @contextmanager
