@@ -60,7 +60,7 @@ LONGEST = (
     "sandbox_containment", "cli", "lookahead", "serve", "estimators", "families", "convert", "coupled_grpo",
     "masked_diffusion", "regular_grammar", "speed", "full_width", "interruption", "engine", "dream", "expansion",
     "explanation", "growing_server", "variable_length", "api", "trainer", "block_training", "sharding", "frontier",
-    "push", "chat_command",
+    "push", "chat_command", "every_family",
 )  # fmt: skip
 """Modules that take longest. Some compute and some wait for time limits, so that workers share the cores."""
 

@@ -124,7 +124,8 @@ def begin_generation(
     """
     region = canvas.region.length
     config = sampler.canvas_config(canvas, options)
-    block = next(iter(config.variant.blocks(canvas, options.decoding.block_columns(region))))
+    length = options.decoding.block_columns(region + canvas.phase)
+    block = next(iter(config.variant.blocks(canvas, length)))
     window = Window.of(block=block.start, rows=0, first_step=0, until=region, forwards=1)
     params = SamplingParams.of(options, block.length, region)
     return (

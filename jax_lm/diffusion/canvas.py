@@ -61,6 +61,13 @@ def block_bounds(region: Block, length: int) -> list[Block]:
     return [Block(start, min(start + length, region.end)) for start in starts]
 
 
+def aligned_blocks(region: Block, length: int, phase: int) -> list[Block]:
+    """Cut a region into blocks, of which the first begins `phase` columns before the region."""
+    # region [5, 12), length 4 and phase 1: [5, 8) and [8, 12)
+    blocks = block_bounds(Block(region.start - phase % length, region.end), length)
+    return [Block(max(block.start, region.start), block.end) for block in blocks]
+
+
 class Layout(NamedTuple):
     """Where the holes of a canvas are at one of its states.
 
@@ -171,11 +178,9 @@ class Canvas:
 
         The last block may be shorter.
         """
-        # region [5, 12), length 4 and phase 1: [5, 8) and [8, 12)
-        start = self.region.start
-        for block in block_bounds(Block(start - self.phase % length, self.region.end), length):
-            if self.holes[:, max(block.start, 0) : block.end].any():
-                yield Block(max(block.start, start), block.end)
+        for block in aligned_blocks(self.region, length, self.phase):
+            if self.holes[:, block.start : block.end].any():
+                yield block
 
     def with_blocks_of(self, config: DreamConfig) -> "Canvas":
         """Return a canvas whose blocks coincide with the blocks of the model's attention.

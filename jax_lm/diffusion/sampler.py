@@ -229,9 +229,9 @@ class Sampler:
             config = replace(config, copies=canvas.copies)
         # decode: one block after another
         finished: list[Block] = []
-        for block in config.variant.blocks(
-            canvas, options.decoding.block_columns(canvas.region.length)
-        ):
+        # a short answer must not shorten the blocks, which are counted from the start of the text
+        length = options.decoding.block_columns(canvas.region.length + canvas.phase)
+        for block in config.variant.blocks(canvas, length):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Already decided. Not in `finished`, because its rows were not computed here.
                 continue

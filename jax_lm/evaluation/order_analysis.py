@@ -32,7 +32,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.options import EXACT, Decoding, GenerationOptions
+from jax_lm.options import EXACT, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
 from jax_lm.reports.document import Section
 from jax_lm.reports.tables import Row, table_section
@@ -43,8 +43,8 @@ from untrusted.results import Executor
 # An order: the positions, by the step at which each was decided.
 Positions = Int[np.ndarray, "t"]
 
-# Decides the first position in the order at each step, see `decode_traces`.
-ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=0)
+# Decides the first position in the order at each step, see `measured_options`.
+ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=WHOLE_CANVAS)
 
 # Traces of each temperature that analysis.html replays.
 REPLAYED = 4
@@ -171,6 +171,21 @@ def decides_several(options: GenerationOptions) -> bool:
     return options.steps != options.max_new_tokens or options.decoding != EXACT
 
 
+def measured_options(engine: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:
+    """Return the options that decode whole canvases, in the orders that the model's family has."""
+    options = replace(options, early_stop=False)
+    if engine.is_autoregressive:
+        # Of a single masked position, the most confident is the leftmost.
+        return replace(options, alg="left_to_right") if options.alg == "maskgit_plus" else options
+    if decides_several(options):
+        return options
+    # The published schedule rounds: with as many steps as positions, some steps decide no position
+    # and others several. A threshold rule with the same number of steps decides exactly one per
+    # step, the first in the order.
+    decoding = replace(ONE_POSITION, block_length=engine.config.attention_block or WHOLE_CANVAS)
+    return replace(options, num_steps=options.steps, tokens_per_step=1, decoding=decoding)
+
+
 def decode_traces(
     engine: DiffuCoderInference,
     problems: Sequence[Problem],
@@ -186,14 +201,7 @@ def decode_traces(
         [Template.completion(problem.prefix, options.max_new_tokens) for problem, _ in rows]
     )
     holes = int(canvas.holes.sum())
-    options = replace(options, early_stop=False)
-    if not (decides_several(options) or engine.is_autoregressive):
-        # The published schedule rounds: with as many steps as positions, some steps decide no
-        # position and others several. A threshold rule with the same number of steps decides
-        # exactly one per step, the first in the order.
-        options = replace(
-            options, num_steps=options.steps, tokens_per_step=1, decoding=ONE_POSITION
-        )
+    options = measured_options(engine, options)
     state = None
     with terminal.progress(f"temperature {options.temperature:g}") as report:
         for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):

@@ -65,6 +65,9 @@ def sequence_of(
         "keeps_logprobs": request.logprobs is not None,
         "is_left_to_right": inference.is_autoregressive,
     }
+    family = inference.config.family
+    if family.prompt == "start" and family.block_size is not None:
+        fields["attention_block"] = inference.config.attention_block
     tokenizer, growth = inference.tokenizer, inference.sampler.growth
     # a hole that finds its own length
     is_growing = inference.is_growing(options)

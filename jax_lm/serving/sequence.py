@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
-from jax_lm.diffusion.canvas import Block, block_bounds
+from jax_lm.diffusion.canvas import Block, aligned_blocks
 from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions, require_only
@@ -84,6 +84,8 @@ class Sequence:
     seconds: float = 0.0
     served_at: float = 0.0
 
+    attention_block: int = 1
+    """Length of the blocks of the model's attention, counted from the first column; 1 without."""
     is_left_to_right: bool = False
     """Whether the model is autoregressive, so that each step decides the first masked column."""
     is_growing = False
@@ -131,10 +133,10 @@ class Sequence:
             raise ValueError(
                 f"steps={steps}: at most one for each of the {self.most} tokens of the hole"
             )
-        if self.is_windowed and self.block_length != min(BLOCK_LENGTH, self.most):
-            raise ValueError(
-                f"block_length={decoding.block_length}: must be {BLOCK_LENGTH} with a cache"
-            )
+        # A window is longer than shorter blocks. That is exact if a block sees none after it.
+        length = self.attention_block if 1 < self.attention_block < BLOCK_LENGTH else BLOCK_LENGTH
+        if self.is_windowed and self.block_length != min(length, self.most + self.phase):
+            raise ValueError(f"block_length={decoding.block_length}: must be {length} with a cache")
 
     @property
     def is_cached(self) -> bool:
@@ -149,12 +151,22 @@ class Sequence:
     def block_length(self) -> int:
         if self.is_left_to_right:
             return self.most
-        return self.options.decoding.block_columns(self.most)
+        return self.options.decoding.block_columns(self.most + self.phase)
 
     @cached_property
     def blocks(self) -> list[Block]:
         """The blocks of the hole in the order in which they are filled."""
-        return block_bounds(self.hole, self.block_length)
+        return aligned_blocks(self.hole, self.block_length, self.phase)
+
+    @property
+    def phase(self) -> int:
+        """Columns of the prompt in the first attention block that has a mask."""
+        return self.hole.start % self.attention_block
+
+    @property
+    def window_start(self) -> int:
+        """First column that a windowed step recomputes; given tokens attend to their whole block."""
+        return self.blocks[self.block].start - (0 if self.block else self.phase)
 
     @property
     def columns(self) -> int:

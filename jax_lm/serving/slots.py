@@ -278,7 +278,7 @@ class Slots:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
         padded = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
-        hole, block = sequence.hole, sequence.blocks[sequence.block].start if self.is_cached else 0
+        hole, block = sequence.hole, sequence.window_start if self.is_cached else 0
         # masks carry the mask id; only those of the current block are open
         tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens)
         columns: Fields = {

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
 from jax_lm.config import Fields
-from jax_lm.diffusion.variable_length import lay_out
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -17,7 +16,12 @@ from jax_lm.evaluation.attempts import (
     journal_settings,
     problem_executor,
 )
-from jax_lm.evaluation.order_analysis import analyze_order, measures_section, write_analysis
+from jax_lm.evaluation.order_analysis import (
+    analyze_order,
+    measured_options,
+    measures_section,
+    write_analysis,
+)
 from jax_lm.evaluation.problems import Problem, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
@@ -140,13 +144,12 @@ def run_analyze(arguments: Analyze) -> int:
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # refuse a canvas that exceeds the context before the weights are loaded
-        before_weights=lambda engine: lay_out(
-            templates, engine.tokenizer, generation, engine.config
-        ),
+        before_weights=lambda engine: engine.canvas(templates, generation),
     )
     analysis = analyze_order(
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
+    alg = measured_options(engine, generation).alg
     steps = (
         f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
     )
@@ -156,7 +159,7 @@ def run_analyze(arguments: Analyze) -> int:
     metadata = {
         "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.dtype}",
         "prompts": f"{len(problems)} of {arguments.suite}, {arguments.n} samples each above temperature 0",
-        "decoding": f"{generation.max_new_tokens} positions in {steps}, {generation.alg}, seed {arguments.seed}"
+        "decoding": f"{generation.max_new_tokens} positions in {steps}, {alg}, seed {arguments.seed}"
         + (together if analysis["ordered_by_confidence"] else ""),
     }
     # paths and other objects become text

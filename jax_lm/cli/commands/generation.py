@@ -9,7 +9,6 @@ from io import TextIOWrapper
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
 from jax_lm.cli.commands.watching import watch
-from jax_lm.diffusion.variable_length import lay_out
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
@@ -35,8 +34,8 @@ def run_generate(arguments: Generate) -> int:
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # refuse a text that exceeds the context before the weights are loaded
-        before_weights=lambda engine: lay_out(
-            make_templates(engine, arguments, text), engine.tokenizer, options, engine.config
+        before_weights=lambda engine: engine.canvas(
+            make_templates(engine, arguments, text), options
         ),
         allow_nonfinite=arguments.allow_nonfinite,
     )
