@@ -57,7 +57,9 @@ PERSON = {
 }
 NAMED = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
 PROMPT = "def gcd(a, b):\n"
-ASKED = {"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "preset": "turbo"}
+LENGTH = 48
+"""Tokens of answers: with a block that is not whole. Another length is another program."""
+ASKED = {"prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, "preset": "turbo"}
 TALK = {"messages": [{"role": "user", "content": "Who is it?"}]} | {
     k: v for k, v in ASKED.items() if k != "prompt"
 }
@@ -134,7 +136,7 @@ def test_answers_meet_their_grammar_and_are_those_of_the_command_line(
     """
     decoding = Decoding(preset="turbo")
     options = GenerationOptions(
-        max_new_tokens=48, temperature=float(temperature), grammar=name, decoding=decoding
+        max_new_tokens=LENGTH, temperature=float(temperature), grammar=name, decoding=decoding
     )
     asked = ASKED | {"grammar": name, "seed": 5, "temperature": temperature}
     _, _, answer = call(address, "POST", "/v1/completions", asked)
@@ -159,14 +161,10 @@ def test_a_grammar_is_met_in_blocks_unless_something_else_is_asked_for():
 def test_every_preset(address, tiny_inference, preset):
     decoding = Decoding(preset=preset)
     options = GenerationOptions(
-        max_new_tokens=40, temperature=0.0, grammar="json_object", decoding=decoding
+        max_new_tokens=LENGTH, temperature=0.0, grammar="json_object", decoding=decoding
     )
-    _, _, answer = call(
-        address,
-        "POST",
-        "/v1/completions",
-        ASKED | {"grammar": "json_object", "preset": preset, "max_tokens": 40},
-    )
+    asked = ASKED | {"grammar": "json_object", "preset": preset}
+    _, _, answer = call(address, "POST", "/v1/completions", asked)
     assert answer["choices"][0]["text"] == tiny_inference.complete([PROMPT], options)[0]
 
 
@@ -508,8 +506,8 @@ def test_a_call_of_the_device_that_fails_once_costs_nobody_the_answer(address, m
 
 
 def test_guesses_change_nothing(tiny_inference):
-    options = GenerationOptions(max_new_tokens=40, temperature=1.0, grammar="json_object")
-    with started(tiny_inference, replace(OPTIONS, draft=2)) as engine:
+    options = GenerationOptions(max_new_tokens=LENGTH, temperature=1.0, grammar="json_object")
+    with started(tiny_inference, replace(OPTIONS, draft=2, warm_up=("1",))) as engine:
         before = tuple(engine.tokenizer.encode_plain(PROMPT))
         listener = RecordingListener()
         engine.submit([Request(before=before, options=options, seed=3)], listener)
