@@ -30,8 +30,8 @@ implied.**
   continue with steps over 32 rows.
 - Bytes are those that all kernels of a step read and write on one device; its caches are not modelled. `least` is
   what a step must read: weights, keys and values once.
-- On TPUs, most weights reach the chip's own memory by copies that run in parallel with the kernels. They are not
-  counted, so `read` is below `least` there.
+- On TPUs, most weights reach the chip's own memory by copies that run in parallel with the kernels; these are counted
+  as well.
 """
 FOOTER = """
 `turbo` commits by probability, which is a number to the program, so it runs the program of `fast` (tested). Where
@@ -48,24 +48,10 @@ on a card. Three things still differ from what a card runs:
 
 A step has one loop, over the steps; the host may have to read its condition, and nothing else.
 
-Products without a bias write bfloat16 directly. Where cuBLAS computes them
-(`XLA_FLAGS=--xla_gpu_enable_triton_gemm=false`), the sum with the residual is then part of the product: 16 kernels a
-layer of `exact`, not 17, and 0.39 GB besides the weights, not 0.50.
-
-**Joined products.** Since these figures were compiled, a model that is loaded onto a GPU computes q, k and v in one product,
-and gate and up in another. XLA for GPUs joined q, k and v itself, but for cuBLAS it copied their weights at every step. A
-layer of a cached step of one sequence is now 16 kernels, not 17; besides the weights, `exact` moves 10.7 GB with cuBLAS
-(compiled with 2 and 4 layers, and extended to 28). TPUs keep the products apart: the output of a joined gate and up is
-written to memory, on v6e 10 % of the bytes of a step in `exact` (25.1 to 27.7 GiB). The table is from before.
-
-| target | preset | pass | kernels | joined | products with weights a layer | joined | read + written GiB | joined |
-|---|---|---|---|---|---|---|---|---|
-| h200:1 | exact | step | 532 | 504 | 5 | 4 | 22.48 | 22.87 |
-| h200:1 | fast | refresh | 526 | 498 | 5 | 4 | 21.70 | 22.10 |
-| h200:1 | fast | step | 555 | 527 | 5 | 4 | 15.09 | 14.69 |
-| v6e:1x1 | exact | step | 1611 | 1466 | 7 | 4 | 2.39 | 4.99 |
-| v6e:1x1 | fast | refresh | 1710 | 1523 | 7 | 4 | 0.95 | 3.56 |
-| v6e:1x1 | fast | step | 2056 | 1919 | 6 | 4 | 1.57 | 1.56 |
+Products without a bias write bfloat16 directly. A model that is loaded onto a GPU computes q, k and v in one product, and
+gate and up in another: XLA would join q, k and v itself, but for cuBLAS it copies their weights at every step. TPUs keep the
+products apart: there, the output of a joined gate and up is written to memory, on v6e 10 % of the bytes of a step in
+`exact` (compiled on 2026-11-25).
 
     pip install 'jax-diffucoder[plan,plan-gpu]'
     # needs both extras, and an hour of two cores:
