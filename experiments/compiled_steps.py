@@ -51,7 +51,7 @@ A step has one loop, over the steps; the host may have to read its condition, an
 Products without a bias write bfloat16 directly. A model that is loaded onto a GPU computes q, k and v in one product, and
 gate and up in another: XLA would join q, k and v itself, but for cuBLAS it copies their weights at every step. TPUs keep the
 products apart: there, the output of a joined gate and up is written to memory, on v6e 10 % of the bytes of a step in
-`exact` (compiled on 2026-11-25).
+`exact` (compiled on 2026-11-27).
 
     pip install 'jax-diffucoder[plan,plan-gpu]'
     # needs both extras, and an hour of two cores:

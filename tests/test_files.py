@@ -61,3 +61,11 @@ def test_a_bucket_is_no_folder(tmp_path, monkeypatch, url):
     with pytest.raises(ValueError, match=r"must be a local path; a bucket can be mounted"):
         output_folder(Path(url))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["file/answers", "absent/answers"])
+def test_an_error_names_the_target(tmp_path, name):
+    """Not the temporary file, whether a folder of the path is a file or there is none."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=rf"'{tmp_path / name}'"):
+        write_whole(tmp_path / name, "x")

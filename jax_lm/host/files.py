@@ -26,8 +26,14 @@ def atomic_write(target: Path) -> Iterator[Path]:
     with remove_on_exit(
         target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")
     ) as temporary:
-        yield temporary
-        temporary.replace(target)
+        try:
+            yield temporary
+            temporary.replace(target)
+        except OSError as error:
+            # Nobody knows the name of the temporary file.
+            if error.filename == str(temporary):
+                error.filename = str(target)
+            raise
 
 
 def write_whole(path: Path, text: str) -> None:
