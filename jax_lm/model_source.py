@@ -6,6 +6,7 @@ Both are checked here, before anything is loaded.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def find_model(
             )
         return ModelSource(folder, base_name(model))
     # An adapter, on the given model or on the base that it names.
-    stored = peft.read_adapter(huggingface.resolve(adapter, kind="adapter", files=peft.FILES))
+    stored = find_adapter(adapter)
     name = base_name(model) if model is not None else stored.base
     if model is None and not (stored.base.name and stored.base.fingerprint):
         raise ValueError(
@@ -108,6 +109,27 @@ def find_model(
         ) from None
     source = ModelSource(folder, replace(name, fingerprint=None), stored)
     return source if allow_other_base else check_base(source)
+
+
+def find_adapters(source: ModelSource, places: Mapping[str, Place]) -> dict[str, StoredAdapter]:
+    """Find adapters for a model by their names; their tensors are not loaded.
+
+    Raises:
+        CheckpointError: an adapter cannot be found or read, or belongs to another model.
+        ValueError: the model has an adapter already.
+    """
+    if source.adapter and places:
+        raise ValueError("adapter, adapters: give one of them")
+    adapters = {}
+    for name, place in places.items():
+        adapters[name] = find_adapter(place)
+        # it computes the fingerprint of the model once, which takes long
+        source = check_base(replace(source, adapter=adapters[name]))
+    return adapters
+
+
+def find_adapter(place: Place) -> StoredAdapter:
+    return peft.read_adapter(huggingface.resolve(place, kind="adapter", files=peft.FILES))
 
 
 def check_base(source: ModelSource) -> ModelSource:

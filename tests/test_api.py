@@ -416,7 +416,7 @@ def test_health_ready_and_metrics(address, client):
         "diffucoder_ready 1.0",
         'diffucoder_http_requests_total{key="",path="/v1/completions",status="200"}',
         "diffucoder_running_rows 0.0",
-        'diffucoder_rows_total{outcome="length"}',
+        'diffucoder_rows_total{adapter="",outcome="length"}',
         "diffucoder_first_text_seconds_bucket",
         "diffucoder_compilations_total",
     ):

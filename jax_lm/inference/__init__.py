@@ -9,7 +9,7 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_ex
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
-from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_model
+from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_adapters, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -84,6 +84,7 @@ class DiffuCoderInference:
             devices.
         adapter: folder or hub id of a LoRA adapter in PEFT's layout; without `model_path`, the base
             model that the adapter names is loaded.
+        adapters: more LoRA adapters, by name, whose samplers (`adapters`) share the weights of the model.
         replicas: number of replicas that `split` returns; each has its own devices in this mesh.
         verbose: print model, device and load time to standard error.
         before_weights: called with this object before the weights are loaded; may raise.
@@ -102,6 +103,7 @@ class DiffuCoderInference:
         *,
         mesh: str | None = None,
         adapter: str | Path | None = None,
+        adapters: Mapping[str, str | Path] = {},
         replicas: int = 1,
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
@@ -124,6 +126,7 @@ class DiffuCoderInference:
         self.config = replace(
             self.config, expand_token_id=named_expand_id(self.config, self.tokenizer)
         )
+        more = find_adapters(self.source, adapters)
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
@@ -150,9 +153,16 @@ class DiffuCoderInference:
             )
             if self.source.adapter:
                 lora.load_adapter(model, self.source.adapter)
-        # The sampler needs expand_token_id, which may come from the tokenizer.
-        model.config = self.config
-        self.sampler = Sampler(join_on_gpu(model))
+            # The sampler needs expand_token_id, which may come from the tokenizer.
+            model.config = self.config
+            # joined products are copies of the weights that adapters need
+            self.sampler = Sampler(model if more else join_on_gpu(model))
+            self.adapters: dict[str, Sampler] = {}
+            for name, each in more.items():
+                # another model with the same arrays
+                model = self.sampler.graph.merge(self.sampler.params)
+                lora.load_adapter(model, each)
+                self.adapters[name] = Sampler(model)
         self.load_seconds = time.perf_counter() - start
         if verbose:
             sys.stderr.write(f"{self.describe()}\n")
@@ -175,13 +185,16 @@ class DiffuCoderInference:
         if self.replicas == 1:
             return [self]
         replicas = []
-        sampler = self.sampler
-        assert sampler.mesh is not None
-        for mesh, params in split_data(sampler.params, sampler.mesh, self.replicas):
+        samplers = {"": self.sampler, **self.adapters}
+        assert self.sampler.mesh is not None
+        params = {name: each.params for name, each in samplers.items()}
+        for mesh, own in split_data(params, self.sampler.mesh, self.replicas):
             replica = copy.copy(self)
-            replica.sampler = sampler.on_mesh(mesh).with_params(params)
-            replica.mesh_shape = MeshShape.of(mesh)
-            replica.replicas = 1
+            replica.adapters = {
+                name: each.on_mesh(mesh).with_params(own[name]) for name, each in samplers.items()
+            }
+            replica.sampler = replica.adapters.pop("")
+            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
             replicas.append(replica)
         return replicas
 
@@ -190,6 +203,7 @@ class DiffuCoderInference:
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
         name += f"adapter {self.source.adapter.folder} · " if self.source.adapter else ""
+        name += "".join(f"adapter {each} · " for each in self.adapters)
         devices = f"{device.platform} ({device.device_kind})"
         if self.mesh_shape.size > 1:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"

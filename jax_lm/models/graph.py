@@ -6,6 +6,7 @@ model = graph.merge(params)
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from flax import nnx
 
@@ -27,7 +28,13 @@ class ModelGraph:
         return nnx.merge(self.definition, params)
 
 
+# The structures in use.
+GRAPHS: WeakValueDictionary[ModelGraph, ModelGraph] = WeakValueDictionary()
+
+
 def split_model(model: nnx.Module) -> tuple[ModelGraph, dict]:
     """Split a model into its structure and a plain dict of its arrays."""
     definition, state = nnx.split(model)
-    return ModelGraph(hash(definition), definition), nnx.to_pure_dict(state)
+    graph = ModelGraph(hash(definition), definition)
+    # the same object for equal structures, as of adapters: comparisons begin with identity
+    return GRAPHS.setdefault(graph, graph), nnx.to_pure_dict(state)

@@ -72,11 +72,17 @@ def useful_sizes(slots: int, rows: int, fixed_rows: int) -> list[int]:
 
 
 def serving_memory(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, fixed_rows: int
+    config: DreamConfig,
+    planned: PlannedStep,
+    mesh: MeshShape,
+    fixed_rows: int,
+    *,
+    adapters: int = 0,
 ) -> Memory:
     """Estimate the memory per device of a server of `planned.batch` slots and its context.
 
-    Caches of all widths may be in use at once, and a call copies the widest one.
+    Caches of all widths, of the model and of each adapter, may be in use at once, and a call copies
+    the widest one. The adapters themselves, about 1 % of the weights each, are not counted.
     """
     cached = Decoding(preset="fast")
     slots = planned.batch
@@ -102,7 +108,7 @@ def serving_memory(
         for width in widths(context)
     ]
     working = max(each.working for each in plain) + caches[-1]
-    return Memory(plain[0].weights, sum(caches), working)
+    return Memory(plain[0].weights, (1 + adapters) * sum(caches), working)
 
 
 def describe_limits(plan: PlannedStep, need: Memory) -> Fields:
@@ -125,6 +131,7 @@ def fitting_limits(
     *,
     slots: Sequence[int] = SLOTS,
     contexts: Sequence[int] = CONTEXTS,
+    adapters: int = 0,
 ) -> PlannedStep:
     """Return the plan with the largest context and then the most slots that fit.
 
@@ -132,6 +139,7 @@ def fitting_limits(
         memory: bytes that may be used per device.
         slots: numbers of slots to choose from, largest first.
         contexts: contexts to choose from, largest first. The last of both is returned if none fit.
+        adapters: number of adapters.
     """
     most = config.max_position_embeddings
     plans = [
@@ -140,6 +148,8 @@ def fitting_limits(
         for count in slots
     ]
     fitting = (
-        plan for plan in plans if serving_memory(config, plan, mesh, fixed_rows).total <= memory
+        plan
+        for plan in plans
+        if serving_memory(config, plan, mesh, fixed_rows, adapters=adapters).total <= memory
     )
     return next(fitting, plans[-1])

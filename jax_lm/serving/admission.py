@@ -60,6 +60,7 @@ def sequence_of(
     fields: Fields = {
         # each answer has its own key
         "key": request_key(request.seed, request.index),
+        "adapter": request.adapter,
         # the repair applies the grammar, not the step
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,

@@ -61,12 +61,14 @@ class ServerSettings:
 
     Attributes:
         model: name under which the model is offered.
+        adapters: names under which it is offered with an adapter, and where each came from.
         notice: remark about the model, shown on the page.
         logs_prompts: write prompts to the log, and answers that are not streamed.
         defaults: default values of fields of requests (`schemas.SERVER_DEFAULTS`).
     """
 
     model: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
     notice: str = ""
     logs_prompts: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -92,27 +94,26 @@ class Server:
         # holes that find their length are filled without a cache
         if is_gap and self.engine.inference.sampler.growth and body.growth != "off":
             defaults["preset"] = "exact"
-        # Some clients send an empty name if the user has not set one.
-        if body.model not in (None, ""):
-            preset = self.preset_named(body.model, param="model")
-            defaults |= {"preset": preset} if preset else {}
-        return defaults
+        _, preset = self.find(body.model, param="model")
+        return defaults | ({"preset": preset} if preset else {})
 
-    def preset_named(self, name: str, param: str | None = None) -> str:
-        """Return the preset of `name@preset`, empty for the plain name of the model.
+    def find(self, name: str | None, param: str | None = None) -> tuple[str, str]:
+        """Return the adapter and the preset that a name selects, both empty by default.
 
         Raises:
             Refusal: there is no such model.
         """
-        if name == self.settings.model:
-            return ""
+        # Some clients send an empty name if the user has not set one.
+        name, offered = name or self.settings.model, (self.settings.model, *self.settings.adapters)
         model, _, preset = name.rpartition("@")
-        if model != self.settings.model or preset not in self.presets:
-            message = f"model={name!r}: this server offers {self.settings.model!r}"
+        if name in offered or preset not in self.presets:
+            model, preset = name, ""
+        if model not in offered:
+            message = f"model={name!r}: this server offers {', '.join(map(repr, offered))}"
             if self.presets:
                 message += f", also with {', '.join(f'@{each}' for each in self.presets)}"
             raise Refusal(404, message, param=param, code="model_not_found")
-        return preset
+        return model if model in self.settings.adapters else "", preset
 
     def gaps(self, body: schemas.DecodingBody) -> list[Gap]:
         """Encode the texts of a request; each prompt gets at least one token.
@@ -136,7 +137,12 @@ class Server:
         if not (body.scores_prompt and gap.echo):
             return gap
         scored = score(
-            self.engine.workers[0], self.tokenizer, gap.before, body.wanted_logprobs or 0, deadline
+            self.engine.workers[0],
+            self.find(body.model)[0],
+            self.tokenizer,
+            gap.before,
+            body.wanted_logprobs or 0,
+            deadline,
         )
         return gap._replace(scored=scored)
 
@@ -153,6 +159,7 @@ class Server:
             after=tuple(gap.after or ()),
             is_gap=is_gap,
             is_message=body.is_message,
+            adapter=self.find(body.model)[0],
             options=body.options(length, self.defaults(body, is_gap=is_gap)),
             stop=tuple(body.stop),
             seed=(secrets.randbelow(2**32) if body.seed in (None, schemas.ANY_SEED) else body.seed),
@@ -225,8 +232,8 @@ class Server:
         self, body: schemas.DecodingBody, kind: type[AnswerFormat], http: Request
     ) -> Response:
         """Decode the answers to a request, and return them in one piece or as a stream."""
-        self.defaults(body)
-        answer_format = kind(request_id(http), self.settings.model, body)
+        model = self.find(body.model, param="model")[0] or self.settings.model
+        answer_format = kind(request_id(http), model, body)
         stream = EventStream(with_progress=answer_format.is_stream)
         submitted = await self.submit(answer_format, stream, http)
         respond = self.stream if answer_format.is_stream else self.collect
@@ -383,24 +390,28 @@ class Server:
         return {"version": version("jax-diffucoder")}
 
     async def models(self) -> Fields:
-        """List the models: the one that is served, plain and with each preset."""
-        name = self.settings.model
-        names = [name, *(f"{name}@{preset}" for preset in self.presets)]
+        """List the models: the one that is served and its adapters, plain and with each preset."""
+        plain = [self.settings.model, *self.settings.adapters]
+        names = [*plain, *(f"{name}@{preset}" for name in plain for preset in self.presets)]
         return {"object": "list", "data": [await self.model(each) for each in names]}
 
     async def model(self, name: str) -> Fields:
         """Describe a model."""
         context = self.engine.context
+        adapter, preset = self.find(name)
         return {
             "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "jax-diffucoder",
+            # of an adapter: where it came from, and its base
+            "root": self.settings.adapters.get(adapter, self.settings.model),
+            "parent": self.settings.model if adapter else None,
             "notice": self.settings.notice,
             "has_chat": self.tokenizer.chat_template is not None,
             # The page offers these; autoregressive models have none.
             "presets": self.presets,
-            "preset": self.preset_named(name) or self.settings.defaults.get("preset", "exact"),
+            "preset": preset or self.settings.defaults.get("preset", "exact"),
             # names that clients of llama.cpp and of vLLM read
             "context_length": context,
             "max_model_len": context,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from jax_lm.inference import DiffuCoderInference
@@ -93,14 +94,14 @@ class CompileScheduler:
             OutOfMemoryError: a shape does not fit; the message says what would.
         """
         inference = self.inference
-        for shape in shapes:
+        for shape, adapter in product(shapes, ("", *inference.adapters)):
             # left-to-right decoding always has a cache
             decoding = Decoding(preset="fast" if inference.is_autoregressive else shape.preset)
             is_cached = decoding.settings.cache != "none"
             slots = next(
                 slots
                 for slots in self.groups
-                if (slots.is_cached, slots.is_growing) == (is_cached, False)
+                if (slots.is_cached, slots.is_growing, slots.adapter) == (is_cached, False, adapter)
                 and slots.columns >= min(shape.tokens, self.context)
             )
             planned = replace(
@@ -186,5 +187,6 @@ class CompileScheduler:
             before=(self.inference.tokenizer.pad_id,),
             options=GenerationOptions(max_new_tokens=2, decoding=decoding),
             is_gap=slots.is_growing,
+            adapter=slots.adapter,
         )
         return sequence_of(request, self.inference, context=self.context, max_tokens=2)

@@ -5,7 +5,7 @@ check and repair the texts. A sequence is held until its thread is done, so that
 never waits for a grammar. Knows neither queue nor HTTP.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -110,17 +110,21 @@ class Repairs:
     """Repairs the sequences of an engine.
 
     Args:
+        samplers: samplers by the name of the adapter.
         widths: widths of the canvases for which the forward pass of a repair may be compiled. A
             sequence takes the narrowest that holds it.
         device: held during each call of the device.
     """
 
     def __init__(
-        self, sampler: Sampler, widths: Collection[int], device: AbstractContextManager
+        self,
+        samplers: Mapping[str, Sampler],
+        widths: Collection[int],
+        device: AbstractContextManager,
     ) -> None:
-        self.sampler, self.widths, self.device = sampler, sorted(widths), device
+        self.samplers, self.widths, self.device = samplers, sorted(widths), device
         self.readers = ThreadPoolExecutor(READERS, "grammar")
-        self.compiled: set[int] = set()
+        self.compiled: set[tuple[str, int]] = set()
         self.pending: dict[Any, Future] = {}
 
     def advance(self, sequence: Any) -> None:
@@ -171,7 +175,9 @@ class Repairs:
         for place in repair.given if sequence.keeps_logprobs else ():
             column = sequence.hole.start + place
             masked = sequence.masked_from(column)
-            logits, _ = self.logits(sequence.tokens, masked, column, LogitsWindow())
+            logits, _ = self.logits(
+                sequence.adapter, sequence.tokens, masked, column, LogitsWindow()
+            )
             sequence.score(column, log_softmax(logits))
         repair.given.clear()
 
@@ -179,24 +185,29 @@ class Repairs:
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
         column, repair = sequence.fixed, sequence.repair
         masked = sequence.masked_from(column)
-        found = self.logits(sequence.tokens, masked, column, repair.window)
+        found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)
         repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
         sequence.step, sequence.forwards = sequence.step + 1, sequence.forwards + 1
 
     def logits(
-        self, tokens: SequenceTokens, masked: SequenceMask, column: int, window: LogitsWindow
+        self,
+        adapter: str,
+        tokens: SequenceTokens,
+        masked: SequenceMask,
+        column: int,
+        window: LogitsWindow,
     ) -> tuple[LogProbs, LogitsWindow]:
         """Compute the logits of a column, as `Sampler.logits_at` does."""
-        length = len(tokens)
+        sampler, length = self.samplers[adapter], len(tokens)
         width = next(width for width in self.widths if width >= length)
-        if width not in self.compiled:
+        if (adapter, width) not in self.compiled:
             # before the device is held, so that nobody waits for it: all rows, and then a block
             trial = LogitsWindow()
             for place in (1, 2):
-                _, trial = self.sampler.logits_at(np.zeros(width, np.int32), 1, place, trial)
-            self.compiled.add(width)
-        tokens = np.where(masked, self.sampler.mask_id, tokens).astype(np.int32)
+                _, trial = sampler.logits_at(np.zeros(width, np.int32), 1, place, trial)
+            self.compiled.add((adapter, width))
+        tokens = np.where(masked, sampler.mask_id, tokens).astype(np.int32)
         # [t] -> [width], so that few widths are compiled
         padded = np.pad(tokens, (0, width - length))
         with self.device:
-            return self.sampler.logits_at(padded, length, column, window)
+            return sampler.logits_at(padded, length, column, window)

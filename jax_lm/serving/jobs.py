@@ -39,6 +39,7 @@ class Request:
             it may find its own length.
         is_message: whether the answer is a message of its own: a grammar does not read the text
             around it.
+        adapter: name of the adapter of the model; empty for the model itself.
         options: how to decode; max_new_tokens is the length of the hole.
         stop: texts that end the answer and do not belong to it.
         seed: seed of the random draws.
@@ -51,6 +52,7 @@ class Request:
     after: tuple[int, ...] = ()
     is_gap: bool = False
     is_message: bool = False
+    adapter: str = ""
     options: GenerationOptions
     stop: tuple[str, ...] = ()
     seed: int = 0

@@ -33,10 +33,14 @@ class Metrics:
         self.key_tokens = counter(
             "key_tokens", "Tokens generated, by the label of the key", ["key"]
         )
-        self.rows = counter("rows", "Completions that ended, by how they ended", ["outcome"])
+        self.rows = counter(
+            "rows", "Completions that ended, by how they ended", ["outcome", "adapter"]
+        )
         self.refused = counter("refused", "Completions refused because the queue was full")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts and suffixes")
-        self.tokens = counter("generated_tokens", "Tokens generated, up to stop tokens")
+        self.tokens = counter(
+            "generated_tokens", "Tokens generated, up to stop tokens", ["adapter"]
+        )
         self.forwards = counter("row_forwards", "Forward passes, counted once per sequence")
         self.compilations = counter(
             "compilations", "Programs compiled or read from the compilation cache"
@@ -75,11 +79,12 @@ class Metrics:
 
     def count_end(self, event: Event, seconds: float) -> None:
         """Count a completion that ended this many seconds after its arrival."""
-        self.rows.labels(event.reason).inc()
+        adapter = event.job.request.adapter if event.job else ""
+        self.rows.labels(event.reason, adapter).inc()
         self.forwards.inc(event.forwards)
         # jobs that were cancelled or failed would distort the distributions
         if event.is_answer:
-            self.tokens.inc(len(event.tokens))
+            self.tokens.labels(adapter).inc(len(event.tokens))
             self.total_seconds.observe(seconds)
             self.tokens_per_forward.observe(len(event.tokens) / max(event.forwards, 1))
 

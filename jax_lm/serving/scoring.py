@@ -19,6 +19,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 def score(
     worker: EngineWorker,
+    adapter: str,
     tokenizer: DiffuCoderTokenizer,
     ids: Sequence[int],
     top: int,
@@ -41,7 +42,9 @@ def score(
         if time.monotonic() > deadline:
             raise TimeoutError
         # column 2 of 4 tokens: [a b M M]
-        logits, _ = worker.repairs.logits(tokens, columns >= column, column, LogitsWindow())
+        logits, _ = worker.repairs.logits(
+            adapter, tokens, columns >= column, column, LogitsWindow()
+        )
         log_probs = log_softmax(logits)
         chosen = [ids[column], *most_likely(log_probs, top).tolist()]
         commits.append(

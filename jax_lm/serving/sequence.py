@@ -49,6 +49,7 @@ class Sequence:
             cache either none or a window that is refreshed at every block; from left to right, causal.
         stop_ids: tokens that end the text.
         key: data of a random key.
+        adapter: name of the adapter of the model; empty for the model itself.
         masked: columns still to be decided.
         commit_step: step at which a column was decided; NEVER for masks, -1 for given tokens.
         confidence: probability of the token when it was decided.
@@ -71,6 +72,7 @@ class Sequence:
     options: GenerationOptions
     stop_ids: tuple[int, ...]
     key: np.ndarray
+    adapter: str = ""
     masked: SequenceMask = field(init=False)
     commit_step: SequenceTokens = field(init=False)
     confidence: Float[np.ndarray, "t"] = field(init=False)

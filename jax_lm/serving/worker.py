@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_lm.diffusion.state import NOT_FINITE
@@ -85,19 +86,28 @@ class EngineWorker:
         kinds = kinds[1:] if inference.is_autoregressive else kinds
         # only models that were trained for it have holes that find their length
         kinds += [(make_growing, False)] if inference.sampler.growth else []
+        samplers = {"": inference.sampler, **inference.adapters}
         self.groups: list[Slots] = [
             make(
-                inference.sampler,
+                sampler,
                 columns_of(width, context, is_cached=is_cached),
                 is_cached=is_cached,
                 count=slots,
                 sizes=(),
+                adapter=adapter,
             )
             for width in widths(context)
             for make, is_cached in kinds
+            for adapter, sampler in samplers.items()
         ]
+        # adapters of the same layers, rank and scale share their programs
+        programs: dict[Any, list] = {}
+        for each in self.groups:
+            shapes = tuple(part.shape for part in jax.tree.leaves(each.sampler.params))
+            program = each.sampler.graph, shapes, each.columns, each.is_cached, each.is_growing
+            each.sizes = programs.setdefault(program, each.sizes)
         self.compilations = CompileScheduler(inference, self.groups, context)
-        self.repairs = Repairs(inference.sampler, widths(context), self.device)
+        self.repairs = Repairs(samplers, widths(context), self.device)
         self.is_ready = False
 
     def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]) -> None:

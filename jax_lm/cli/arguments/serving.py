@@ -18,11 +18,15 @@ class Serve:
         diffucoder serve
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --port 9000
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --adapter me/my-lora --name mine
+        diffucoder serve --model apple/DiffuCoder-7B-Instruct --adapters sql=me/sql-lora docs=out/lora/adapter
         diffucoder serve --host 0.0.0.0 --api-key-file keys.txt
         diffucoder serve --model apple/DiffuCoder-7B-Instruct --replicas 8 --warm-up 192 192x16 768
 
     Attributes:
         engine: the model, and the devices that it runs on.
+        adapters: LoRA adapters that a request selects by its model name, as name=folder or name=hub
+            id. They share the weights of the model, which is offered as well; `adapter` instead
+            changes the model itself.
         replicas: number of copies of the model, each on its own group of devices, that take
             requests from one queue; `mesh` is the shape of one group.
         host: address to listen on.
@@ -66,6 +70,7 @@ class Serve:
     )  # fmt: skip
 
     engine: EngineArguments = DEFAULT_ENGINE
+    adapters: tuple[str, ...] = ()
     replicas: int = 1
     host: str = "127.0.0.1"
     port: int = 8000

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -65,12 +66,16 @@ def run_serve(arguments: Serve) -> NoReturn:
         name: value for name in SERVER_DEFAULTS if (value := getattr(arguments, name)) is not None
     }
     require_defaults(defaults)
+    # "out/model" is offered as "model"
+    source = arguments.engine.adapter or arguments.engine.model or "builtin"
+    name = arguments.name or Path(source).name
+    adapters = parse_adapters(arguments.adapters, name)
     require_free_address(listen.host, listen.port)
     configure_logging()
     # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     inference = DiffuCoderInference(
-        **arguments.engine.settings, replicas=arguments.replicas, verbose=False
+        **arguments.engine.settings, adapters=adapters, replicas=arguments.replicas, verbose=False
     )
     logger.info(inference.describe())
     if arguments.preset is None:
@@ -78,13 +83,12 @@ def run_serve(arguments: Serve) -> NoReturn:
         defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
     options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
-    # "out/model" is offered as "model"
-    source = arguments.engine.adapter or arguments.engine.model or "builtin"
     # Keys already protect the server from foreign web pages.
     guards_hosts = not keys and (is_local or arguments.allow_host)
     hosts = (*LOOPBACK, arguments.host, *arguments.allow_host) if guards_hosts else ()
     settings = ServerSettings(
-        model=arguments.name or Path(source).name,
+        model=name,
+        adapters=adapters,
         notice=BUILTIN_NOTICE if inference.is_builtin else "",
         logs_prompts=arguments.log_prompts,
         defaults=checkpoint_defaults(inference.source.folder) | defaults,
@@ -113,6 +117,18 @@ def run_serve(arguments: Serve) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
+
+
+def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
+    """Parse `name=folder` texts. Raises ValueError for one that is malformed, or not unique."""
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, _, place = text.partition("=")
+        # after @, a name has a preset
+        if not (name and place) or "@" in name or name in (model, *adapters):
+            raise ValueError(f"adapters={text!r}: must be name=folder, with a new name without @")
+        adapters[name] = place
+    return adapters
 
 
 def require_defaults(defaults: Fields) -> None:
@@ -144,7 +160,7 @@ def fit_options(
     inference: DiffuCoderInference, options: EngineOptions, given: Fields
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
-    each = inference.split()[0]
+    each, adapters = inference.split()[0], len(inference.adapters)
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.is_autoregressive else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))
@@ -162,8 +178,9 @@ def fit_options(
         fixed_rows,
         slots=(given["slots"],) if "slots" in given else SLOTS,
         contexts=(given["context"],) if "context" in given else CONTEXTS,
+        adapters=adapters,
     )
-    need = serving_memory(each.config, plan, each.mesh_shape, fixed_rows)
+    need = serving_memory(each.config, plan, each.mesh_shape, fixed_rows, adapters=adapters)
     limits = {
         "preset": options.preset,
         **describe_limits(plan, need),
