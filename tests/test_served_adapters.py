@@ -11,15 +11,14 @@ pytest.importorskip("openai")
 
 import jax
 import openai
+from cases.adapters import save_trained
 from cases.server import OPTIONS, PROMPT, call, listening, started
 
-from jax_lm.checkpoints.peft import CONFIG, LoraConfig, NamedBase
+from jax_lm.checkpoints.peft import CONFIG
 from jax_lm.cli import main as cli
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.model_source import folder_fingerprint
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.lora import adapters, add_lora, save_adapter
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving.api import ServerSettings
 from jax_lm.serving.slots import Slots
@@ -32,16 +31,9 @@ NAMES = ("", "first", "second", "third")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_folder):
     """Three adapters; the third has another rank."""
-    root, base = tmp_path_factory.mktemp("adapters"), folder_fingerprint(tiny_folder)
-    named = NamedBase(str(tiny_folder), None, base)
+    root = tmp_path_factory.mktemp("adapters")
     for seed, (name, rank) in enumerate({"first": 2, "second": 2, "third": 3}.items()):
-        model = DreamForCausalLM.from_pretrained(tiny_folder)
-        config = LoraConfig(rank=rank, targets=("q_proj", "down_proj"))
-        add_lora(model, config, seed=seed)
-        for number, (_, layer) in enumerate(adapters(model)):
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            layer.lora_b[...] = 2.0 * jax.random.normal(key, layer.lora_b[...].shape)
-        save_adapter(model, root / name, config, named)
+        save_trained(tiny_folder, root / name, rank=rank, seed=seed)
     return {name: root / name for name in NAMES[1:]}
 
 
@@ -105,7 +97,7 @@ def test_concurrent_answers_are_those_of_each_adapter_alone(address, expected, m
     together = []
 
     def run(self, sequences, *arguments):
-        together.append({each.adapter for each in sequences} | {self.adapter})
+        together.append({each.adapter for each in sequences} | {self.sampler.adapter})
         return original(self, sequences, *arguments)
 
     original = Slots.run

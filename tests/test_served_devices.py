@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from cases.adapters import save_trained
 from cases.published_model import publish_growing
 from cases.server import RecordingListener
 
@@ -33,7 +34,7 @@ CASES = {
 }
 
 
-def serve(folder, words, requests_of):
+def serve(folder, words, requests_of, adapters=()):
     """Serve requests on the devices that the words name; what clients heard, and who decoded."""
     # "tensor=2 replicas=2": a mesh of tensor=2 for each of two replicas
     mesh, _, replicas = words.partition("replicas=")
@@ -42,6 +43,7 @@ def serve(folder, words, requests_of):
         dtype="float32",
         mesh=mesh.strip() or None,
         replicas=int(replicas or 1),
+        adapters=dict(adapters),
         verbose=False,
     )
     engine, busy = Engine(inference, LIMITS), set()
@@ -76,26 +78,33 @@ def completions(tokenizer):
     return [Request(before=each, options=options) for each in ids for options in (GREEDY, FAST)]
 
 
+def adapted(tokenizer):
+    return [replace(each, adapter="own") for each in completions(tokenizer)]
+
+
 def gaps(tokenizer):
     before, after = (tuple(tokenizer.encode_plain(text)) for text in GAP)
     return [Request(before=before, after=after, is_gap=True, options=GROWN)] * 2
 
 
 if __name__ == "__main__":
-    folder, growing, devices = sys.argv[1:]
+    folder, growing, adapter, devices = sys.argv[1:]
     # More tensors than cores, each split: sums over many at once waited for each other for ever.
     DiffuCoderInference(mesh=f"fsdp={devices}", verbose=False)
     for words in CASES[int(devices)]:
         print(json.dumps(serve(folder, words, completions)), flush=True)  # noqa: T201
     print(json.dumps(serve(growing, CASES[int(devices)][0], gaps)), flush=True)  # noqa: T201
+    both = serve(folder, CASES[int(devices)][2], adapted, [("own", adapter)])
+    print(json.dumps(both), flush=True)  # noqa: T201
 
 
 @pytest.mark.parametrize("devices", CASES)
 def test_answers_are_those_of_one_device(devices, tiny_folder, tiny_inference, tmp_path):
-    growing = publish_growing(tmp_path)
+    growing, adapter = publish_growing(tmp_path), tmp_path / "adapter"
+    save_trained(tiny_folder, adapter, rank=2, seed=1)
     count = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     child = subprocess.run(
-        [sys.executable, __file__, str(tiny_folder), str(growing), str(devices)],
+        [sys.executable, __file__, str(tiny_folder), str(growing), str(adapter), str(devices)],
         env=os.environ | {"XLA_FLAGS": count, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
@@ -103,7 +112,7 @@ def test_answers_are_those_of_one_device(devices, tiny_folder, tiny_inference, t
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    *served, grown = map(json.loads, child.stdout.splitlines())
+    *served, grown, own = map(json.loads, child.stdout.splitlines())
     expected = [
         tiny_inference.complete([prompt], options)[0]
         for prompt in PROMPTS
@@ -118,3 +127,9 @@ def test_answers_are_those_of_one_device(devices, tiny_folder, tiny_inference, t
     text = alone.infill(*GAP, GROWN.max_new_tokens, options=GROWN)
     assert grown["texts"] == [text, text]
     assert (grown["drained"], grown["cancelled"]) == (text, "cancelled")
+    alone = DiffuCoderInference(tiny_folder, dtype="float32", adapter=adapter, verbose=False)
+    changed = [
+        alone.complete([prompt], options)[0] for prompt in PROMPTS for options in (GREEDY, FAST)
+    ]
+    assert changed != expected
+    assert (own["texts"], own["drained"], own["busy"]) == (changed, changed[1], 2)

@@ -97,7 +97,13 @@ class LogitsWindow(NamedTuple):
 
 
 class Sampler:
-    """Fills canvases with one model. The model is split once; each call costs one dispatch."""
+    """Fills canvases with one model. The model is split once; each call costs one dispatch.
+
+    Attributes:
+        adapter: name of the model's adapter among several; empty for the model itself.
+    """
+
+    adapter = ""
 
     def __init__(self, model: DreamForCausalLM) -> None:
         mask_id = model.config.mask_token_id

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
+from jax_lm.checkpoints.peft import StoredAdapter
 from jax_lm.checkpoints.stored import QUANTIZED
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
@@ -32,6 +33,7 @@ from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_ex
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
+from jax_lm.inference.row_ends import rows_over
 from jax_lm.model_source import BUILTIN_MODEL, BUILTIN_NAME, find_adapters, find_model
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -130,8 +132,7 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.replicas = replicas
-        self.mesh_shape = choose_mesh(self.config, mesh, replicas)
+        self.replicas, self.mesh_shape = replicas, choose_mesh(self.config, mesh, replicas)
         stored = "int8" if DreamForCausalLM.is_int8(folder) else None
         self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
@@ -157,12 +158,7 @@ class DiffuCoderInference:
             model.config = self.config
             # joined products are copies of the weights that adapters need
             self.sampler = Sampler(model if more else join_on_gpu(model))
-            self.adapters: dict[str, Sampler] = {}
-            for name, each in more.items():
-                # another model with the same arrays
-                model = self.sampler.graph.merge(self.sampler.params)
-                lora.load_adapter(model, each)
-                self.adapters[name] = Sampler(model)
+            self.adapters = {name: self.adapted(name, each) for name, each in more.items()}
         self.load_seconds = time.perf_counter() - start
         if verbose:
             sys.stderr.write(f"{self.describe()}\n")
@@ -179,6 +175,12 @@ class DiffuCoderInference:
             self.tokenizer.require_vocabulary(size)
         else:
             self.tokenizer.require_ids(mask_token_id=self.config.mask_token_id, vocab_size=size)
+
+    def adapted(self, name: str, adapter: StoredAdapter) -> Sampler:
+        """Return a sampler of the model with an adapter; both have the same arrays."""
+        model = self.sampler.graph.merge(self.sampler.params)
+        lora.load_adapter(model, adapter)
+        return Sampler(model).changed(adapter=name)
 
     def split(self) -> "list[DiffuCoderInference]":
         """Return one object per replica, on its own devices; no weight is loaded again."""
@@ -588,21 +590,3 @@ class DiffuCoderInference:
                 "throughput_tokens_per_second": batch * seq_length / seconds,
             }
         return results
-
-
-def rows_over(
-    canvas: Canvas,
-    tokenizer: DiffuCoderTokenizer,
-    ends: Sequence[Callable[[str], bool]],
-    state: SamplerState,
-) -> Bool[np.ndarray, "b"]:
-    """Return which rows have ended, judged by the text of the first hole up to its first mask."""
-    # hole [a, b, M, c]: the text is that of a and b
-    masked = np.asarray(state.masked)
-    tokens = np.asarray(state.tokens)
-    is_over = np.zeros(len(tokens), bool)
-    for row in np.flatnonzero(masked.any(axis=1)).tolist():
-        start = np.argmax(canvas.holes[row])
-        end = np.argmax(masked[row])
-        is_over[row] = ends[row](tokenizer.decode(tokens[row, start:end].tolist()))
-    return is_over

@@ -101,7 +101,8 @@ class CompileScheduler:
             slots = next(
                 slots
                 for slots in self.groups
-                if (slots.is_cached, slots.is_growing, slots.adapter) == (is_cached, False, adapter)
+                if (slots.is_cached, slots.is_growing, slots.sampler.adapter)
+                == (is_cached, False, adapter)
                 and slots.columns >= min(shape.tokens, self.context)
             )
             planned = replace(
@@ -187,6 +188,6 @@ class CompileScheduler:
             before=(self.inference.tokenizer.pad_id,),
             options=GenerationOptions(max_new_tokens=2, decoding=decoding),
             is_gap=slots.is_growing,
-            adapter=slots.adapter,
+            adapter=slots.sampler.adapter,
         )
         return sequence_of(request, self.inference, context=self.context, max_tokens=2)

@@ -54,7 +54,6 @@ class Slots:
     sequences of one kind, so neither kind waits until the other has finished a block.
 
     Args:
-        adapter: name of the sampler's adapter; empty for the model itself.
         columns: width of every sequence's canvas; shorter ones are padded on the right.
         count: number of slots; with a cache, each keeps its keys and values from block to block.
         draft: draft canvases of each sequence, as in `jax_lm.options.GenerationOptions`.
@@ -79,11 +78,9 @@ class Slots:
         sizes: Iterable[int],
         stop_ids: tuple[int, ...],
         draft: int = 0,
-        adapter: str = "",
         pace: Pace | None = None,
     ) -> None:
         self.sampler, self.columns, self.is_cached = sampler, columns, is_cached
-        self.adapter = adapter
         # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
         self.held: list[Sequence | None] = [None] * count
         # sequences that steps have left in the middle of a block; with a cache, it has their keys and
@@ -134,7 +131,7 @@ class Slots:
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        fits = sequence.columns <= self.columns and sequence.adapter == self.adapter
+        fits = sequence.columns <= self.columns and sequence.adapter == self.sampler.adapter
         kind = self.is_cached, self.is_growing
         return fits and kind == (sequence.is_cached, sequence.is_growing)
 

@@ -94,11 +94,10 @@ class EngineWorker:
                 is_cached=is_cached,
                 count=slots,
                 sizes=(),
-                adapter=adapter,
             )
             for width in widths(context)
             for make, is_cached in kinds
-            for adapter, sampler in samplers.items()
+            for sampler in samplers.values()
         ]
         # adapters of the same layers, rank and scale share their programs
         programs: dict[Any, list] = {}

@@ -57,14 +57,10 @@ def run_serve(arguments: Serve) -> NoReturn:
         connections=ConnectionLimits.here(arguments.connections, arguments.keep_alive),
     )
     bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
-    given: Fields = {
-        name: value for name in bounds if (value := getattr(arguments, name)) not in (None, ())
-    }
+    given = given_fields(arguments, bounds)
     options = EngineOptions(**given)
     # the checkpoint may have further defaults, which are known later; these override them
-    defaults = {
-        name: value for name in SERVER_DEFAULTS if (value := getattr(arguments, name)) is not None
-    }
+    defaults = given_fields(arguments, SERVER_DEFAULTS)
     require_defaults(defaults)
     # "out/model" is offered as "model"
     source = arguments.engine.adapter or arguments.engine.model or "builtin"
@@ -117,6 +113,11 @@ def run_serve(arguments: Serve) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
+
+
+def given_fields(arguments: Serve, names: Sequence[str]) -> Fields:
+    """Return the options that were given, by name."""
+    return {name: value for name in names if (value := getattr(arguments, name)) not in (None, ())}
 
 
 def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
