@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
 
 from jax_lm.checkpoints.peft import StoredAdapter
 from jax_lm.checkpoints.stored import QUANTIZED
