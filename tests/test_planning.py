@@ -443,3 +443,14 @@ def test_the_plan_of_a_server_says_what_fits(topology, slots, context, status, c
     record = json.loads(capsys.readouterr().out)
     assert (record["slots"], record["context"]) == (slots, context)
     assert record["verdict"] == ("does not fit" if status else "fits")
+
+
+def test_each_adapter_of_a_server_has_caches(capsys):
+    command = ["plan", "--model-config", "7b", "--topology", "h100:1", "--json"]
+    caches = []
+    for count in ("0", "3"):
+        assert cli.main([*command, "--step", "serve", "--served-adapters", count]) == 0
+        caches.append(float(json.loads(capsys.readouterr().out)["caches"].split()[0]))
+    assert caches[1] == pytest.approx(4 * caches[0], abs=0.03)
+    assert cli.main([*command, "--served-adapters", "3"]) == 2
+    assert "served_adapters=3: only step serve has them" in capsys.readouterr().err

@@ -34,7 +34,7 @@ class Plan:
         model_config: known model shape, instead of `model`: 7b or small.
         dtype: bfloat16, float32, int8, int4 or fp8 (kernels only; in training, int8 below adapters).
         lora_rank: train adapters of this rank instead of all weights.
-        adapters: number of adapters that `serve` offers besides the model.
+        served_adapters: number of adapters that `serve` offers besides the model.
         batch_size: number of rows in a batch.
         max_length: tokens per row, prompt and answer together.
         mesh: how to use several devices, for example data=2,tensor=4; automatic by default.
@@ -63,7 +63,7 @@ class Plan:
     model_config: Literal["small", "7b"] | None = None
     dtype: str = "bfloat16"
     lora_rank: int | None = None
-    adapters: int = 0
+    served_adapters: int = 0
     batch_size: int = 1
     max_length: int = 512
     mesh: str | None = None
@@ -74,9 +74,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         require_sizes(self, "batch_size", "max_length")
-        require_counts(self, "adapters")
-        if self.adapters and self.step != "serve":
-            raise ValueError(f"adapters={self.adapters}: only step serve has them")
+        require_counts(self, "served_adapters")
+        if self.served_adapters and self.step != "serve":
+            raise ValueError(f"served_adapters={self.served_adapters}: only step serve has them")
 
     # Text of the help for the default that depends on max_length.
     IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}

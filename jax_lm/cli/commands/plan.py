@@ -85,7 +85,7 @@ def plan_server(arguments: Plan) -> int:
     # the presets differ in what a step commits, not in memory
     planned = PlannedStep(precision=arguments.dtype, new_tokens=1, canvas=1)
     memory = usable_memory(topology)
-    count = arguments.adapters
+    count = arguments.served_adapters
     plan = fitting_limits(config, planned, mesh, memory, FIXED_ROWS, adapters=count)
     need = serving_memory(config, plan, mesh, FIXED_ROWS, adapters=count)
     has_room = need.total <= memory
