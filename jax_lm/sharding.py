@@ -47,7 +47,7 @@ KERNELS: dict[str, PartitionSpec] = {
 KEY_VALUE = ("k_proj", "v_proj")
 # The last two names of a path in any notation: model.layers.0.mlp.up_proj.weight or
 # ['layers'][0]['mlp']['up_proj']['weight']. With an adapter, `base` comes between them.
-LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|lora_a|lora_b)\W*$")
+LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|group_scale|lora_a|lora_b)\W*$")
 
 AnyMesh = Mesh | AbstractMesh
 Leaf = TypeVar("Leaf")
@@ -211,6 +211,7 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
     by_kind = {
         "weight": spec,
+        "group_scale": PartitionSpec(spec[0], None),
         "lora_a": PartitionSpec(None, spec[1]),
         "lora_b": PartitionSpec(spec[0], None),
     }

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes, parameters
 from jax_lm.models.joined import join
-from jax_lm.options import Decoding
+from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import MeshShape, partition_spec, row_spec, tree_shardings
 
 CONFIG = DreamConfig(
@@ -50,6 +52,7 @@ MESHES = [
 JOINED = ("data=2,tensor=4", "fsdp=2,tensor=4", "tensor=8")
 """The meshes that also compute with joined products; eight devices cannot split four key/value heads."""
 
+INT4_MESHES = (MeshShape(tensor=2), MeshShape(fsdp=2), MeshShape(data=2))
 GENERATING = {"data=2,tensor=4": "fast", "data=2,fsdp=2,tensor=2": "exact"}
 """The meshes that also generate, and how. `python tests/test_sharding.py all` does both on all; it takes minutes."""
 
@@ -70,6 +73,8 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
         name: np.asarray(alone.generate(canvas, options, seed=3).tokens)
         for name, options in presets.items()
     }
+    for shape in INT4_MESHES:
+        print(json.dumps(compare_int4(shape, canvas, presets["exact"])), flush=True)  # noqa: T201
     for shape in MESHES:
         sampler = Sampler(model.on_mesh(shape.mesh()))
         bytes_here = sum(
@@ -97,6 +102,21 @@ def compare_on_devices(generating: dict[str, list[str]]) -> None:
                 "qkv_proj" in joined.params["model"]["layers"][0]["self_attn"],
             ]
         print(json.dumps(report), flush=True)  # noqa: T201
+
+
+def compare_int4(shape: MeshShape, canvas: Canvas, options: GenerationOptions) -> dict[str, Any]:
+    """Compare the answers of an int4 model on two devices with those on one."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 8}
+    model = DreamForCausalLM(replace(CONFIG, **sizes), rngs=nnx.Rngs(0)).quantize("int4")
+    sampler = Sampler(model.on_mesh(shape.mesh(jax.devices()[:2])))
+    (alone, state) = (each.generate(canvas, options, seed=3) for each in (Sampler(model), sampler))
+    leaves = jax.tree.leaves(sampler.params["model"]["layers"])
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return {
+        "mesh": f"int4 {shape}",
+        "equal": bool(np.array_equal(np.asarray(state.tokens), np.asarray(alone.tokens))),
+        "share": held / sum(leaf.nbytes for leaf in leaves),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +153,14 @@ def test_joined_products_are_split_like_the_layers_they_join(on_devices, shape):
 @pytest.mark.parametrize("shape", GENERATING)
 def test_generated_tokens_are_those_of_one_device(on_devices, shape):
     assert on_devices[shape][GENERATING[shape]]
+
+
+@pytest.mark.parametrize(("shape", "most"), [("tensor=2", 0.53), ("fsdp=2", 0.56), ("data=2", 1.0)])
+def test_int4_is_split_and_writes_the_texts_of_one_device(on_devices, shape, most):
+    report = on_devices[f"int4 {shape}"]
+    assert report["equal"]
+    # Half, and what is small; 0.54 and 0.5625 if every device held all group scales.
+    assert most - 0.01 < report["share"] <= most
 
 
 @pytest.mark.parametrize(
