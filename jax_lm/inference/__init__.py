@@ -204,7 +204,6 @@ class DiffuCoderInference:
         device = jax.devices()[0]
         name = f"{BUILTIN_NOTICE} · " if self.is_builtin else ""
         name += f"adapter {self.source.adapter.folder} · " if self.source.adapter else ""
-        name += "".join(f"adapter {each} · " for each in self.adapters)
         devices = f"{device.platform} ({device.device_kind})"
         if self.mesh_shape.size > 1:
             devices = f"{self.mesh_shape.size} x {devices}, {self.mesh_shape}"

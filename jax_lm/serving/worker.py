@@ -100,7 +100,7 @@ class EngineWorker:
             for sampler in samplers.values()
         ]
         # adapters of the same layers, rank and scale share their programs
-        programs: dict[Any, list] = {}
+        programs = {}
         for each in self.groups:
             shapes = tuple(part.shape for part in jax.tree.leaves(each.sampler.params))
             program = each.sampler.graph, shapes, each.columns, each.is_cached, each.is_growing

@@ -122,7 +122,7 @@ def given_fields(arguments: Serve, names: Sequence[str]) -> Fields:
 
 def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
     """Parse `name=folder` texts. Raises ValueError for one that is malformed, or not unique."""
-    adapters: dict[str, str] = {}
+    adapters = {}
     for text in texts:
         name, _, place = text.partition("=")
         # after @, a name has a preset
