@@ -58,7 +58,6 @@ def sequence_of(
     if given + hole > context:
         raise ContextLengthError(given, hole, context)
     fields: Fields = {
-        # each answer has its own key
         "key": request_key(request.seed, request.index),
         "adapter": request.adapter,
         # the repair applies the grammar, not the step
