@@ -43,15 +43,14 @@ def sequence_of(
             the field.
     """
     # limits of the server
+    config = inference.config
     options, hole = inference.fit(request.options), request.options.max_new_tokens
     if inference.is_autoregressive and request.after:
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
         request = replace(request, before=before, after=())
-    if inference.config.attention_block is not None and len(request.after):
-        raise ValueError(
-            f"{inference.config.family.name} attends to earlier text alone: it fills no holes"
-        )
+    if config.attention_block is not None and len(request.after):
+        raise ValueError(f"{config.family.name} attends to earlier text alone: it fills no holes")
     if hole > max_tokens:
         raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
     given = request.prompt_tokens
@@ -64,10 +63,9 @@ def sequence_of(
         "options": options.with_settings(grammar=None),
         "keeps_logprobs": request.logprobs is not None,
         "is_left_to_right": inference.is_autoregressive,
+        # blocks that are counted from the end of the prompt need no alignment
+        "attention_block": config.attention_block or 1 if config.family.prompt == "start" else 1,
     }
-    family = inference.config.family
-    if family.prompt == "start" and family.block_size is not None:
-        fields["attention_block"] = inference.config.attention_block
     tokenizer, growth = inference.tokenizer, inference.sampler.growth
     # a hole that finds its own length
     is_growing = inference.is_growing(options)
