@@ -53,10 +53,10 @@ def sequence_of(
         raise ValueError(f"{config.family.name} attends to earlier text alone: it fills no holes")
     if hole > max_tokens:
         raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
-    given = request.prompt_tokens
-    if given + hole > context:
-        raise ContextLengthError(given, hole, context)
+    if request.prompt_tokens + hole > context:
+        raise ContextLengthError(request.prompt_tokens, hole, context)
     fields: Fields = {
+        # each answer has its own key
         "key": request_key(request.seed, request.index),
         "adapter": request.adapter,
         # the repair applies the grammar, not the step
