@@ -453,7 +453,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back(tiny_inference):
 @pytest.mark.parametrize("body", [{"stream": True}, {}], ids=["stream", "whole"])
 def test_a_client_that_goes_away_frees_its_place(address, engine, body):
     def ends():
-        return engine.metrics.rows.labels("cancelled")._value.get()
+        return engine.metrics.rows.labels("cancelled", "")._value.get()
 
     before = ends()
     connection = http.client.HTTPConnection(*address, timeout=60)

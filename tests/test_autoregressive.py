@@ -266,7 +266,7 @@ def test_a_scored_prompt_has_its_exact_likelihood(served, causal_engine):
     from jax_lm.serving.scoring import score
 
     ids = served.tokenizer.encode_plain("x = 1\n")
-    commits = score(served.workers[0], served.tokenizer, ids, 0, float("inf"))
+    commits = score(served.workers[0], "", served.tokenizer, ids, 0, float("inf"))
     exact = log_likelihood(causal_engine.sampler, ids[:1], ids[1:], samples=1, seed=0)
     found = sum(commit.logprobs[0].value for commit in commits[1:])
     assert found == pytest.approx(exact.log_likelihood, abs=1e-4)

@@ -303,7 +303,7 @@ def test_eval_prints_rates_and_writes_attempts(capsys, tmp_path):
         (["--seed", "1"], "seed=0, not 1"),
         (["--no-canary"], "canary=True, not False"),
         (["--same-process"], "same_process=False, not True"),
-        (["--dtype", "int8"], "int8=False, not True"),
+        (["--dtype", "int8"], "quantization=None, not 'int8'"),
         (["--tokenizer", tokenizer], f"tokenizer=None, not '{tokenizer}'"),
     ):
         status, _, err = run(capsys, "eval", "builtin", *arguments, *option)

@@ -25,7 +25,7 @@ GREEDY = {"prompt": "def gcd(a, b):", "max_tokens": 8, "temperature": 0}
 def address(tiny_inference):
     with started(tiny_inference) as engine, listening(engine) as address:
         yield address
-        assert engine.metrics.rows.labels("error")._value.get() == 0
+        assert engine.metrics.rows.labels("error", "")._value.get() == 0
         assert not engine.stopped.is_set()
 
 

@@ -446,7 +446,7 @@ def test_answers_of_others_do_not_change(engine, address):
 @pytest.mark.parametrize("body", [{"stream": True}, {}], ids=["stream", "whole"])
 def test_a_client_that_goes_away_frees_its_place(address, engine, slow, body):
     asked, release = slow
-    ends = engine.metrics.rows.labels("cancelled")._value
+    ends = engine.metrics.rows.labels("cancelled", "")._value
     before = ends.get()
     connection = http.client.HTTPConnection(*address, timeout=60)
     content = json.dumps(ASKED | {"grammar": "json_object", **body})

@@ -234,10 +234,9 @@ def test_a_step_has_no_loop_of_its_own(tiny_config):
 
 
 def test_equal_graphs_share_what_is_compiled(tiny_config):
-    """Two models of one shape: the same static argument, by value."""
+    """Two models of one shape: the same static argument."""
     first, second = (split_model(DreamForCausalLM.abstract(tiny_config))[0] for _ in range(2))
-    assert first is not second
-    assert (first, hash(first)) == (second, hash(second))
+    assert first is second
     other = dataclasses.replace(tiny_config, num_hidden_layers=1)
     assert first != split_model(DreamForCausalLM.abstract(other))[0]
 
