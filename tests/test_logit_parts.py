@@ -1,5 +1,6 @@
 """Logits in parts: a decoding step and a likelihood hold those of a fixed number of bytes."""
 
+import dataclasses
 from dataclasses import replace
 
 import jax
@@ -75,7 +76,10 @@ def test_parts_change_no_likelihood(tiny_model, monkeypatch):
         )
         for limit in (4 * 96 * 8 * 5, 2**29)
     )
-    assert ours == theirs
+    # Some processors sum parts of other lengths in another order: float32's rounding.
+    assert dataclasses.astuple(ours) == pytest.approx(
+        dataclasses.astuple(theirs), rel=1e-6, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
