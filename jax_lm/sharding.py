@@ -260,6 +260,11 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     return max(even, key=parts.__getitem__, default=None)
 
 
+def first_device(mesh: Mesh | None) -> Any:
+    """Return the first device of a mesh; None is that of this process."""
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+
+
 def row_devices(mesh: AnyMesh | None) -> int:
     """Return the number of parts that a mesh splits rows into, if it divides their number."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROW_AXES)

@@ -146,12 +146,12 @@ def accept_tokens_alone(chain, following, inputs, config):
 def test_a_broken_verification_does_not_go_unnoticed(tiny, broken, monkeypatch):
     monkeypatch.setattr(drafts, "count_right", broken)
     # The one program that verifies guesses is compiled anew; all others stay.
-    run.clear_cache()
+    run.parallel.clear_cache()
     try:
         with pytest.raises(AssertionError):
             check_cases(tiny, "whole canvas", range(ORDINARY))
     finally:
-        run.clear_cache()
+        run.parallel.clear_cache()
 
 
 @pytest.mark.parametrize("wrong", range(4))

@@ -285,7 +285,7 @@ def test_a_ragged_batch_equals_its_rows_alone(undecided):
 
 def test_other_lengths_compile_nothing(undecided):
     undecided.generate(canvas([[1, 2, *[OPEN] * 6, 3]], 16), drawn())
-    compiled = run._cache_size()
+    compiled = run.parallel._cache_size()
     for row, new_tokens in (
         ([1, OPEN, 3, 4, 5], 30),
         ([*[OPEN] * 20, 1], 24),
@@ -294,7 +294,7 @@ def test_other_lengths_compile_nothing(undecided):
         undecided.generate(
             canvas([row], new_tokens), drawn(max_new_tokens=new_tokens, temperature=0.5)
         )
-    assert run._cache_size() == compiled
+    assert run.parallel._cache_size() == compiled
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from jax_lm.diffusion.sampler import Sampler, restrict_options, run, run_empty_c
 from jax_lm.diffusion.state import BatchInputs, KVCache
 from jax_lm.diffusion.step import StepConfig, block_hidden
 from jax_lm.host.terminal import Report
-from jax_lm.models.graph import ModelGraph
+from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import RowLogits, Tokens
 from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
@@ -46,7 +46,7 @@ NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
 Carry = tuple[Array, Array, KVCache]
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+@partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_block_logits(
     graph: ModelGraph,
     params: dict,

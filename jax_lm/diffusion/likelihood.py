@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -19,7 +18,7 @@ from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.models.graph import ModelGraph
+from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import Mask
 from jax_lm.models.token_likelihood import column_parts
 
@@ -92,7 +91,7 @@ def log_likelihood(
     return Score(float(np.mean(values)), error, length, samples)
 
 
-@partial(jax.jit, static_argnames=("graph", "mask_id"))
+@partial(ModelFunction, static_argnames=("graph", "mask_id"))
 def masked_log_probability(
     graph: ModelGraph,
     params: dict,

@@ -58,7 +58,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.graph import ModelGraph, split_model
+from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
 from jax_lm.models.shapes import HostTokens, ScalarBool, ScalarInt, SequenceTokens, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
@@ -514,7 +514,7 @@ def step_limit(params: SamplingParams, length: int) -> int:
     return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+@partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
 def run(
     graph: ModelGraph,
     params: dict,
@@ -547,7 +547,7 @@ def run(
     return state, cache, progress
 
 
-@partial(jax.jit, static_argnames=("graph", "config"))
+@partial(ModelFunction, static_argnames=("graph", "config"))
 def run_evaluation(
     graph: ModelGraph, params: dict, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> Evaluation:
@@ -555,7 +555,7 @@ def run_evaluation(
     return evaluate(graph.merge(params), state, KVCache(), inputs, config)[0]
 
 
-@partial(jax.jit, static_argnames=("graph", "shape", "has_tail"))
+@partial(ModelFunction, static_argnames=("graph", "shape", "has_tail"))
 def run_empty_cache(
     graph: ModelGraph, params: dict, shape: tuple[int, int], has_tail: bool
 ) -> KVCache:
@@ -563,7 +563,7 @@ def run_empty_cache(
     return empty_cache(graph.merge(params), shape, has_tail=has_tail)
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+@partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_logits(
     graph: ModelGraph,
     params: dict,
@@ -582,7 +582,7 @@ def run_logits(
     return replicate(model.logits(hidden[:, 0])[0], model.mesh), cache
 
 
-@partial(jax.jit, static_argnames="graph")
+@partial(ModelFunction, static_argnames="graph")
 def run_forward(graph: ModelGraph, params: dict, tokens: Tokens) -> Float[Array, "b t v"]:
     """Return the logits of a whole canvas, not shifted."""
     return graph.merge(params)(tokens)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
 from jax_lm.models.shapes import Tokens
-from jax_lm.sharding import divisors, row_axes
+from jax_lm.sharding import divisors, first_device, row_axes
 
 # Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
 # multiples of it.
@@ -106,7 +106,7 @@ def choose_attention(
     Returns None if there is none, or if it does not pay off: the kernels need bfloat16, and a
     window that attends to a longer cache (t < s) is too narrow for its scores to matter.
     """
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    device = first_device(mesh)
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
     is_long = t == s and t >= MIN_LENGTH.get(device.platform, t + 1)
     if (

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import DreamAttention, DreamLinear, DreamMLP, Hidden, Projections
+from jax_lm.sharding import first_device
 
 
 class JoinedLinear(DreamLinear):
@@ -84,8 +85,7 @@ class JoinedMLP(DreamMLP):
 
 def join_on_gpu(model: DreamForCausalLM) -> DreamForCausalLM:
     """Join the products of a model in place if it is on GPUs, for decoding only; returns it."""
-    device = jax.devices()[0] if model.mesh is None else model.mesh.devices.flat[0]
-    return join(model) if device.platform == "gpu" else model
+    return join(model) if first_device(model.mesh).platform == "gpu" else model
 
 
 def join(model: DreamForCausalLM) -> DreamForCausalLM:

@@ -37,7 +37,7 @@ from jax_lm.diffusion.state import (
     Window,
 )
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
-from jax_lm.models.graph import ModelGraph
+from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import ScalarBool, ScalarInt
 from jax_lm.options import BLOCK_LENGTH, window_length
 from jax_lm.planning.serving import cheapest_size, useful_sizes
@@ -319,7 +319,7 @@ def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
     return np.pad(values, (0, columns - len(values)))[None]
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames="cache")
+@partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
 def run_slots(
     graph: ModelGraph,
     params: dict,
@@ -392,7 +392,7 @@ def run_slots(
     )
 
 
-@partial(jax.jit, static_argnames=("graph", "size", "columns"))
+@partial(ModelFunction, static_argnames=("graph", "size", "columns"))
 def run_empty_slots(graph: ModelGraph, params: dict, size: int, columns: int) -> KVCache:
     # leaves [1, ...] of one sequence -> zeros [slots, 1, ...], sharded as those of one
     model = graph.merge(params).model

@@ -16,19 +16,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jax_lm.models.graph import IN_ORDER
 from jax_lm.models.products import tie_operands
 from jax_lm.models.shapes import Scalar, ScalarInt
+from jax_lm.sharding import first_device
 
 # Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
 Params = dict[Any, Any]
 # A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
 Batch = Any
-
-
-# On a CPU, XLA starts each operation as soon as its operands are available, to run many in
-# parallel. With remat, the operands of a layer's recomputation are available from its forward pass
-# on, so all layers would be recomputed early and kept: remat would save nothing.
-IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 # Name of the metric by which a loss may scale the optimizer's step.
@@ -117,19 +113,13 @@ def make_update(
             updates = jax.tree.map(lambda leaf: leaf * scale, updates)
         return optax.apply_updates(params, updates), optimizer, metrics
 
+    mesh = jax.tree.leaves(placement)[0].mesh if placement else None
     return jax.jit(
         update,
         donate_argnums=(0, 1),
         out_shardings=placement and (*placement, None),
-        compiler_options=IN_ORDER if platform(placement) == "cpu" else None,
+        compiler_options=IN_ORDER if first_device(mesh).platform == "cpu" else None,
     )
-
-
-def platform(placement: Any) -> str:
-    """Return the platform of a tree of shardings; without any, that of this process's devices."""
-    shardings = jax.tree.leaves(placement)
-    devices = shardings[0].device_set if shardings else jax.devices()
-    return next(iter(devices)).platform
 
 
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
