@@ -18,7 +18,11 @@ from typing import Any
 
 from jax_lm.config import DreamConfig, Fields
 
-ALGS = ("origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied")
+# The order in which tokens may become masks again.
+P2 = "p2"
+ALGS = (
+    "origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied", P2,
+)  # fmt: skip
 DEFAULT_ALG = "entropy"
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy", "low_entropy")
 # Commit rules with a bound on entropies, and those that several blocks at once can follow.
@@ -86,6 +90,7 @@ WITHOUT_REFRESHES = {
 }
 # Ends of error messages.
 WITH_CAUSAL = "with cache='causal'"
+WITH_P2 = "with alg='p2', whose tokens may become masks again"
 ACTIVE_BLOCKS = "several blocks at once (active_blocks)"
 WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
 
@@ -333,7 +338,9 @@ class GenerationOptions:
             `topk_margin` and `entropy`: most confident first, by the probability of the sampled
             token, the margin of the two most likely tokens, or negative entropy; ties go from left
             to right. `untied`: as `maskgit_plus`, but positions with a single candidate left go by
-            the probability of their token before temperature and filters. `random` and
+            the probability of their token before temperature and filters. `p2`: each step keeps an
+            evenly growing share of all positions, the most confident ones as by `maskgit_plus`;
+            tokens at the others become masks again (path planning, arXiv 2502.03540). `random` and
             `left_to_right` are controls with the same number of tokens per step.
         alg_temp: 0 commits the most confident positions; above 0, positions are sampled from
             softmax(confidence / alg_temp).
@@ -392,6 +399,12 @@ class GenerationOptions:
             )
         if self.growth == "on":
             self.require_growable()
+        if self.alg == P2:
+            plain = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
+            require_only(self, plain, WITH_P2)
+            require_only(
+                self.decoding.settings, {"commit": "steps", "first_token": "rule"}, WITH_P2
+            )
 
     def check_steps(self) -> None:
         """Raise ValueError if two options decide how many tokens a step commits."""
@@ -441,8 +454,8 @@ class GenerationOptions:
         }
         require_only(self.decoding.settings, plain, WHERE_HOLES_GROW)
         require_only(self, WITHOUT_VARIANTS, WHERE_HOLES_GROW)
-        if self.alg == "origin":
-            raise ValueError(f"alg='origin': not supported {WHERE_HOLES_GROW}")
+        if self.alg in ("origin", P2):
+            raise ValueError(f"alg={self.alg!r}: not supported {WHERE_HOLES_GROW}")
 
     def left_to_right(self) -> "GenerationOptions":
         """Return the options for an autoregressive model.

@@ -28,6 +28,8 @@ SETTINGS = {
     # half of the steps: the authors' number, and a rule that any probability passes
     "llada, 2 tokens a step": {"threshold": 1e-6, "num_steps": COLUMNS // 2},
     "mdlm in blocks": {"block_length": 32},
+    "open-dcoder, maskgit_plus": {"alg": "maskgit_plus"},
+    "open-dcoder, 24 steps": {"num_steps": 24},
 }
 
 

@@ -58,9 +58,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float, dict[str, Any]]] = {
     "bd3lm": (
         "dllm", "a2d-qwen3-bd3lm", {"block_size": 32}, 2, {"steps": 64, "block_size": 32},
     ),
-    # eval/eval_completion/run_eval.sh, with another order
-    "open-dcoder": (
+    # eval/eval_completion/run_eval.sh; with another order; several rounds of remasking
+    "open-dcoder": ("Open-dLLM", "open-dcoder", {}, 1, {"steps": 64, "alg": "p2", "top_p": 0.95}),
+    "open-dcoder, maskgit_plus": (
         "Open-dLLM", "open-dcoder", {}, 1, {"steps": 64, "alg": "maskgit_plus", "top_p": 0.95},
+    ),
+    "open-dcoder, 24 steps": (
+        "Open-dLLM", "open-dcoder", {}, 1, {"steps": 24, "alg": "p2", "top_p": 0.95},
     ),
     # v2/eval.py
     "fast-dllm-v2": (

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
 from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
-from jax_lm.options import ALGS, ENTROPY_RULES, GenerationOptions
+from jax_lm.options import ALGS, ENTROPY_RULES, P2, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
 # token is not among them, the draft is rejected: that costs a forward pass, not the text.
@@ -339,6 +339,7 @@ def confidence(
         # `origin` decides each position by chance alone.
         "origin": lambda: probability,
         "maskgit_plus": lambda: probability,
+        P2: lambda: probability,
         "topk_margin": candidates.margin,
         "entropy": candidates.entropy,
         "random": lambda: uniform,

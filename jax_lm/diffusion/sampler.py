@@ -31,6 +31,7 @@ from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.lookahead import Lookahead
 from jax_lm.diffusion.multi_block import MultiBlock
+from jax_lm.diffusion.path_planning import PathPlanning
 from jax_lm.diffusion.state import (
     NEVER,
     NO_HOOKS,
@@ -76,6 +77,7 @@ IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 # request. Plain denoising comes last and accepts every request.
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
+    PathPlanning,
     BlockPipeline,
     MultiBlock,
     Drafts,

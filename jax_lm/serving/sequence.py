@@ -16,7 +16,7 @@ from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, aligned_blocks
 from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.models.shapes import SequenceMask, SequenceTokens
-from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, GenerationOptions, require_only
+from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, P2, GenerationOptions, require_only
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
 # it is the same for all sequences.
@@ -117,8 +117,9 @@ class Sequence:
             raise ValueError(
                 f"top_k={options.top_k}: must lie in [1, {TOP_K}], the number of candidates"
             )
-        if options.growth == "on":
-            raise ValueError(f"growth='on': not {IN_A_BATCH}")
+        for name, value in (("growth", "on"), ("alg", P2)):
+            if getattr(options, name) == value:
+                raise ValueError(f"{name}={value!r}: not {IN_A_BATCH}")
         require_only(options, SAME_OPTIONS, IN_A_BATCH)
         require_only(decoding, SAME_SETTINGS, IN_A_BATCH)
         # settings that depend on each other

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jax_lm.options import (
+    P2,
     PIPELINE_SETTINGS,
     GenerationOptions,
     require,
@@ -234,6 +235,7 @@ class GRPOConfig:
             require_traced(lambda value: value == 1, decoding, "refresh_every")
             require_traced(lambda value: not value, decoding, "refresh_steps", "freeze_prompt")
             require_traced(lambda value: not value, self.generation, "lookahead")
+            require_traced(lambda value: value != P2, self.generation, "alg")
             require_traced(lambda value: False, self.generation.decoding, *PIPELINE_SETTINGS)
         if self.masks.sampling_temperature:
             rule = "scores have no temperature 0"
