@@ -1,4 +1,4 @@
-"""The report of the accelerator experiment: criteria, tables and charts, issues, next steps.
+"""The report of the accelerator experiment: criteria with advice, tables and charts.
 
 Reads the rows that the steps returned, and runs no model.
 """
@@ -12,7 +12,7 @@ from jax_lm.benchmark.comparison import differences_within, worst
 from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
 from jax_lm.reports.charts import Number
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.steps import DONE, FAILED, LEFT_OUT, Outcome, Rows, Step
+from jax_lm.reports.steps import DONE, Outcome, Rows, Step
 from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 
 # Number of programs of the quality check that the report quotes.
@@ -57,7 +57,10 @@ class Criterion(NamedTuple):
         """Judge the outcome of the step."""
         outcome = outcomes.get(self.step, NOT_REACHED)
         if outcome.state == DONE:
-            return Verdict(self.name, self.wanted, *self.judge(outcome.row), self.advice)
+            measured, is_met = self.judge(outcome.row)
+            if not is_met:
+                measured = f"{measured}. {self.advice}"
+            return Verdict(self.name, self.wanted, measured, is_met)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
         # None: neither met nor missed.
         return Verdict(self.name, self.wanted, why, None)
@@ -270,12 +273,7 @@ def experiment_report(
         title="Accelerator experiment",
         metadata=metadata,
         verdicts=verdicts,
-        sections=[
-            *parts,
-            Section(title="Steps", columns=("step", "", "s", ""), rows=rows),
-            Section(title="Issues", points=issues(outcomes, verdicts) or ["none"]),
-            Section(title="Next steps", points=next_steps(verdicts) or ["none"]),
-        ],
+        sections=[*parts, Section(title="Steps", columns=("step", "", "s", ""), rows=rows)],
     )
 
 
@@ -302,27 +300,3 @@ def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
         }
         metadata["device"] += f", {memory / GIB:.1f} GiB each" if memory else ""
     return metadata
-
-
-def issues(outcomes: Outcomes, verdicts: Sequence[Verdict]) -> list[str]:
-    """List steps that failed or were left out, and criteria that were missed."""
-    # All failed steps, then all skipped ones
-    points = [
-        f"{name} {state}: {each.reason}"
-        for state in (FAILED, LEFT_OUT)
-        for name, each in outcomes.items()
-        if each.state == state
-    ]
-    return points + [
-        f"missed: {each.name} (wanted {each.wanted}; {each.measured})"
-        for each in verdicts
-        if each.met is False
-    ]
-
-
-def next_steps(verdicts: Sequence[Verdict]) -> list[str]:
-    """List the advice of each criterion that was missed, then the criteria that were not measured."""
-    points = [each.advice for each in verdicts if each.met is False]
-    points += [f"Measure what is not: {each.name}." for each in verdicts if each.met is None]
-    # Each advice once, in the order of the criteria
-    return list(dict.fromkeys(points))

@@ -37,18 +37,17 @@ class PathPlanning(Variant):
         return f"alg={P2!r}"
 
     def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
-        """Return settings whose schedule has the share of positions that are MASK after each step."""
+        """Return settings whose schedule has the share of positions that are MASK after each step.
+
+        No step is idle, as those of the noise schedule may be: each proposes tokens anew.
+        """
         # 4 steps: .75, .5, .25, 0
-        taken = np.arange(1, len(params.ratios) + 1)
-        return params._replace(ratios=(1 - taken / params.steps).astype(np.float32))
+        shares = 1 - np.arange(1, len(params.ratios) + 1) / params.steps
+        return params._replace(by_schedule=np.bool_(False), ratios=shares.astype(np.float32))
 
     def passes(self, passes: list[Pass]) -> list[Pass]:
         """End no row early: a stop token may become MASK again."""
         return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
-
-    def enter_row(self, row: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
-        """Skip no step: each of them computes proposals for all positions."""
-        return row
 
     def advance(
         self,

@@ -32,7 +32,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.options import EXACT, WHOLE_CANVAS, Decoding, GenerationOptions
+from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
 from jax_lm.reports.document import Section
 from jax_lm.reports.tables import Row, table_section
@@ -168,7 +168,8 @@ def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], fac
 
 def decides_several(options: GenerationOptions) -> bool:
     """Return whether a step may decide several positions, which only confidence can order."""
-    return options.steps != options.max_new_tokens or options.decoding != EXACT
+    is_plain = options.decoding == EXACT and options.alg != P2
+    return not is_plain or options.steps != options.max_new_tokens
 
 
 def measured_options(engine: DiffuCoderInference, options: GenerationOptions) -> GenerationOptions:

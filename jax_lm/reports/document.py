@@ -28,14 +28,12 @@ class Verdict:
         wanted: its bound, in words.
         measured: what was measured, in words.
         met: None if it could not be measured.
-        advice: what to do if it is missed.
     """
 
     name: str
     wanted: str
     measured: str
     met: bool | None
-    advice: str = ""
 
     @property
     def mark(self) -> str:
@@ -58,7 +56,6 @@ class Section:
         picture: an SVG.
         name: file name of the picture; without one, only the page shows it.
         listing: texts by their titles, shown verbatim: what a model wrote.
-        points: a list.
     """
 
     title: str
@@ -68,7 +65,6 @@ class Section:
     picture: str = ""
     name: str = ""
     listing: Mapping[str, str] = field(default_factory=dict)
-    points: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
