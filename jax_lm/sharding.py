@@ -232,7 +232,7 @@ def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
     shape = MeshShape.of(mesh)
     shape.require(config)
 
-    def of(path: tuple, leaf: Any) -> NamedSharding:
+    def of(path: tuple, leaf: Any):
         spec = partition_spec(jax.tree_util.keystr(path), config, shape)
         # Some optimizers keep less than one number per weight, such as one per row. These small
         # arrays have another rank than the parameter, and are replicated.
@@ -302,7 +302,7 @@ def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
     if mesh is None:
         return tree
 
-    def place(leaf: Array, sharding: NamedSharding) -> Array:
+    def place(leaf: Array, sharding: NamedSharding):
         return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, sharding)
 
     return jax.tree.map(place, tree, tree_shardings(tree, config, mesh))
@@ -352,7 +352,7 @@ def split_data(tree: Leaf, mesh: Mesh, count: int) -> list[tuple[Mesh, Leaf]]:
     The leaves must not be split along `data`. Nothing is copied.
     """
 
-    def take(leaf: Array, part: Mesh) -> Array:
+    def take(leaf: Array, part: Mesh):
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
         own = set(part.devices.flat)
         shards = [shard.data for shard in leaf.addressable_shards if shard.device in own]

@@ -62,7 +62,7 @@ def random_model(
     """
 
     @partial(jax.jit, static_argnums=1)
-    def draw_matrix(key: Array, shape: tuple[int, ...]) -> Array:
+    def draw_matrix(key: Array, shape: tuple[int, ...]):
         return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
 
     # The rbg generator draws large tensors faster than the default one on accelerators.
@@ -207,7 +207,7 @@ class JaxBackend:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit
-        def compute(params: dict, ids: Array) -> Arrays:
+        def compute(params: dict, ids: Array):
             # The taps go into a copy of the model that belongs to this trace alone.
             # One entry per tapped module, filled while the model is traced.
             model = self.sampler.graph.merge(params)

@@ -173,7 +173,7 @@ class ExperimentSteps:
         tokens = self.settings.new_tokens
         texts = []
 
-        def complete() -> DecodedBatch:
+        def complete():
             answer = self.decode(PROMPTS[:1], tokens, PUBLISHED_TEMPERATURE)
             texts.append(answer.rows[0].text)
             return answer

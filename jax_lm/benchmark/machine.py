@@ -148,7 +148,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         copy_bytes: size of the array that is copied.
     """
 
-    def fastest(call: Callable[[], Array]) -> float:
+    def fastest(call: Callable[[], Array]):
         return min(time_call(call, LIMIT_REPEATS).row["all_seconds"])
 
     # A square product that is large enough for full speed, and small enough for a CPU.
@@ -160,23 +160,23 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         for i in range(2)
     )
 
-    def chain(function: Callable[[Array], Array]) -> Callable[[int, Array], Array]:
+    def chain(function: Callable[[Array], Array]):
         # The barrier keeps XLA from merging the rounds of a chain into one.
         return lambda _, values: jax.lax.optimization_barrier(function(values))
 
     @jax.jit
-    def multiply(a: Array, b: Array) -> Array:
+    def multiply(a: Array, b: Array):
         return jax.lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
 
     # In place: a new result would measure how fast the system provides pages.
     @partial(jax.jit, donate_argnums=0)
-    def add(values: Array) -> Array:
+    def add(values: Array):
         return jax.lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)
 
     matmul = fastest(lambda: multiply(a, b))
     values = jnp.zeros(copy_bytes // 4, jnp.float32)
 
-    def copy() -> Array:
+    def copy():
         nonlocal values
         values = add(values)
         return values

@@ -63,7 +63,7 @@ def run_block_logits(
     """
     model = graph.merge(params)
 
-    def advance(carry: Carry) -> Carry:
+    def advance(carry: Carry):
         done, _, cache = carry
         # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
@@ -98,12 +98,10 @@ def time_forwards(
     times = []
     cache = KVCache()
 
-    def time(
-        compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig
-    ) -> float:
+    def time(compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig):
         """Time a compiled function that takes the cache and returns a new one."""
 
-        def call() -> Any:
+        def call():
             nonlocal cache
             result, cache, *_ = compute(
                 sampler.graph, sampler.params, before, cache, inputs, config

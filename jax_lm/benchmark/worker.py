@@ -95,7 +95,7 @@ def measure_backend(request: WorkerRequest) -> Measured:
     load_seconds = time.perf_counter() - start
     is_on_device = backend.device_peak() is not None
 
-    def peak() -> int:
+    def peak():
         return backend.device_peak() or largest_resident_bytes() - before
 
     load_bytes = peak()

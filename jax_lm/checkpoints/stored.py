@@ -71,7 +71,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     Host memory holds the result, but no second copy.
     """
 
-    def read_one(request: TensorRequest) -> Array:
+    def read_one(request: TensorRequest):
         assert request.tensor.view is not None
         view = request.tensor.view()
         # np.array copies: the result must not depend on the file, which may be replaced.
@@ -190,7 +190,7 @@ def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int
     sign = jnp.where(high > -low, -1, 1)
     scales = [sign * jnp.clip(least - smaller, 1, GROUP_LIMIT) for smaller in range(4)]
 
-    def nearest(scale: Array) -> Array:
+    def nearest(scale: Array):
         return jnp.clip(jnp.round(groups / scale), -8, 7)
 
     errors = [jnp.sum((nearest(scale) * scale - groups) ** 2, axis=2) for scale in scales]

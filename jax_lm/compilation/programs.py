@@ -78,7 +78,7 @@ def generation_programs(
     """Return the programs of `Sampler` for the first block of a generation."""
     # abstract model and canvas
 
-    def make_model() -> DreamForCausalLM:
+    def make_model():
         model = DreamForCausalLM(config, dtype=jnp.dtype(planned.dtype))
         if planned.quantization:
             model.quantize(planned.quantization)
@@ -155,7 +155,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     graph, params = split_model(model)
 
     # full training: every parameter; LoRA: the adapters alone
-    def is_trained(name: str) -> bool:
+    def is_trained(name: str):
         return planned.lora_rank is None or lora.is_lora(name)
 
     trained = partition(params, is_trained)
@@ -180,7 +180,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
 def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
     """Return the model of an update, with shapes in place of arrays."""
 
-    def make() -> DreamForCausalLM:
+    def make():
         # float32 as the masters of the trainer; frozen weights are converted afterwards
         model = DreamForCausalLM(config, dtype=jnp.float32)
         if planned.quantization:
@@ -211,7 +211,7 @@ def make_sft_inputs(
     mask_id = config.mask_token_id or 0
     loss = masked_diffusion.diffusion_loss(graph.definition, settings, mask_id)
 
-    def make_batch() -> Batch:
+    def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         # tokens, canvas and samples: all [batch, canvas]; openness of each row where it is annealed
         openness = jnp.zeros(planned.batch) if is_adapted else None
@@ -232,7 +232,7 @@ def make_grpo_inputs(
     settings = replace(settings, generation=generation)
     score = make_scorer(graph, config.mask_token_id or 0, settings)
 
-    def make_batch() -> PolicyBatch:
+    def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
         # one key per row, as raw data [batch, 2]

@@ -147,7 +147,7 @@ def open_pool(count: int) -> Iterator[Callable]:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
 
-        def map_in_pool(*arguments: Any) -> Iterator:
+        def map_in_pool(*arguments: Any):
             # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end
             # with the parent.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -164,7 +164,7 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def watch():
         parent.join()
         discard_unfinished()
         os._exit(1)

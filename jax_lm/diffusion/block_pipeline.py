@@ -171,7 +171,7 @@ class BlockPipeline(Variant):
             start: ScalarInt,
             cache: KVCache,
             canvas: CanvasArrays,
-        ) -> tuple[dict[str, Array], KVCache]:
+        ):
             rows = config.rows or row.tokens.shape[1]
             window = inputs.window._replace(
                 block=start, rows=jnp.maximum(start + config.length - rows, 0)

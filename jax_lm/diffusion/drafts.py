@@ -94,7 +94,7 @@ class Drafts(Variant):
     def copies(self, parts: Any) -> Any:
         """Repeat the arrays of each row, once for each of its draft canvases."""
 
-        def copied(part: Array) -> Array:
+        def copied(part: Array):
             return jnp.broadcast_to(part[:, None], (len(part), self.count, *part.shape[1:]))
 
         return jax.tree.map(copied, parts)
@@ -102,7 +102,7 @@ class Drafts(Variant):
     def passes(self, passes: list[Pass]) -> list[Pass]:
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
-        def drafting(config: StepConfig) -> StepConfig:
+        def drafting(config: StepConfig):
             return replace(
                 config, variant=replace(self, verifies=False, forced=config.variant.forced)
             )
@@ -171,7 +171,7 @@ class Drafts(Variant):
         )
 
         # verify: the true step from each of them
-        def follow(canvas: DraftCanvases) -> tuple[SamplerState, Evaluation, KVCache]:
+        def follow(canvas: DraftCanvases):
             start = row._replace(**canvas._asdict())
             evaluation, new_cache = evaluate(model, start, cache, inputs, config)
             return commit(start, evaluation, inputs, config), evaluation, new_cache
@@ -192,7 +192,7 @@ class Drafts(Variant):
         config = replace(config, variant=replace(self, forced=False))
         positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
 
-        def follow(row: SamplerState, _: None) -> tuple[SamplerState, DraftCanvases]:
+        def follow(row: SamplerState, _: None):
             proposal = draw_proposal(
                 candidates, evaluation.proposal.entropy, row, positions, inputs.params
             )
@@ -260,12 +260,12 @@ def advance_rows(
         axes: `in_axes` of `jax.vmap` for the inputs.
     """
 
-    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs) -> StepCarry:
+    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs):
         return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
 
-    def updated(new: Array, old: Array) -> Array:
+    def updated(new: Array, old: Array):
         return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     return jax.tree.map(updated, after, rows), cache
@@ -306,7 +306,7 @@ def take_steps(
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
     is_fresh = jnp.any(fresh, axis=0)
 
-    def decided(old: Array, each: Array) -> Array:
+    def decided(old: Array, each: Array):
         added = [1] * (old.ndim - 2)
         # A sum selects the value, because only one of the steps decides a position.
         new = jnp.sum(jnp.where(fresh.reshape(*fresh.shape, *added), each, 0), axis=0)

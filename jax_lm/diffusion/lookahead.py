@@ -92,7 +92,7 @@ class Lookahead(Drafts):
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
-        def extended(order: ScalarInt) -> SamplerState:
+        def extended(order: ScalarInt):
             return write(row, evaluation, masked & (rank == order), inputs, config)
 
         return jax.vmap(extended)(jnp.arange(self.count))

@@ -60,7 +60,7 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     size = -(-count // parts)
     starts = jnp.minimum(jnp.arange(0, count, size), count - size)
 
-    def compute(start: ScalarInt) -> Any:
+    def compute(start: ScalarInt):
         return function(*(jax.lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
 
     # [p, b, s, ...] -> [b, c, ...]: column 4 is in part 2, at index 4 - 3.
@@ -129,13 +129,13 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
 def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
     """Sum several arrays by chunk, in one pass over their common operands."""
 
-    def summed(*parts: Array) -> tuple[Array, ...]:
+    def summed(*parts: Array):
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
         # One reduction with several operands: given several reductions, XLA's CPU compiler would
         # write the operand of each to memory.
         return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
 
-    def in_terms(*parts: Array) -> tuple[Array, ...]:
+    def in_terms(*parts: Array):
         # XLA's CPU compiler turns a sum of adjacent values, or of many terms, into a serial loop.
         sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
@@ -146,14 +146,14 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
-    def stored(*operands: Array) -> Array:
+    def stored(*operands: Array):
         # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
         # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
         return jax.lax.cond(
             scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands
         )
 
-    def barred(*operands: Array) -> Array:
+    def barred(*operands: Array):
         return jax.lax.optimization_barrier(exponential(*operands))
 
     return jax.lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
@@ -221,10 +221,10 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
     def logit(key: Int[Array, "..."]) -> Float[Array, "..."]:
         return jax.lax.bitcast_convert_type(flipped(key), jnp.float32)
 
-    def mass_above(value: RowValue) -> RowValue:
+    def mass_above(value: RowValue):
         return jnp.sum(jnp.where(logits > value, weights, 0.0), axis=-1, keepdims=True)
 
-    def halve(_: ScalarInt, keys: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: ScalarInt, keys: tuple[Array, Array]):
         outside, inside = keys
         # The mean, without an overflow.
         middle = (outside & inside) + ((outside ^ inside) >> 1)

@@ -536,7 +536,7 @@ def run(
     def is_going(carry: StepCarry) -> ScalarBool:
         return variant.is_going(carry[0], inputs.window, config)
 
-    def advance(carry: StepCarry) -> StepCarry:
+    def advance(carry: StepCarry):
         return variant.advance(model, *carry, inputs, config)
 
     carry = jax.lax.while_loop(is_going, advance, variant.enter(state, cache, inputs, config))

@@ -269,7 +269,7 @@ def write(
     chosen &= (proposal.tokens != config.mask_id) | jnp.isnan(proposal.probability)
 
     # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
-    def updated(values: Array, new: Array) -> Array:
+    def updated(values: Array, new: Array):
         # [b, r], or [b, r, k] for log-probabilities
         is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
@@ -396,10 +396,10 @@ def propose(
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
     decide = partial(decide_tokens, model.config, state, inputs.params, config)
 
-    def decide_rows(rows: Float[Array, "b c d"], *parts: Array) -> Evaluation:
+    def decide_rows(rows: Float[Array, "b c d"], *parts: Array):
         return in_parts(decide, model.logits(rows), *parts)
 
-    def gathered(size: int) -> Evaluation:
+    def gathered(size: int):
         # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
         # and their tokens [x, y] are scattered back to [0, x, 0, y].
         # The sort is stable, so the masked rows come first and in order.
@@ -411,7 +411,7 @@ def propose(
         compact = map_columns(decide_rows, column_parts(model, batch, size), rows, *parts)
         batch = jnp.arange(len(index))[:, None]
 
-        def scattered(part: Array) -> Array:
+        def scattered(part: Array):
             return (
                 jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
             )

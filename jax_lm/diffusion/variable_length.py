@@ -161,7 +161,7 @@ class VariableLength(Variant):
         move = resize(state.extra, tokens, masked, decided & ~is_broken, self)
 
         # `opened` is the value of a new mask, `absent` that of padding.
-        def moved(values: Array, opened: int | bool | float, absent: int | bool | float) -> Array:
+        def moved(values: Array, opened: int | bool | float, absent: int | bool | float):
             return jnp.where(move.is_open, opened, move.of(values, absent))
 
         state = state._replace(

@@ -117,7 +117,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     """Return the charts as SVG, by name. analysis.html explains them."""
     rows = analysis["temperatures"]
 
-    def curves(kind: str) -> dict[str, list]:
+    def curves(kind: str):
         # AR-ness starts at k = 1
         return {f"temperature {row['temperature']:g}": [*enumerate(row[kind], 1)] for row in rows}
 

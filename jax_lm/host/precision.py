@@ -33,12 +33,12 @@ def trial_seconds(dtype: str) -> float:
     weight = jnp.ones((2048, 2048), dtype)
 
     @jax.jit
-    def trial(rows: jax.Array, weight: jax.Array) -> jax.Array:
+    def trial(rows: jax.Array, weight: jax.Array):
         return jax.lax.dot_general(
             rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
 
-    def run_trial() -> None:
+    def run_trial():
         trial(rows, weight).block_until_ready()
 
     # the first call compiles

@@ -86,7 +86,7 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
     ) as bar:
         task = bar.add_task(description, total=None, note=first_note)
 
-        def report(done: int, total: int, note: str = "") -> None:
+        def report(done: int, total: int, note: str = ""):
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
@@ -106,10 +106,10 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     calls: list[tuple[float, int, int, str]] = []
     is_over = threading.Event()
 
-    def report(done: int, total: int, note: str = "") -> None:
+    def report(done: int, total: int, note: str = ""):
         calls[2:] = [(time.monotonic(), done, total, note)]
 
-    def write() -> None:
+    def write():
         pause = FIRST_LINE
         while not is_over.wait(pause):
             pause = NEXT_LINE

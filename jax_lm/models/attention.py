@@ -171,10 +171,10 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     values = v.astype(jnp.float32)
 
     @jax.checkpoint
-    def attend_block(block: tuple[Queries, Bool[Array, "b t s"] | None]) -> Queries:
+    def attend_block(block: tuple[Queries, Bool[Array, "b t s"] | None]):
         return attend_in_full(block[0], keys.astype(q.dtype), values.astype(q.dtype), block[1])
 
-    def split(x: Array) -> Array:
+    def split(x: Array):
         # [b, t, ...] -> [t / size, b, size, ...]
         return x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1)
 
@@ -325,7 +325,7 @@ differentiable_cudnn = jax.custom_vjp(batched_cudnn)
 def merge_mapped_axis(size: int, is_mapped: Any, *operands: Array | None) -> tuple[Array, bool]:
     """Merge the mapped axis into the batch axis: [size, b, ...] -> [size * b, ...]."""
 
-    def merge(x: Array, mapped: bool) -> Array:
+    def merge(x: Array, mapped: bool):
         stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
         return stacked.reshape(-1, *stacked.shape[2:])
 

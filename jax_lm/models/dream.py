@@ -162,7 +162,7 @@ class DreamModel(nnx.Module):
         The first `recompute` must cover every position that will be attended to.
         """
 
-        def zeros(layer: DreamDecoderLayer) -> Array:
+        def zeros(layer: DreamDecoderLayer):
             attention = layer.self_attn
             heads = attention.key_heads
             empty = jnp.zeros((batch, heads, length, attention.head_dim), self.dtype)
@@ -448,7 +448,7 @@ def split_abstract(
 ) -> tuple[ModelGraph, dict]:
     """Split a model with shapes in place of arrays."""
 
-    def make() -> DreamForCausalLM:
+    def make():
         model = DreamForCausalLM(config, dtype=dtype)
         return model.quantize(quantization) if quantization else model
 

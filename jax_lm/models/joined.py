@@ -31,7 +31,7 @@ class JoinedLinear(DreamLinear):
         self.shards = shards
         self.sizes = tuple(len(layer.weight[...]) for layer in layers)
 
-        def join(name: str) -> nnx.Param | None:
+        def join(name: str):
             if getattr(layers[0], name) is None:
                 return None
             # Outputs q0 to q3, k0 and k1 on two devices: [q0 q1 k0 | q2 q3 k1].
@@ -95,7 +95,7 @@ def join(model: DreamForCausalLM) -> DreamForCausalLM:
     """
     shards = 1 if model.mesh is None else model.mesh.shape["tensor"]
 
-    def are_plain(layers: Sequence[nnx.Module]) -> bool:
+    def are_plain(layers: Sequence[nnx.Module]):
         return all(type(layer) is DreamLinear for layer in layers)
 
     # One layer after another, so that the memory of no more than one is taken twice.

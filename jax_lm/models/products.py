@@ -127,10 +127,10 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
     x, weight = jax.lax.optimization_barrier((x, weight))
     is_few = x.dtype == jnp.bfloat16 and x.shape[-2] * halves <= INT8_ROWS
 
-    def widened() -> Array:
+    def widened():
         return product(x, weight.astype(x.dtype))
 
-    def quantized() -> Array:
+    def quantized():
         x32 = x.astype(jnp.float32)
         # `initial` only matters for a row of zeros, whose scale must not be 0.
         scale = jnp.max(jnp.abs(x32), axis=-1, keepdims=True, initial=1e-30) / 127

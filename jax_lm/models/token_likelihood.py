@@ -94,9 +94,7 @@ def log_probs_by_block(
 def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
 ) -> tuple[Array, tuple[Head, Array, Array, Array]]:
-    def add(
-        sums: tuple[Array, Array, Array], block: Array
-    ) -> tuple[tuple[Array, Array, Array], None]:
+    def add(sums: tuple[Array, Array, Array], block: Array):
         # Online softmax: `total` is the sum of e^(logit - largest) over the blocks so far. If this
         # block has a larger logit, the sum is rescaled by e^(largest - larger).
         largest, total, token_logits = sums
@@ -130,7 +128,7 @@ def log_probs_by_block_backward(
         gradients, d_hidden = sums
         block_params = head_block(head, blocks, block)
 
-        def compute_logits(floats: Head, hidden: Array) -> Array:
+        def compute_logits(floats: Head, hidden: Array):
             return nnx.merge(graph, block_params | floats).logits(hidden)
 
         logits, pull = jax.vjp(

@@ -88,7 +88,7 @@ def serving_memory(
     slots = planned.batch
     context = planned.canvas
 
-    def step(size: int, columns: int, decoding: Decoding) -> Memory:
+    def step(size: int, columns: int, decoding: Decoding):
         step = replace(
             planned,
             kind="generate",

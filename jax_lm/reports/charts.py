@@ -98,7 +98,7 @@ def line_chart(
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
-    def point_of(x: Number, y: Number) -> tuple[float, float]:
+    def point_of(x: Number, y: Number):
         # x from left to right; y from the bottom up, while SVG counts from the top down.
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         share = (float(y) - bottom) / (top - bottom)

@@ -123,7 +123,7 @@ class Document:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
 
-    def line(cells: Sequence[str]) -> str:
+    def line(cells: Sequence[str]):
         # A cell is one line, and must not contain the separator: "a\nb|c" -> "a b&#124;c"
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
 

@@ -181,7 +181,7 @@ class Server:
         # the timeout of a request counts from its arrival
         deadline = time.monotonic() + self.engine.options.timeout
 
-        def prepare() -> list[Job]:
+        def prepare():
             try:
                 gaps = [self.with_scores(body, gap, deadline) for gap in self.gaps(body)]
                 requests = [
@@ -275,7 +275,7 @@ class Server:
             Refusal: a job ended without an answer; if others have one, a timeout is no error.
         """
 
-        async def wait() -> dict[int, Event]:
+        async def wait():
             events = self.events(submitted, stream, answer_format)
             return {number: event async for number, event in events if event.reason}
 
@@ -471,7 +471,7 @@ def endpoint_of(
 ) -> Callable[..., Awaitable[Response]]:
     """Return the function of a path, whose signature tells FastAPI the schema of the body."""
 
-    async def answer(body: Any, http: Request) -> Response:
+    async def answer(body: Any, http: Request):
         return await server.answer(body, kind, http)
 
     answer.__annotations__["body"] = body_type

@@ -209,7 +209,7 @@ class Guard:
         IGNORED.set(ignored)
 
         # pass on the answer with our headers, and remember its status for the log
-        async def answer(message: Message) -> None:
+        async def answer(message: Message):
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -298,7 +298,7 @@ class Guard:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
         whole: list[Message] = [{"type": "http.request", "body": bytes(parts)}]
 
-        async def again() -> Message:
+        async def again():
             return whole.pop() if whole else await receive()
 
         return again

@@ -18,7 +18,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def endpoint(file: Path) -> Callable[[], Awaitable[Response]]:
-    async def send() -> Response:
+    async def send():
         return FileResponse(file, headers={"cache-control": "no-cache"})
 
     return send

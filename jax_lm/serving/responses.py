@@ -62,7 +62,7 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
 def chat_logprobs(tokens: Sequence[Commit]) -> Json:
     """Format log-probabilities of a message: OpenAI's objects, confidences and commit steps."""
 
-    def describe(token: TokenLogProb) -> Json:
+    def describe(token: TokenLogProb):
         return {"token": token.text, "logprob": token.value, "bytes": list(token.content)}
 
     content = []

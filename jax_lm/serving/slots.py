@@ -369,7 +369,7 @@ def run_slots(
         rows, _ = carry
         return jnp.any(is_going(rows)) & (jnp.sum(is_open(rows)) == jnp.sum(is_open(states)))
 
-    def advance(carry: StepCarry) -> StepCarry:
+    def advance(carry: StepCarry):
         # A waiting sequence recomputes its window without change; only its cache is written.
         return advance_rows(model, *carry, inputs, config, is_going(carry[0]))
 

@@ -328,7 +328,7 @@ class EngineWorker:
     def start(self, warm_up: list[WarmUp], on_ready: Callable, on_end: Callable) -> None:
         """Run on a new thread; at the end, `on_end` is called with the exception, or None."""
 
-        def run() -> None:
+        def run():
             failure = None
             try:
                 self.run(warm_up, on_ready)

@@ -284,7 +284,7 @@ class DiffuCoderTokenizer:
         nonce = secrets.token_hex(16)
         escaped: list[str] = []
 
-        def mark(match: re.Match[str]) -> str:
+        def mark(match: re.Match[str]):
             escaped.append(match[0])
             return f"{nonce}.{len(escaped) - 1}."
 

@@ -86,7 +86,7 @@ class RunCheckpoints(AbstractContextManager):
         # {"step": ..., "1": array}.
         arrays = {"step": np.array(step)}
 
-        def store(value: Any) -> dict[str, str]:
+        def store(value: Any):
             if not isinstance(value, jax.Array | np.ndarray | np.generic):
                 raise TypeError(f"a checkpoint holds JSON and arrays, not {value!r:.80}")
             name = str(len(arrays))
@@ -145,7 +145,7 @@ class RunCheckpoints(AbstractContextManager):
         saved = self.checkpointer.load_checkpointables(step, {REST: None})[REST]
         arrays = saved["arrays"]
 
-        def restore(value: Fields) -> Any:
+        def restore(value: Fields):
             return np.asarray(arrays[value[ARRAY]]) if value.keys() == {ARRAY} else value
 
         return json.loads(saved["json"], object_hook=restore)

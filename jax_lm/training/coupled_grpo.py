@@ -40,7 +40,7 @@ from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
 from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
-from jax_lm.training.update import LossTerms, Params, in_dtype, merge_params, partition
+from jax_lm.training.update import Params, in_dtype, merge_params, partition
 
 __all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_softmax"]
 
@@ -187,7 +187,7 @@ class DiffuGRPOTrainer:
         if self.held_out:
             evaluations.insert(0, self.evaluate_held_out)
 
-        def evaluate_all(params: Params) -> Metrics:
+        def evaluate_all(params: Params):
             return {name: value for each in evaluations for name, value in each(params).items()}
 
         return self.trainer.run(
@@ -291,7 +291,7 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     """
     tolerance = RATIO_TOLERANCE[config.training.dtype]
 
-    def loss(params: Params, batch: PolicyBatch, key: Array) -> LossTerms:
+    def loss(params: Params, batch: PolicyBatch, key: Array):
         assert batch.advantages is not None
         return policy_loss(
             score(params, batch.rows),

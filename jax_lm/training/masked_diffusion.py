@@ -32,7 +32,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
@@ -132,7 +132,7 @@ def drawn_loss_terms(
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
     """Make the loss of a model, given by its graph, on a `Batch`."""
 
-    def loss(params: Params, batch: Batch, key: PRNGKeyArray) -> LossTerms:
+    def loss(params: Params, batch: Batch, key: PRNGKeyArray):
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
         # levels and attention; each sample, or each pair of sample and block, has its own level
@@ -360,7 +360,7 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     # of lcm(8, 2) / 2 = 4.
     batch = fill_rows(batch, math.lcm(rows, processes) // processes)
 
-    def put(rows: np.ndarray) -> Array:
+    def put(rows: np.ndarray):
         count = len(rows) * jax.process_count()
         sharding = NamedSharding(mesh, row_spec(count, mesh))
         return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
@@ -382,12 +382,10 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
     """
 
     @jax.jit
-    def compute_terms(
-        params: Params, frozen: Params, batch: Batch, number: ScalarInt
-    ) -> tuple[Array, Array]:
+    def compute_terms(params: Params, frozen: Params, batch: Batch, number: ScalarInt):
         key = jax.random.fold_in(jax.random.key(0), number)
 
-        def part(params: Params, rows: Batch) -> tuple[Array, Array]:
+        def part(params: Params, rows: Batch):
             terms = objective(merge_params(frozen, compute_copy(params, dtype)), rows, key)
             return terms.total, terms.weight
 
@@ -411,7 +409,7 @@ def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> 
         batches: rows that the parts divide.
     """
 
-    def evaluate(params: Params) -> Metrics:
+    def evaluate(params: Params):
         results = [
             terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]

@@ -133,7 +133,7 @@ def open_writers(
         trackers = [stack.enter_context(openers[name]()) for name in track]
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
 
-        def write(step: int, metrics: Metrics) -> None:
+        def write(step: int, metrics: Metrics):
             # the console shows some metrics, the file and trackers get all
             shown = [name for name in metrics if name in SHOWN or name.startswith("eval_")]
             text = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown)
@@ -161,7 +161,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     temporary.replace(path)
     with path.open("a", encoding="utf-8") as file:
 
-        def write(step: int, metrics: Metrics) -> None:
+        def write(step: int, metrics: Metrics):
             numbers = {
                 name: value if math.isfinite(value) else None for name, value in metrics.items()
             }
@@ -178,7 +178,7 @@ def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
 
     with SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None) as writer:
 
-        def write(step: int, metrics: Metrics) -> None:
+        def write(step: int, metrics: Metrics):
             for name, value in metrics.items():
                 writer.add_scalar(name, value, step)
 

@@ -60,7 +60,7 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
     Embedding and head get adamw, because they do not map activations to activations.
     """
 
-    def label(path: tuple, leaf: Array) -> str:
+    def label(path: tuple, leaf: Array):
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
 
     return jax.tree_util.tree_map_with_path(label, params)
@@ -79,7 +79,7 @@ def decays(params: optax.Params) -> optax.Params:
     The factors of an adapter are not weights: shrinking both pulls the model back to its start.
     """
 
-    def is_decayed(path: tuple, leaf: Array) -> bool:
+    def is_decayed(path: tuple, leaf: Array):
         return leaf.ndim > 1 and not is_lora(str(path[-1].key))
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)

@@ -66,7 +66,7 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     # `memory_stats` is None on a CPU, whose devices share the memory of the host.
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
-    def copy_bytes(shape: MeshShape) -> int:
+    def copy_bytes(shape: MeshShape):
         return bytes_on_device(policy, config, shape.arrange(mesh.devices))
 
     shape = rollout_shape(config, training, copy_bytes, None if limit is None else limit - held)
@@ -85,7 +85,7 @@ def bytes_on_device(tree: Any, config: DreamConfig, mesh: Mesh, itemsize: int | 
         itemsize: bytes per number; None is that of each array's dtype.
     """
 
-    def count(leaf: Any, sharding: Any) -> int:
+    def count(leaf: Any, sharding: Any):
         # [8, 6] split in 4 along the first axis, float32: 2 * 6 * 4 bytes
         return math.prod(sharding.shard_shape(leaf.shape)) * (itemsize or leaf.dtype.itemsize)
 

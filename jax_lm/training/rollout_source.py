@@ -121,7 +121,7 @@ def policy_scores(
             steps = jnp.broadcast_to(jnp.arange(length), steps.shape)
         blocks = decoded_blocks(tokens.shape[1], generation, model.config)
 
-        def score(part: tuple[Array, Array, Array]) -> TokenScores:
+        def score(part: tuple[Array, Array, Array]):
             return trace_log_probs(model, *part, blocks, mask_id, **settings)
 
         parts = tokens, rows.attention_mask, steps

@@ -318,7 +318,7 @@ def reveal_prompts(steps: int) -> Vary:
     It reaches 0 after `steps` steps.
     """
 
-    def vary(sample: Row, step: int, rng: np.random.Generator) -> Row:
+    def vary(sample: Row, step: int, rng: np.random.Generator):
         # At step 25 of 100, three of four samples are masked whole.
         if rng.random() < step / max(steps, 1):
             return sample

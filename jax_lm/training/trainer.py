@@ -351,7 +351,7 @@ class Trainer:
         """Return what is to be done at each termination signal; `leave` gets the arguments."""
         times: list[float] = []
 
-        def answer() -> None:
+        def answer():
             times.append(time.monotonic())
             if len(times) == 1:
                 threading.Thread(target=self.leave, args=(over, *run), daemon=True).start()
@@ -476,7 +476,7 @@ class Trainer:
         traced = self.config.profiled
         is_tracing = False
 
-        def profile(step: int) -> None:
+        def profile(step: int):
             nonlocal is_tracing
             if is_tracing and step not in traced:
                 jax.profiler.stop_trace()
@@ -519,7 +519,7 @@ def termination() -> Iterator[Callable[[int], bool]]:
     """
     received = threading.Event()
 
-    def should_end(step: int) -> bool:
+    def should_end(step: int):
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return received.is_set()

@@ -99,7 +99,7 @@ def make_update(
 
     def update(
         params: Params, optimizer: optax.OptState, frozen: Params, step: ScalarInt, batch: Batch
-    ) -> tuple:
+    ):
         # Random numbers follow from seed and step, so that a resumed run draws the same.
         key = jax.random.fold_in(jax.random.key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
@@ -138,7 +138,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
     if mesh is None:
         return None
 
-    def place(path: tuple, leaf: Array) -> NamedSharding:
+    def place(path: tuple, leaf: Array):
         # A moment's path ends with that of its weight: [0].mu['layers'][0] and ['layers'][0].
         name = jax.tree_util.keystr(path)
         owner = next(
@@ -168,7 +168,7 @@ def gradient(
     contributes a sum, and the sum of all parts is divided once by their weight.
     """
 
-    def total(params: Params, rows: Batch) -> tuple[Array, LossTerms]:
+    def total(params: Params, rows: Batch):
         terms = loss(merge_params(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
         return terms.total, terms
 
@@ -179,7 +179,7 @@ def gradient(
         terms = jax.tree.map(lambda value: value[None], terms)
     else:
 
-        def add(sums: Params, rows: Batch) -> tuple[Params, LossTerms]:
+        def add(sums: Params, rows: Batch):
             # Tied to its rows, the compute copy is made in this loop; TPUs would make it before the
             # loop and keep all of it. On CPUs a tie costs a copy of the weights.
             gradients, terms = differentiate(*tie_operands("tpu", params, rows))
@@ -209,7 +209,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
         ValueError: `parts` does not divide the rows.
     """
 
-    def split(leaf: Array) -> Array:
+    def split(leaf: Array):
         if leaf.shape[0] % parts:
             raise ValueError(
                 f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch"
@@ -238,7 +238,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
     and numbers that bfloat16 can represent do not change.
     """
 
-    def copy(path: tuple, weights: Array) -> Array:
+    def copy(path: tuple, weights: Array):
         if weights.dtype == jnp.float32 and jnp.dtype(dtype) == jnp.bfloat16:
             return stochastically_rounded(weights, zlib.crc32(jax.tree_util.keystr(path).encode()))
         return weights.astype(dtype) if jnp.issubdtype(weights.dtype, jnp.floating) else weights

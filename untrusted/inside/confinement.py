@@ -154,7 +154,7 @@ def address_space() -> int:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     libc.mmap.restype = ctypes.c_void_p
 
-    def suffices(mebibytes: int) -> bool:
+    def suffices(mebibytes: int):
         resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, limits[1]))
         # Private (2) and anonymous (0x20), without any access.
         page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))

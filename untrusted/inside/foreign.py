@@ -18,7 +18,7 @@ PEERS: list[Peer] = []
 def make_special(name: str) -> Any:
     """Return a special method that the test carries out."""
 
-    def method(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    def method(self: Any, /, *arguments: Any, **keywords: Any):
         return PEERS[0].do("special", self, name, *arguments, **keywords)
 
     return method
@@ -61,7 +61,7 @@ def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
 def function(form: Fields) -> Any:
     """Return a function that calls a function of the test. It can become a method of a class."""
 
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def call(*arguments: Any, **keywords: Any):
         return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
 
     call.__name__, call.__qualname__, call.__doc__ = form["n"], form["q"], form["d"]

@@ -309,7 +309,7 @@ async def drive(awaited: list[Any]) -> Any:
 def special(name: str) -> Callable[..., Any]:
     """Make a special method: it uses the object's plain value if there is one, else the program."""
 
-    def method(self: Any, /, *arguments: Any) -> Any:
+    def method(self: Any, /, *arguments: Any):
         # The program makes texts: a test only shows or formats them.
         content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
         if content is not NOTHING and name in OPERATORS:
@@ -323,7 +323,7 @@ def special(name: str) -> Callable[..., Any]:
 def comparison(name: str) -> Callable[..., Any]:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: Any):
         # two objects of the program
         if is_theirs(other):
             return ask("special", name, self, other)
@@ -347,7 +347,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     """Make an operator. With plain data, its result is an object, or that of the plain types."""
     operator = f"__{name}__"
 
-    def method(self: Any, other: Any, *modulo: Any) -> Any:
+    def method(self: Any, other: Any, *modulo: Any):
         operands = (other, self) if reflected else (self, other)
         result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted.

@@ -51,7 +51,7 @@ def follow_test(source: str) -> None:
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let the program check its objects against protocols, whose methods every handle has."""
 
-    def check(kind: Any, value: Any) -> bool:
+    def check(kind: Any, value: Any):
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
 
     return check
@@ -62,7 +62,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     found = importlib.import_module(module)
     function = getattr(found, name)
 
-    def carry(*arguments: Any, **keywords: Any) -> Any:
+    def carry(*arguments: Any, **keywords: Any):
         if everywhere:
             # Here first, so that an invalid argument is an error of the test.
             function(*arguments, **keywords)
@@ -77,7 +77,7 @@ def follow_mock(kind: Any) -> None:
     """Let `mock.patch` replace attributes of library modules in the program, too."""
     entering = kind.__enter__
 
-    def enter(self: Any) -> Any:
+    def enter(self: Any):
         result, target = entering(self), self.target
         if isinstance(target, types.ModuleType) and is_genuine(target.__name__):
             TestSide.peer.follow(target, self.attribute, self.temp_original)
