@@ -106,8 +106,8 @@ def test_splash_gives_what_attention_in_full_gives(name, length):
 
 @pytest.mark.parametrize("name", ["padded", "packed"])
 def test_splash_in_bfloat16_is_as_near_to_float32_as_attention_in_full(name):
-    """At the size of the 7B model."""
-    arrays, mask = arrays_of(jnp.bfloat16, 256), masks_of(256)[name]
+    """At the size of the 7B model; one row, as the kernel is interpreted program by program."""
+    arrays, mask = arrays_of(jnp.bfloat16, 256, rows=1), masks_of(256, 1)[name]
     exact = with_gradients(attend_in_full, [x.astype(jnp.float32) for x in arrays], mask)
     ours, full = (
         distance(with_gradients(each, arrays, mask), exact)
@@ -153,7 +153,10 @@ def test_a_model_takes_samples_as_a_mask(tiny_model):
     positions = jnp.arange(24)[None].repeat(2, axis=0)
     tokens = positions + 3
     admitted = samples[:, :, None] == samples[:, None, :]
-    ours, theirs = (tiny_model(tokens, mask, positions) for mask in (SampleMask(samples), admitted))
+    forward = nnx.jit(DreamForCausalLM.__call__)
+    ours, theirs = (
+        forward(tiny_model, tokens, mask, positions) for mask in (SampleMask(samples), admitted)
+    )
     np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(ValueError, match="position_ids=None"):
         tiny_model(tokens, SampleMask(samples))

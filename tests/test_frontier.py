@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
-import jax
 import pytest
 
 from experiments.frontier import (
@@ -15,6 +14,7 @@ from experiments.frontier import (
     main,
     undominated,
 )
+from jax_lm.diffusion.sampler import run
 from jax_lm.evaluation.attempts import SANDBOX_ERROR, TOO_LONG, Evaluator
 from jax_lm.inference import DiffuCoderInference
 
@@ -127,7 +127,7 @@ def test_a_timed_frontier_has_tokens_per_second(tmp_path, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(DiffuCoderInference, "decode", recorded)
-    jax.clear_caches()
+    run.parallel.clear_cache()
     main(Arguments(out=tmp_path, timed=True, only=("threshold 0.9",), **SIZE))
     (found,) = json.loads((tmp_path / "frontier.json").read_text())["points"]
     assert any(batch.compile_seconds for batch in made)
