@@ -36,7 +36,7 @@ from builtin_model.rows import (
 from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch
 from jax_lm.host.declared import run_main
-from jax_lm.host.terminal import TERMINATED
+from jax_lm.host.interruption import TERMINATED
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.reports.run_folder import weights_digest
 from jax_lm.tokenizer import (

@@ -24,7 +24,7 @@ from jax_lm.checkpoints.description import complete
 from jax_lm.data.batches import Batch, close_sample, collate
 from jax_lm.data.prompts import read_shipped_tasks
 from jax_lm.host.declared import Positional, run_main
-from jax_lm.host.terminal import TERMINATED
+from jax_lm.host.interruption import TERMINATED
 from jax_lm.inference import BUILTIN_MODEL
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.tokenizer import DiffuCoderTokenizer

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+from jax_lm.models.shapes import SequenceMask, SequenceTokens
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # Sureness below which an answer of the built-in model is doubtful; the model's card says how often
 # that is right.
 BUILTIN_SURENESS = 0.96
-
-
-# Of each column of a row: whether it is one of some columns, and a number.
-Columns = Bool[np.ndarray, "t"]
-Numbers = Int[np.ndarray, "t"]
 
 
 @dataclass(frozen=True)
@@ -164,11 +160,11 @@ class DecidedRow:
         stopped: whether the row ended early, where its holes find their own length; else None.
     """
 
-    holes: Columns
-    numbers: Numbers
-    tokens: Numbers
+    holes: SequenceMask
+    numbers: SequenceTokens
+    tokens: SequenceTokens
     confidence: Float[np.ndarray, "t"]
-    commit_step: Numbers
+    commit_step: SequenceTokens
     count: int | None = None
     stopped: bool | None = None
 
@@ -202,8 +198,8 @@ class DecidedRow:
         tokenizer: DiffuCoderTokenizer,
         number: int,
         step: int,
-        fresh: Columns,
-        masked: Columns,
+        fresh: SequenceMask,
+        masked: SequenceMask,
     ) -> DenoisingEvent:
         """Return the event of this row's newly decided columns.
 

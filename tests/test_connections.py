@@ -19,6 +19,7 @@ from cases.server import call
 from jax_lm.serving.connections import RESERVED, ConnectionLimits, client_of
 from jax_lm.serving.engine import Engine
 from jax_lm.serving.http import HttpServer, ListenOptions
+from jax_lm.serving.queue import JobQueue
 
 HEAD = b"GET /here HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -27,10 +28,10 @@ class Idle(Engine):
     """What a server needs of an engine to stop."""
 
     def __init__(self):
-        self.stopped = threading.Event()
+        self.stopped, self.queue = threading.Event(), JobQueue(1, 1)
 
     def refuse_new(self, grace):
-        self.stopped.set()
+        """Nothing to do: a program that is being compiled goes on, and `stopped` is not set."""
 
     def give_up(self):
         pass
@@ -57,7 +58,7 @@ def listening(**limits):
     limits = ConnectionLimits(
         **{"total": 8, "head_seconds": 0.6, "unread_seconds": 0.6, "idle_seconds": 2} | limits
     )
-    options = ListenOptions(port=0, grace=2.0, connections=limits)
+    options = ListenOptions(port=0, grace=60.0, connections=limits)
     server = HttpServer(application, Idle(), options, lambda *address: addresses.append(address))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -67,6 +68,7 @@ def listening(**limits):
         yield addresses[0], server.connections
     finally:
         server.should_exit = True
+        # far less than the grace: no job is waiting for the engine
         thread.join(10)
         assert not thread.is_alive()
 

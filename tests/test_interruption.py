@@ -1,4 +1,4 @@
-"""Ctrl-C: status 130, one line, nothing left, within two seconds, whatever is running."""
+"""Ctrl-C and SIGTERM: status 130 or 143, one line, nothing left, within two seconds, whatever is running."""
 
 import os
 import signal
@@ -20,7 +20,11 @@ COMMANDS = {
     "sft": ["sft", "--data", "data.jsonl", "--out", "out", "--max-steps", "2000", "--max-length", "256"],
     "tokenize": ["data", "tokenize", "--data", "data.jsonl", "--kind", "conversations", "--model", "model",
                  "--out", "tokens", "--workers", "2", "--num-shards", "64"],
+    "convert": ["convert", "model", "converted", "--quantize", "int8"],
+    "experiment": ["experiment", "--out", "experiment"],
+    "sandbox": ["sandbox", "run", "loop.py", "--tests", "tests.py", "--timeout", "60"],
 }  # fmt: skip
+LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 SECONDS = (0.1, 0.3, 0.6, 1.0, 2.0)
 PATIENCE = 3.0
 """Seconds from the interrupt to the end: two, and one more for a machine that others use."""
@@ -38,7 +42,7 @@ def environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": "", "NO_COLOR": "1"}
 
 
-def interrupted(words, seconds, folder):
+def interrupted(words, seconds, folder, number):
     """Status, standard error and seconds from the interrupt to the end, of a command interrupted
     after so long.
     """
@@ -48,8 +52,8 @@ def interrupted(words, seconds, folder):
     )  # fmt: skip
     time.sleep(seconds + interpreter_seconds())
     start = time.perf_counter()
-    # A terminal tells the whole group.
-    os.killpg(process.pid, signal.SIGINT)
+    # A terminal tells the whole group, and so does `timeout`.
+    os.killpg(process.pid, number)
     try:
         _, err = process.communicate(timeout=30)
     finally:
@@ -95,44 +99,47 @@ def folder(tmp_path, builtin_folder):
     row = '{"prompt": "Write a function that adds two numbers.", "response": "def add(a, b):\\n    return a + b"}\n'
     (tmp_path / "data.jsonl").write_text(row * 30_000)
     (tmp_path / "model").symlink_to(builtin_folder)
+    (tmp_path / "loop.py").write_text("while True: pass\n")
+    (tmp_path / "tests.py").write_text("assert True\n")
     return tmp_path
 
 
 def leftovers(folder):
     """What is half-written: names that begin with a dot, and unfinished shards."""
     return [
-        path
-        for path in folder.rglob("*")
-        if path.name.startswith(".") or path.name.endswith(".tmp")
+        path for path in folder.rglob("*") if path.name.startswith(".") and path.name != ".lock"
     ]
 
 
-def check(name, seconds, folder):
+def check(name, seconds, folder, number):
     words = [sys.executable, "-m", "jax_lm", *COMMANDS[name]]
-    status, err, waited = interrupted(words, seconds, folder)
+    status, err, waited = interrupted(words, seconds, folder, number)
     for more in range(1, 6):
         # On a busy machine Python itself may still be starting, before any line of ours: nobody can
         # guard that.
-        if not (status == -signal.SIGINT and f"{os.sep}jax_lm{os.sep}" not in err):
+        if not (status == -number and f"{os.sep}jax_lm{os.sep}" not in err):
             break
-        status, err, waited = interrupted(words, seconds + 0.1 * more, folder)
-    assert status == 130, err
+        status, err, waited = interrupted(words, seconds + 0.1 * more, folder, number)
+    assert status == 128 + number, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "interrupted"
-    assert err.count("interrupted") == 1
+    assert err.splitlines()[-1] == LINES[number]
+    assert err.count(LINES[number]) == 1
     assert waited < PATIENCE
     assert leftovers(folder) == []
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("generate", 0.1), ("generate", 2.0)])
-def test_an_interrupted_command(name, seconds, folder):
-    check(name, seconds, folder)
+@pytest.mark.parametrize(
+    ("seconds", "number"), [(0.1, signal.SIGINT), (2.0, signal.SIGINT), (2.0, signal.SIGTERM)]
+)
+def test_an_interrupted_command(seconds, number, folder):
+    check("generate", seconds, folder, number)
 
 
+@pytest.mark.parametrize("number", LINES)
 @pytest.mark.parametrize("seconds", SECONDS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_at_every_moment(name, seconds, folder, for_release):
-    check(name, seconds, folder)
+def test_every_command_at_every_moment(name, seconds, number, folder, for_release):
+    check(name, seconds, folder, number)
 
 
 DEAF = """
@@ -151,11 +158,12 @@ with interruption.interruptible(), interruption.remove_on_exit(Path("half")) as 
     "body",
     [
         "__import__('hashlib').pbkdf2_hmac('sha256', b'x', b'y', 10**9)",
-        "for _ in range(10**9):\n        try: __import__('time').sleep(20)\n        except KeyboardInterrupt: pass",
+        "for _ in range(10**9):\n        try: __import__('time').sleep(20)\n        except BaseException: pass",
     ],
     ids=["below Python", "swallowed"],
 )
-def test_what_does_not_hear_is_ended_and_its_leftovers_removed(tmp_path, body):
+@pytest.mark.parametrize("number", LINES)
+def test_what_does_not_hear_is_ended_and_its_leftovers_removed(tmp_path, body, number):
     code = DEAF.replace("{body}", body)
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -166,9 +174,9 @@ def test_what_does_not_hear_is_ended_and_its_leftovers_removed(tmp_path, body):
     # Until the line after that is running.
     time.sleep(0.5)
     start = time.perf_counter()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "interrupted\n")
+    assert (process.returncode, err) == (128 + number, f"{LINES[number]}\n")
     assert time.perf_counter() - start < PATIENCE
     assert list(tmp_path.iterdir()) == []
 
@@ -200,6 +208,42 @@ with interruption.interruptible(), interruption.suspend_deadline():
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode != 0
+
+
+CONVERSATION = """
+from jax_lm.host import interruption, terminal
+interruption.watch_interrupts()
+def converse():
+    import time
+    with interruption.suspend_deadline():
+        while True:
+            try:
+                print("ready", flush=True)
+                {body}
+            except KeyboardInterrupt:
+                interruption.mark_handled()
+raise SystemExit(terminal.run_guarded(converse, debug=False))
+"""
+
+
+@pytest.mark.parametrize(
+    "body", ["time.sleep(30)", "__import__('hashlib').pbkdf2_hmac('sha256', b'x', b'y', 10**9)"]
+)
+def test_sigterm_ends_what_forgives_ctrl_c(body):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONVERSATION.replace("{body}", body)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    start = time.perf_counter()
+    process.terminate()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (143, "terminated\n")
+    assert time.perf_counter() - start < PATIENCE
 
 
 def test_unfinished_things_go_when_the_block_ends(tmp_path):

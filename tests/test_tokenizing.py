@@ -189,7 +189,7 @@ def test_killed_run_is_finished_to_the_byte(folder, tmp_path):
         assert not any(is_running(worker) for worker in workers)
     assert 4 <= len(list(out.glob("0*.json"))) < 12
     assert not (out / "dataset.json").exists()
-    (out / "000011.tokens.1.tmp").write_bytes(b"left")
+    (out / ".000011.tokens.1.0123abcd").write_bytes(b"left")
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("0*.json")}
     assert main(command(tmp_path, out, "large.jsonl", **options)) == 0
     assert main(command(tmp_path, undisturbed, "large.jsonl", **options)) == 0

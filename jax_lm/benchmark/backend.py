@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from jax_lm.benchmark.machine import PeakMemory
 from jax_lm.benchmark.settings import Cell
@@ -24,13 +24,13 @@ from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler, restrict_options
 from jax_lm.models.dream import DreamForCausalLM, nest, parameter_shapes
 from jax_lm.models.graph import split_model
+from jax_lm.models.shapes import HostTokens
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.results import tied_share
 from jax_lm.sharding import on_mesh
 
 Arrays = dict[str, Array]
 # Token ids of rows.
-Ids = Int[np.ndarray, "b t"]
 # Arrays by the name of a module or of an output.
 Tensors = Mapping[str, np.ndarray]
 
@@ -82,7 +82,7 @@ def random_model(
     return model
 
 
-def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> Ids:
+def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -> HostTokens:
     """Draw random token ids; none is MASK."""
     ids = np.random.default_rng(seed).integers(
         0, config.vocab_size - 1, (batch, length), dtype=np.int32
@@ -94,7 +94,7 @@ def random_prompts(config: DreamConfig, batch: int, length: int, *, seed: int) -
     return ids
 
 
-def pad_canvas(prompts: Ids, new_tokens: int) -> Canvas:
+def pad_canvas(prompts: HostTokens, new_tokens: int) -> Canvas:
     """Return a canvas of prompts of one length, each followed by a hole.
 
     It is padded on the left, to the width to which `inference` pads requests.
@@ -185,11 +185,11 @@ class JaxBackend:
         jax.block_until_ready(sampler.params)
         return cls(sampler)
 
-    def forward(self, ids: Ids) -> None:
+    def forward(self, ids: HostTokens) -> None:
         """Run one forward pass with the logits of every position, and wait for it."""
         self.sampler.forward(jnp.asarray(ids)).block_until_ready()
 
-    def generate(self, prompts: Ids, options: GenerationOptions) -> Answers:
+    def generate(self, prompts: HostTokens, options: GenerationOptions) -> Answers:
         """Answer prompts from seed 0.
 
         No token ends an answer early, so the work is the same for every prompt.

@@ -212,7 +212,7 @@ class ExperimentSteps:
                     (batch,), width, 3 * self.settings.repeats
                 ).values()
                 row["seconds"] = figures["avg_time_seconds"]
-                row["tokens_per_second"] = batch * width / row["seconds"]
+                row["tokens_per_second"] = figures["throughput_tokens_per_second"]
             # A larger batch would not fit either.
             if "out_of_memory" in row:
                 break

@@ -106,12 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
 def entry() -> NoReturn:
     """Run the command line and end the process.
 
-    After Ctrl-C the process exits at once, because a normal interpreter exit would crash while
+    After Ctrl-C or SIGTERM the process exits at once, because a normal interpreter exit would crash while
     XLA's threads still compute.
     """
     interruption.watch_interrupts()
     status = main()
-    if status == terminal.INTERRUPTED:
+    if status - 128 in interruption.ENDINGS:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

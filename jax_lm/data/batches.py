@@ -12,7 +12,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+
+from jax_lm.models.shapes import HostMask, HostTokens
 
 # Rows that packing fills at the same time. More rows waste fewer tokens, but packing takes longer.
 OPEN_ROWS = 64
@@ -90,9 +92,9 @@ class Batch(NamedTuple):
         drawn: levels and weights if the canvas is already masked; None if the step draws the masks.
     """
 
-    tokens: Int[np.ndarray, "b t"]
-    canvas: Bool[np.ndarray, "b t"]
-    samples: Int[np.ndarray, "b t"]
+    tokens: HostTokens
+    canvas: HostMask
+    samples: HostTokens
     openness: Float[np.ndarray, "b"] | None
     drawn: DrawnMasks | None = None
 

@@ -29,16 +29,16 @@ from jax_lm.data.columns import PLAIN_FORM, Columns, ConversationForm
 from jax_lm.data.conversations import NAMED, convert_lines, rows_reader
 from jax_lm.data.sources import Source
 from jax_lm.data.token_shards import DATASET, DONE, FORMAT, INDEX, TOKENS, Kind, combine_digests
-from jax_lm.host.files import output_folder
-from jax_lm.host.interruption import discard_unfinished, remove_on_exit
+from jax_lm.host.files import atomic_write, output_folder
+from jax_lm.host.interruption import discard_unfinished
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
 logger = logging.getLogger(__name__)
 
 # Settings of the shards in the folder; written before the first shard.
 PLAN = "plan.json"
-# Suffix of files that are being written.
-HALF_WRITTEN = ".tmp"
+# Names of files that are being written, as `atomic_write` makes them.
+HALF_WRITTEN = ".*.*.*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     parts = job.source.parts
     output_folder(out)
     check_plan(job.plan(), out)
-    for path in out.glob(f"*{HALF_WRITTEN}"):
+    for path in out.glob(HALF_WRITTEN):
         path.unlink()
     missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
     # write the missing shards
@@ -160,15 +160,19 @@ def open_pool(count: int) -> Iterator[Callable]:
 
 
 def end_with_parent() -> None:
-    """End this process once its parent has ended, even by SIGKILL."""
+    """End this process once its parent has ended, even by SIGKILL, or after SIGTERM."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch():
-        parent.join()
+    def leave(*_: object):
         discard_unfinished()
         os._exit(1)
 
+    def watch():
+        parent.join()
+        leave()
+
+    signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -212,14 +216,10 @@ def write_shard(job: Tokenization, out: Path, part: int) -> Fields:
 @contextmanager
 def open_synced(path: Path) -> Iterator[BinaryIO]:
     """Open a file to be written atomically: at the end of the block it is complete and on disk."""
-    # The name contains the process id: a worker of an earlier run that is still ending may write
-    # the same file.
-    half = path.with_name(f"{path.name}.{os.getpid()}{HALF_WRITTEN}")
-    with remove_on_exit(half), half.open("wb") as file:
+    with atomic_write(path) as half, half.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        half.replace(path)
 
 
 def write_synced(path: Path, content: bytes) -> None:

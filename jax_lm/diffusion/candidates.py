@@ -162,8 +162,7 @@ class TokenLogProbs(NamedTuple):
         cls, logits: RowLogits, tokens: RowIds, count: int, excluded_id: int | None
     ) -> "TokenLogProbs":
         """Compute the log-probabilities of logits and of the tokens drawn from them."""
-        if excluded_id is not None:
-            logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+        logits = exclude(logits, excluded_id)
         log_total = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True)
         values, ids = largest(logits, count)
         chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)
@@ -240,10 +239,7 @@ def filtered(
     """
     if top_k is None and params.top_k is not None:
         raise ValueError("params.top_k: needs a static top_k")
-    if excluded_id is not None:
-        # Not `.at[].set`: for that, XLA's CPU compiler copies all logits, once per operation that
-        # reads them.
-        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    logits = exclude(logits, excluded_id)
     # At temperature 0 the filters act as at temperature 1.
     scale = 1 / jnp.where(params.temperature > 0, params.temperature, 1.0)
     # whole vocabulary: candidates are found without a sort (`nucleus`)
@@ -287,14 +283,21 @@ def in_nucleus(
     return before <= top_p
 
 
+def exclude(logits: RowLogits, token_id: int | None) -> RowLogits:
+    """Give a token no probability; None excludes none."""
+    if token_id is None:
+        return logits
+    # Not `.at[].set`: for that, XLA's CPU compiler copies all logits, once per operation that
+    # reads them.
+    return jnp.where(jnp.arange(logits.shape[-1]) == token_id, -jnp.inf, logits)
+
+
 def row_entropy(logits: RowLogits, excluded_id: int | None = None) -> RowScores:
     """Compute the entropy of the model's distribution at each position, in nats.
 
     Neither temperature nor filters apply; `excluded_id` is no outcome.
     """
-    logits = logits.astype(jnp.float32)
-    if excluded_id is not None:
-        logits = jnp.where(jnp.arange(logits.shape[-1]) == excluded_id, -jnp.inf, logits)
+    logits = exclude(logits.astype(jnp.float32), excluded_id)
     # With weights w = exp(l - max l): H = log sum w - sum w log w / sum w.
     shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(shifted)

@@ -220,21 +220,21 @@ def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]
     last = jax.lax.cummax(jnp.where(is_clear, columns, -1), axis=1)
     ended = state.masked & (last >= canvas.hole_starts)
     stops = jnp.take_along_axis(state.tokens, jnp.maximum(last, 0), axis=1)
-    return state._replace(
-        tokens=jnp.where(ended, stops, state.tokens),
-        masked=state.masked & ~ended,
-        commit_step=jnp.where(ended, state.step, state.commit_step),
-    )
+    return fill_masks(state, ended, stops)
 
 
 def close_rows(state: SamplerState, is_over: Bool[np.ndarray, "b"], stop_id: int) -> SamplerState:
     """Fill the remaining masks of the rows that are over with a stop token; nothing reads them."""
     # [a, b, M, M] that is over -> [a, b, S, S]
-    closed = state.masked & jnp.asarray(is_over)[:, None]
+    return fill_masks(state, state.masked & jnp.asarray(is_over)[:, None], stop_id)
+
+
+def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> SamplerState:
+    """Replace masks by tokens, as the current step."""
     return state._replace(
-        tokens=jnp.where(closed, stop_id, state.tokens),
-        masked=state.masked & ~closed,
-        commit_step=jnp.where(closed, state.step, state.commit_step),
+        tokens=jnp.where(masks, tokens, state.tokens),
+        masked=state.masked & ~masks,
+        commit_step=jnp.where(masks, state.step, state.commit_step),
     )
 
 

@@ -23,7 +23,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
@@ -32,6 +32,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, write_whole
 from jax_lm.inference import DiffuCoderInference
+from jax_lm.models.shapes import SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
 from jax_lm.reports.document import Section
@@ -41,7 +42,6 @@ from jax_lm.templates import Template
 from untrusted.results import Executor
 
 # An order: the positions, by the step at which each was decided.
-Positions = Int[np.ndarray, "t"]
 
 # Decides the first position in the order at each step, see `measured_options`.
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=WHOLE_CANVAS)
@@ -306,7 +306,7 @@ def mean(values: Iterable[float]) -> float | None:
     return round(float(np.mean(counted)), 4) if counted else None
 
 
-def trace_order(trace: Row) -> Positions:
+def trace_order(trace: Row) -> SequenceTokens:
     """Return the positions, sorted by the step at which each was decided.
 
     Positions of one step, whose order the paper leaves open, are sorted by confidence, highest
@@ -319,7 +319,7 @@ def trace_order(trace: Row) -> Positions:
     return np.lexsort((np.arange(len(steps)), -confidence, steps))
 
 
-def local_ar_ness(order: Positions, k: int) -> float:
+def local_ar_ness(order: SequenceTokens, k: int) -> float:
     """Compute local AR-ness@k: how often the previous k steps decided the k positions to the left.
 
     Their order does not matter. The mean is over the steps t > k, so that decoding from left to
@@ -335,7 +335,7 @@ def local_ar_ness(order: Positions, k: int) -> float:
     return float(np.mean(np.all(before == now - np.arange(k, 0, -1), axis=1)))
 
 
-def global_ar_ness(order: Positions, k: int) -> float:
+def global_ar_ness(order: SequenceTokens, k: int) -> float:
     """Compute global AR-ness@k: how often the position was one of the k leftmost masked ones."""
     # The masked positions to the left of the decided one are smaller and come later in the order.
     # order [1, 0, 2] -> [1, 0, 0]: with k=1, two of three count
@@ -347,7 +347,7 @@ def global_ar_ness(order: Positions, k: int) -> float:
 AR_NESS = (("local", local_ar_ness, range(1, 10)), ("global", global_ar_ness, range(1, 5)))
 
 
-def heat_map(orders: list[Positions], cells: int = 64) -> Float[np.ndarray, "s p"]:
+def heat_map(orders: list[SequenceTokens], cells: int = 64) -> Float[np.ndarray, "s p"]:
     """Compute a histogram of the decided positions (columns) by step (rows).
 
     Steps and positions are binned into at most `cells` rows and columns. Each row sums to 1. All

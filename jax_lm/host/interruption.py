@@ -1,8 +1,8 @@
-"""Handling of Ctrl-C: a command ends within two seconds and leaves no partial files.
+"""Handling of Ctrl-C and SIGTERM: a command ends within two seconds and leaves no partial files.
 
 Python delivers an interrupt to the main thread between two bytecodes. It cannot do so while XLA
 compiles or a fused loop runs, and an interrupt during a callback or an import may be lost. So a
-thread watches for the signal itself, through `signal.set_wakeup_fd`. If the command has not ended
+thread watches for the signals itself, through `signal.set_wakeup_fd`. If the command has not ended
 after `GRACE` seconds, the thread removes unfinished files and ends the process.
 
 This module must be imported before all others, so it imports nothing that takes time.
@@ -21,8 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-# Exit status after an interrupt: 128 + SIGINT.
-INTERRUPTED = 130
+# Exit status after SIGTERM: as shells count, 128 and the number of the signal.
+TERMINATED = 143
+# The signals that end a command, and the line that it prints. Both are an "interrupt" below.
+ENDINGS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 # Seconds that a command may take to end by itself after an interrupt.
 GRACE = 1.2
 # File name of the frames of a running import.
@@ -34,6 +36,8 @@ HANDLED = b"\0"
 wakeup_fd: int | None = None
 # Seconds until the process is ended after an interrupt; None is no limit.
 grace: float | None = GRACE
+# Signal of the last interrupt.
+received: int = signal.SIGINT
 # Seconds after which an interrupt that was raised, but not handled, is raised again.
 RETRY = 2.0
 # Whether KeyboardInterrupt was raised and `mark_handled` has not been called since.
@@ -71,30 +75,38 @@ def discard_unfinished() -> None:
         remove(path)
 
 
-def exit_now(signum: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
-    """End the process at once with status 130 and the line "interrupted". A signal handler."""
+class Terminated(BaseException):
+    """Raised by SIGTERM."""
+
+
+def exit_now(signum: int, frame: FrameType | None = None) -> NoReturn:
+    """End the process at once with its status and line. A signal handler."""
     discard_unfinished()
     # A progress bar hides the cursor.
-    os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
-    os._exit(INTERRUPTED)
+    line = f"{SHOW_CURSOR if os.isatty(2) else ''}{ENDINGS[signum]}\n"
+    os.write(2, line.encode())
+    os._exit(128 + signum)
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt. A signal handler.
+    """Raise KeyboardInterrupt, or Terminated after SIGTERM. A signal handler.
 
     During an import the process ends at once: a half-imported extension module would crash later.
     """
     while frame is not None:
         if frame.f_code.co_filename == IMPORTING:
-            exit_now()
+            exit_now(signum)
         frame = frame.f_back
-    global is_raised
+    global is_raised, received
+    received = signum
+    if signum == signal.SIGTERM:
+        raise Terminated
     is_raised = True
     raise KeyboardInterrupt
 
 
 def watch_interrupts() -> None:
-    """Start the watching thread, and let Ctrl-C end the process at once until `interruptible`.
+    """Start the watching thread, and let interrupts end the process at once until `interruptible`.
 
     This must be called before any slow import.
     """
@@ -103,7 +115,7 @@ def watch_interrupts() -> None:
     global wakeup_fd
     read_fd, wakeup_fd = os.pipe()
     os.set_blocking(wakeup_fd, False)
-    signal.signal(signal.SIGINT, exit_now)
+    set_handlers(exit_now)
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     threading.Thread(
         target=wait_for_interrupts, args=(read_fd,), name="interruption", daemon=True
@@ -111,26 +123,33 @@ def watch_interrupts() -> None:
     # Python would print a traceback for an interrupt inside a destructor, a callback or a thread.
     unraisable = sys.unraisablehook
     in_thread = threading.excepthook
-    sys.unraisablehook = lambda a: None if a.exc_type is KeyboardInterrupt else unraisable(a)
-    threading.excepthook = lambda a: None if a.exc_type is KeyboardInterrupt else in_thread(a)
+    raised = KeyboardInterrupt, Terminated
+    sys.unraisablehook = lambda a: None if a.exc_type in raised else unraisable(a)
+    threading.excepthook = lambda a: None if a.exc_type in raised else in_thread(a)
+
+
+def set_handlers(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Install the handler of the signals that end a command."""
+    for number in ENDINGS:
+        signal.signal(number, handler)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt inside the block, so that commands can clean up."""
+    """Let interrupts raise an exception inside the block, so that commands can clean up."""
     if signal.getsignal(signal.SIGINT) is not exit_now:
         yield
         return
-    signal.signal(signal.SIGINT, interrupt)
+    set_handlers(interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, exit_now)
+        set_handlers(exit_now)
 
 
 @contextmanager
 def suspend_deadline() -> Iterator[None]:
-    """Let the block handle interrupts without a deadline.
+    """Let the block handle Ctrl-C without a deadline.
 
     The block calls `mark_handled` when it has handled one. A second interrupt before that ends the
     process.
@@ -185,17 +204,22 @@ def wait_for_interrupts(read_fd: int) -> NoReturn:
         for number, answer in list(answers.items()):
             if number in signals:
                 answer()
-        # A server installs another handler, which finishes the requests in flight.
-        if signal.SIGINT in signals and signal.getsignal(signal.SIGINT) in (exit_now, interrupt):
-            # Nothing within the deadline, or a second interrupt instead of `mark_handled`.
-            ready = None
-            while not ready:
-                was_raised = is_raised
-                patience = RETRY if grace is None else grace
-                ready, _, _ = select.select([read_fd], [], [], patience)
-                if grace is not None:
-                    break
-                if was_raised and is_raised and not ready:
-                    raise_again()
-            if not ready or HANDLED not in os.read(read_fd, 64):
-                exit_now()
+        for number in ENDINGS:
+            # A server and a training install other handlers, which finish what is in flight.
+            if number in signals and signal.getsignal(number) in (exit_now, interrupt):
+                await_end(read_fd, number)
+
+
+def await_end(read_fd: int, number: int) -> None:
+    """End the process if an interrupt is not handled: within the deadline, or before a second one."""
+    ready = None
+    while not ready:
+        was_raised = is_raised
+        limit = GRACE if number == signal.SIGTERM else grace
+        ready, _, _ = select.select([read_fd], [], [], limit or RETRY)
+        if limit is not None:
+            break
+        if was_raised and is_raised and not ready:
+            raise_again()
+    if not ready or HANDLED not in os.read(read_fd, 64):
+        exit_now(number)

@@ -28,12 +28,10 @@ from rich.progress import (
 )
 
 from jax_lm.host import interruption
-from jax_lm.host.interruption import INTERRUPTED
 from untrusted.printable import printable
 
-# Exit statuses: wrong input, and 128 + SIGTERM.
+# Exit status after wrong input.
 USAGE_ERROR = 2
-TERMINATED = 143
 
 
 # Seconds of silence before the first line of progress off a terminal, and between two lines.
@@ -192,7 +190,7 @@ def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
     """Run a command, and turn expected errors into one line on standard error and an exit status.
 
     Wrong input (ValueError, OSError), a full disk and a missing package exit with status 2, Ctrl-C
-    with 130. Other exceptions are bugs, and propagate with their traceback.
+    with 130, SIGTERM with 143. Other exceptions are bugs, and propagate with their traceback.
 
     Args:
         command: returns the exit status.
@@ -201,9 +199,9 @@ def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
     try:
         with interruption.interruptible():
             return command()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+    except (KeyboardInterrupt, interruption.Terminated):
+        say(interruption.ENDINGS[interruption.received])
+        return 128 + interruption.received
     except BrokenPipeError:
         # The reader of our output has exited. Standard output is redirected, because flushing it at
         # exit would raise the error again.

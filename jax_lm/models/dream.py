@@ -43,11 +43,11 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import ScalarInt
+from jax_lm.models.shapes import Mask, ScalarInt, Tokens
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
-AttentionMask = Bool[Array, "b t"] | Int[Array, "b t"] | Bool[Array, "b t s"] | SampleMask
+AttentionMask = Mask | Tokens | Bool[Array, "b t s"] | SampleMask
 
 
 class DreamModel(nnx.Module):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jax_lm.host.interruption import Terminated
 from jax_lm.host.terminal import Report
 from jax_lm.reports.run_folder import Record, RunLog
 
@@ -128,7 +129,7 @@ class Steps(RunLog):
             state = LEFT_OUT
             row = {}
             reason = str(error)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run

@@ -135,7 +135,7 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.engine.refuse_new(self.options.engine)
-        while not (self.engine.stopped.is_set() or self.force_exit):
+        while self.engine.queue.jobs and not (self.engine.stopped.is_set() or self.force_exit):
             if loop.time() - begun >= self.options.http:
                 break
             await asyncio.sleep(0.05)

@@ -16,7 +16,14 @@ from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, aligned_blocks
 from jax_lm.diffusion.state import NEVER, SamplerState
 from jax_lm.models.shapes import SequenceMask, SequenceTokens
-from jax_lm.options import ACTIVE_BLOCKS, BLOCK_LENGTH, P2, GenerationOptions, require_only
+from jax_lm.options import (
+    ACTIVE_BLOCKS,
+    BLOCK_LENGTH,
+    P2,
+    WITHOUT_REFRESHES,
+    GenerationOptions,
+    require_only,
+)
 
 # Maximum number of candidates per position, as in the published sampler. It is part of a shape, so
 # it is the same for all sequences.
@@ -26,15 +33,9 @@ TOP_K = 50
 # reports.
 TOP_LOGPROBS = 20
 
-# Options and settings of decoding that are part of the compiled program, with the value that all
-# sequences of a batch must have.
+# Options that are part of the compiled program, with the value that all sequences of a batch must
+# have; the settings of refreshes are too.
 SAME_OPTIONS = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
-SAME_SETTINGS = {
-    "refresh_every": 1,
-    "refresh_steps": None,
-    "freeze_prompt": False,
-    "first_token": "rule",
-}
 IN_A_BATCH = "for sequences of a batch"
 
 
@@ -121,7 +122,7 @@ class Sequence:
             if getattr(options, name) == value:
                 raise ValueError(f"{name}={value!r}: not {IN_A_BATCH}")
         require_only(options, SAME_OPTIONS, IN_A_BATCH)
-        require_only(decoding, SAME_SETTINGS, IN_A_BATCH)
+        require_only(decoding, WITHOUT_REFRESHES, IN_A_BATCH)
         # settings that depend on each other
         steps, cache, commit = options.steps, decoding.cache, decoding.commit
         if cache not in ("none", "window") and not self.is_left_to_right:

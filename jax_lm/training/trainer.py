@@ -404,7 +404,7 @@ class Trainer:
         interruption.discard_unfinished()
         where = f"with a checkpoint of step {self.saved}" if self.saved else "before a checkpoint"
         logger.warning("stopped %s; the same command continues the run in %s", where, self.out)
-        os._exit(terminal.TERMINATED)
+        os._exit(interruption.TERMINATED)
 
     def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
         """Write a checkpoint of the current state."""

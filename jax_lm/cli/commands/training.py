@@ -15,7 +15,7 @@ from jax_lm.config import Fields
 from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
-from jax_lm.host import distributed, terminal
+from jax_lm.host import distributed, interruption, terminal
 from jax_lm.host.files import require_new, require_writable
 from jax_lm.model_source import find_model, is_instruct
 from jax_lm.models import lora
@@ -252,7 +252,7 @@ def finish(target: TrainedModel, model: DreamForCausalLM, *, finished: bool) -> 
     """
     if not finished:
         print(f"stopped with a checkpoint; the same command continues the run in {target.out}")
-        return terminal.TERMINATED
+        return interruption.TERMINATED
     target.save(model)
     if distributed.is_first():
         print(f"wrote {target.folder}")
