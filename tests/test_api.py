@@ -63,6 +63,7 @@ def test_models(client):
     # Of 128 columns one at least is the prompt's.
     assert (model.max_tokens, model.max_model_len, model.context_length) == (80, 96, 96)
     assert client.models.retrieve("tiny").id == "tiny"
+    assert client.get("models/", cast_to=dict)["data"][0]["id"] == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
@@ -719,6 +720,23 @@ def test_responses(client, address):
         assert (status, answer["error"]["param"]) == (400, param)
 
 
+def test_gaps_of_mistral_have_log_probabilities_but_no_echo(address):
+    body = {"prompt": PROMPT, "suffix": "\n", "logprobs": 0, **COMPLETION}
+    answer = call(address, "POST", "/v1/fim/completions", body)[2]
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert len(content) == answer["usage"]["completion_tokens"]
+    assert [each["top_logprobs"] for each in content] == [[]] * len(content)
+    status, _, answer = call(address, "POST", "/v1/fim/completions", body | {"echo": True})
+    assert (status, answer["error"]["message"]) == (400, "echo=True: must be False")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill"])
+def test_a_time_limit_may_be_as_long_as_one_likes(address, path):
+    body = {"prompt": PROMPT, "n_predict": 2, "t_max_predict_ms": 10**400}
+    status, _, answer = call(address, "POST", path, body)
+    assert (status, answer["tokens_predicted"]) == (200, 2)
+
+
 def test_tokens_of_texts_and_texts_of_tokens(address, engine):
     ids = engine.tokenizer.encode_plain("x = 1<|im_end|>")
     fields = {"prompt": "x = 1<|im_end|>", "return_token_strs": True}
@@ -735,9 +753,11 @@ def test_tokens_of_texts_and_texts_of_tokens(address, engine):
     for path, wrong, param in (
         ("/detokenize", {"tokens": [engine.tokenizer.vocab_size]}, "tokens"),
         ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
+        ("/detokenize", {"tokens": ids, "model": "other"}, "model"),
     ):
         status, _, answer = call(address, "POST", path, wrong)
-        assert (status, answer["error"]["param"]) == (400, param)
+        assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param)
     assert call(address, "GET", "/tokenizer_info")[2]["eos_token"] == engine.tokenizer.special.end
     assert call(address, "GET", "/version")[2] == {"version": version("jax-diffucoder")}
 

@@ -136,6 +136,10 @@ def test_a_schema_is_kept_to():
         assert grammar.completion(wrong) is None
 
 
+EMPTY = ("anyOf", "enum", "oneOf", "type")
+MISSING = "'required' must list names of 'properties'"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -150,6 +154,13 @@ def test_a_schema_is_kept_to():
         ),
         ('json_schema:{"anyOf": [{"type": "null"}, {"not": {}}]}', "'not' is not supported"),
         ('json_schema:{"type": "frog"}', "Unsupported type: frog"),
+        *((f'json_schema:{{"{name}": []}}', f"{name!r} must not be empty") for name in EMPTY),
+        ('json_schema:{"required": "a", "properties": {"a": {}}}', MISSING),
+        ('json_schema:{"properties": {"a": {}}, "required": ["a", {}]}', MISSING),
+        ('json_schema:{"type": "object", "required": ["a"]}', MISSING),
+        ('json_schema:{"const": "\\ud800"}', "Expected a valid JSON string."),
+        ('json_schema:{"enum": [Infinity]}', "Expected a valid JSON string."),
+        ("json_schema:" + '{"items": ' * 200 + "{}" + "}" * 200, "Expected a valid JSON string."),
         ("json_schema:" + "[" * 15_000, "json_schema: not JSON"),
         ("regex:" + "a" * 20_001, "20001 characters, at most 20000"),
         ("pascal", "must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA"),

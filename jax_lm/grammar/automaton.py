@@ -43,7 +43,7 @@ def main(kind: str, text: str) -> None:
         # The library drops the moves of a final state: with `0(\.5)?` it accepts only `0`. So a
         # zero byte marks the end, and no state before it is final.
         index = library.Index(rf"(?:{text})\x00", vocabulary)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         refuse(" ".join(str(error).split())[:200])
     # a state is an end if the end byte (0) leads to a final state
     final = set(index.get_final_states())

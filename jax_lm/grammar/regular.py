@@ -215,6 +215,9 @@ def require_supported(schema: Any) -> None:
                 f"json_schema: {name[:60]!r} is not supported; leave it out, or express it with "
                 f"{SUPPORTED_WORDS}"
             )
+        # the expression of an empty list would be the empty text, which is no JSON
+        if value == [] and name in ("anyOf", "enum", "oneOf", "type"):
+            raise ValueError(f"json_schema: {name!r} must not be empty")
         # schemas inside this one
         parts: list[Any] = []
         if name in NAMED_PARTS:
@@ -225,6 +228,10 @@ def require_supported(schema: Any) -> None:
             parts = [value]
         for part in parts:
             require_supported(part)
+    # an expression has no other properties
+    required, known = schema.get("required", []), [*schema.get("properties", ())]
+    if not (isinstance(required, list) and all(each in known for each in required)):
+        raise ValueError("json_schema: 'required' must list names of 'properties'")
 
 
 # Returns the grammar of an expression or a schema; the last eight are cached.

@@ -94,10 +94,10 @@ class Server:
         # holes that find their length are filled without a cache
         if is_gap and self.engine.inference.sampler.growth and body.growth != "off":
             defaults["preset"] = "exact"
-        _, preset = self.find(body.model, param="model")
+        _, preset = self.find(body.model)
         return defaults | ({"preset": preset} if preset else {})
 
-    def find(self, name: str | None, param: str | None = None) -> tuple[str, str]:
+    def find(self, name: str | None) -> tuple[str, str]:
         """Return the adapter and the preset that a name selects, both empty by default.
 
         Raises:
@@ -112,7 +112,7 @@ class Server:
             message = f"model={name!r}: this server offers {', '.join(map(repr, offered))}"
             if self.presets:
                 message += f", also with {', '.join(f'@{each}' for each in self.presets)}"
-            raise Refusal(404, message, param=param, code="model_not_found")
+            raise Refusal(404, message, param="model", code="model_not_found")
         return model if model in self.settings.adapters else "", preset
 
     def gaps(self, body: schemas.DecodingBody) -> list[Gap]:
@@ -167,9 +167,7 @@ class Server:
         )
         return [replace(request, index=index) for index in range(body.choices)]
 
-    async def submit(
-        self, answer_format: AnswerFormat, stream: EventStream, http: Request
-    ) -> list[Job]:
+    async def submit(self, answer_format: AnswerFormat, stream: EventStream, http: Request) -> None:
         """Encode the texts of a request and submit it to the engine.
 
         This runs on a thread, because a long text takes seconds to encode.
@@ -191,7 +189,7 @@ class Server:
                 ]
                 answer_format.begin(gaps, requests)
                 seconds = min(body.seconds, deadline - time.monotonic())
-                submitted = self.engine.submit(requests, stream.listen, seconds)
+                stream.jobs = self.engine.submit(requests, stream.listen, seconds)
             except ValueError as error:
                 raise invalid(error, body) from error
             except TimeoutError as error:
@@ -199,17 +197,17 @@ class Server:
             if self.settings.logs_prompts:
                 prompts = [self.tokenizer.decode(request.before) for request in requests]
                 self.log_texts(prompts, "prompts", http)
-            return submitted
 
         try:
             if body.is_slow:
-                return await self.prepare_in_turn(prepare, http)
-            return await asyncio.to_thread(prepare)
+                await self.prepare_in_turn(prepare, http)
+            else:
+                await asyncio.to_thread(prepare)
         except ModuleNotFoundError as error:
             message = f"{body.grammar_field}: this server lacks {error.name}"
             raise Refusal(501, message, code="not_installed") from error
 
-    async def prepare_in_turn(self, prepare: Callable[[], list[Job]], http: Request) -> list[Job]:
+    async def prepare_in_turn(self, prepare: Callable[[], None], http: Request) -> None:
         """Prepare a slow request on a thread, after earlier slow requests.
 
         Meanwhile the event loop and the engine continue.
@@ -224,7 +222,7 @@ class Server:
         async with self.places, self.turn:
             if await http.is_disconnected():
                 raise RejectedError("cancelled")
-            return await asyncio.to_thread(prepare)
+            await asyncio.to_thread(prepare)
 
     # The endpoints.
 
@@ -232,14 +230,14 @@ class Server:
         self, body: schemas.DecodingBody, kind: type[AnswerFormat], http: Request
     ) -> Response:
         """Decode the answers to a request, and return them in one piece or as a stream."""
-        model = self.find(body.model, param="model")[0] or self.settings.model
+        model = self.find(body.model)[0] or self.settings.model
         answer_format = kind(request_id(http), model, body)
         stream = EventStream(with_progress=answer_format.is_stream)
-        submitted = await self.submit(answer_format, stream, http)
+        await self.submit(answer_format, stream, http)
         respond = self.stream if answer_format.is_stream else self.collect
-        return await respond(submitted, stream, answer_format, http)
+        return await respond(stream, answer_format, http)
 
-    async def unless_gone(self, work: Awaitable[Any], submitted: list[Job], http: Request) -> Any:
+    async def unless_gone(self, work: Awaitable[Any], stream: EventStream, http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""
         task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
         try:
@@ -248,26 +246,26 @@ class Server:
                 raise failure("cancelled")
             return task.result()
         except BaseException:  # cancelled, refused or failed: nobody needs the jobs any more
-            self.engine.cancel(submitted)
+            self.engine.cancel(stream.jobs)
             raise
         finally:
             task.cancel()
             disconnect.cancel()
-            self.note(submitted, http)
+            self.note(stream.jobs, http)
 
     async def events(
-        self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
+        self, stream: EventStream, answer_format: AnswerFormat
     ) -> AsyncIterator[tuple[int, Event]]:
         """Yield the events of a request with the numbers of their choices, and SILENCE."""
         # without jobs, the request asked for 0 tokens
-        for number in range(0 if submitted else len(answer_format.choices)):
+        for number in range(0 if stream.jobs else len(answer_format.choices)):
             yield number, NO_TOKENS
-        numbers: dict[Job | None, int] = {job: number for number, job in enumerate(submitted)}
-        async for event in stream.events(len(submitted), HEARTBEAT_SECONDS):
+        numbers: dict[Job | None, int] = {job: number for number, job in enumerate(stream.jobs)}
+        async for event in stream.events(HEARTBEAT_SECONDS):
             yield numbers.get(event.job, -1), event
 
     async def collect(
-        self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
+        self, stream: EventStream, answer_format: AnswerFormat, http: Request
     ) -> Response:
         """Wait for all jobs, and format their answers. A disconnect of the client cancels them.
 
@@ -276,10 +274,10 @@ class Server:
         """
 
         async def wait():
-            events = self.events(submitted, stream, answer_format)
+            events = self.events(stream, answer_format)
             return {number: event async for number, event in events if event.reason}
 
-        last_events = await self.unless_gone(wait(), submitted, http)
+        last_events = await self.unless_gone(wait(), stream, http)
         ends = [last_events[number] for number in sorted(last_events)]
         is_any_answered = any(map(answer_format.is_answer, ends))
         for end in ends:
@@ -288,9 +286,7 @@ class Server:
         self.log_texts([end.text for end in ends], "answers", http)
         return JSONResponse(answer_format.whole(ends))
 
-    async def pieces(
-        self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat
-    ) -> AsyncIterator[str]:
+    async def pieces(self, stream: EventStream, answer_format: AnswerFormat) -> AsyncIterator[str]:
         """Yield the events of a stream, and comments during pauses after the first event.
 
         Without comments, proxies close a connection that is silent for long.
@@ -299,7 +295,7 @@ class Server:
             Refusal: a job ended without an answer.
         """
         opening, is_begun = answer_format.opening(), False
-        async for number, event in self.events(submitted, stream, answer_format):
+        async for number, event in self.events(stream, answer_format):
             if event.reason and not answer_format.is_answer(event):
                 raise failure(event.reason)
             if event is SILENCE:
@@ -313,15 +309,15 @@ class Server:
             yield piece
 
     async def stream(
-        self, submitted: list[Job], stream: EventStream, answer_format: AnswerFormat, http: Request
+        self, stream: EventStream, answer_format: AnswerFormat, http: Request
     ) -> Response:
         """Respond with a stream of events, and cancel the jobs at its end.
 
         Raises:
             Refusal: there is no first event; later, a Refusal becomes the last event.
         """
-        pieces = self.pieces(submitted, stream, answer_format)
-        first = await self.unless_gone(anext(pieces), submitted, http)
+        pieces = self.pieces(stream, answer_format)
+        first = await self.unless_gone(anext(pieces), stream, http)
 
         async def events() -> AsyncIterator[str]:
             try:
@@ -331,8 +327,8 @@ class Server:
             except Refusal as refusal:
                 yield data(refusal.body, answer_format.error_event)
             finally:
-                self.engine.cancel(submitted)
-                self.note(submitted, http)
+                self.engine.cancel(stream.jobs)
+                self.note(stream.jobs, http)
 
         # Without this header, proxies would buffer the events.
         headers = {"x-accel-buffering": "no"}
@@ -357,6 +353,7 @@ class Server:
     # no coroutines: these run on threads, as a long text would hold up the event loop
     def tokenize(self, body: TokenizeBody) -> Response:
         """Return the tokens of a text or of a conversation."""
+        self.find(body.model)
         try:
             tokens, texts = body.gaps(self.tokenizer, self.engine.context)[0].before, None
         except ValueError as problem:
@@ -369,6 +366,7 @@ class Server:
 
     def detokenize(self, body: DetokenizeBody) -> Response:
         """Return the text of tokens, under the names that vLLM and llama.cpp give it."""
+        self.find(body.model)
         try:
             text = self.tokenizer.decode(schemas.known_ids("tokens", body.tokens, self.tokenizer))
         except ValueError as problem:
@@ -454,6 +452,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     # GET: state of the server
     for path, endpoint in (
         ("/v1/models", server.models),
+        ("/v1/models/", server.models),
         ("/v1/models/{name:path}", server.model),
         ("/version", server.version),
         ("/tokenizer_info", server.tokenizer_info),

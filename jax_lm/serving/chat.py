@@ -93,11 +93,6 @@ class ChatBody(OpenAIBody):
             raise ValueError(f"top_logprobs={self.top_logprobs}: needs logprobs=true")
         return self
 
-    @property
-    def length(self) -> int | None:
-        # at least 1 if given, so `or` skips only None
-        return self.max_completion_tokens or super().length
-
 
 class ResponsesBody(OpenAIBody):
     """POST /v1/responses: text in, text out; nothing is stored.
@@ -136,11 +131,6 @@ class ResponsesBody(OpenAIBody):
         system = {"role": "system", "content": self.instructions}
         first = [ChatMessage.model_validate(system)] if self.instructions else []
         return chat_gaps([*first, *self.input], tokenizer)
-
-    @property
-    def length(self) -> int | None:
-        # at least 1 if given, so `or` skips only None
-        return self.max_output_tokens or super().length
 
 
 class SourceBody(Part):

@@ -9,6 +9,7 @@
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -140,7 +141,7 @@ class Engine:
             worker.start(self.options.shapes, self.on_ready, self.on_end)
 
     def submit(
-        self, requests: Collection[Request], listen: Listener, seconds: float | None = None
+        self, requests: Collection[Request], listen: Listener, seconds: float = math.inf
     ) -> list[Job]:
         """Queue all of the requests, or none.
 
@@ -153,8 +154,7 @@ class Engine:
             RejectedError: the queue is full, or the engine is shutting down.
         """
         # one deadline for all answers of a request
-        timeout = self.options.timeout
-        deadline = time.monotonic() + min(timeout if seconds is None else seconds, timeout)
+        deadline = time.monotonic() + min(seconds, self.options.timeout)
         jobs = [
             Job(
                 request=each,

@@ -27,6 +27,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # The text after the cursor gets at least 1 / SUFFIX_PART of the context.
 SUFFIX_PART = 4
+# Longest time limit.
+MAX_MILLISECONDS = 10**9
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
@@ -69,7 +71,8 @@ class LlamaBody(DecodingBody):
 
     @property
     def seconds(self) -> float:
-        return self.t_max_predict_ms / 1000 if self.t_max_predict_ms else math.inf
+        # a float holds no integer of 400 digits
+        return min(self.t_max_predict_ms or math.inf, MAX_MILLISECONDS) / 1000
 
 
 class InfillBody(LlamaBody):
@@ -124,13 +127,11 @@ class LlamaFormat(AnswerFormat):
     """Format of llama.cpp's answers: one object, or a list for several answers; streams of chunks."""
 
     allows_partial = True
+    opening = closing = AnswerFormat.nothing
 
     def whole(self, ends: Sequence[Event]) -> Any:
         answers = [self.answer(*each) for each in enumerate(ends)]
         return answers if len(answers) > 1 else answers[0]
-
-    def opening(self) -> Iterator[str]:
-        yield from ()
 
     def progress(self, index: int, event: Event) -> Iterator[str]:
         text = self.new_text(index, indented(event.text, self.body.n_indent))
@@ -139,9 +140,6 @@ class LlamaFormat(AnswerFormat):
             yield data({"index": index, "content": text, "stop": False} | decided)
         if event.reason:
             yield data(self.answer(index, event) | {"content": ""})
-
-    def closing(self) -> Iterator[str]:
-        yield from ()
 
     def answer(self, index: int, end: Event) -> Fields:
         gap = self.choices[index]

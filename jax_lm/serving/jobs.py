@@ -284,10 +284,13 @@ class EventStream:
 
     Args:
         with_progress: pass on all events, not only the last one of each job.
+
+    Attributes:
+        jobs: the jobs, once they are in the queue.
     """
 
     def __init__(self, *, with_progress: bool) -> None:
-        self.with_progress = with_progress
+        self.with_progress, self.jobs = with_progress, list[Job]()
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def listen(self, event: Event) -> None:
@@ -297,9 +300,10 @@ class EventStream:
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
-    async def events(self, count: int, seconds: float) -> AsyncIterator[Event]:
-        """Yield events until this many jobs have ended, and SILENCE if none comes for `seconds`."""
+    async def events(self, seconds: float) -> AsyncIterator[Event]:
+        """Yield events until all jobs have ended, and SILENCE if none comes for `seconds`."""
         # every job ends with exactly one event that has a reason
+        count = len(self.jobs)
         while count:
             event = SILENCE
             with suppress(TimeoutError):

@@ -152,6 +152,10 @@ class AnswerFormat:
         fresh, self.sent[index] = text[self.sent[index] :], len(text)
         return fresh
 
+    def nothing(self) -> Iterator[str]:
+        """Yield nothing, where a stream has no beginning or no end."""
+        yield from ()
+
     def closing(self) -> Iterator[str]:
         """Yield the end of a stream."""
         if self.with_usage:
@@ -210,7 +214,7 @@ class ChatFormat(AnswerFormat):
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
 
     def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
-        return chat_logprobs(tokens) if self.body.logprobs else None
+        return None if self.body.wanted_logprobs is None else chat_logprobs(tokens)
 
 
 class DenoiseFormat(AnswerFormat):
@@ -240,5 +244,4 @@ class DenoiseFormat(AnswerFormat):
             end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
             yield data(state | end, "done")
 
-    def closing(self) -> Iterator[str]:
-        yield from ()
+    closing = AnswerFormat.nothing

@@ -199,12 +199,12 @@ class DecodingBody(Part):
     @property
     def length(self) -> int | None:
         """Tokens of the hole; None for the default."""
-        return self.max_tokens if self.n_predict in (None, -1) else self.n_predict
+        return getattr(self, self.length_field)
 
     @property
     def length_field(self) -> str:
-        """The field that sets the length, for error messages."""
-        names = (name for name in LENGTH_FIELDS if getattr(self, name, None) is not None)
+        """The field that sets the length; `n_predict` -1 asks for the default."""
+        names = (name for name in LENGTH_FIELDS if getattr(self, name, None) not in (None, -1))
         return next(names, "max_tokens")
 
     @property
@@ -419,6 +419,7 @@ class FimBody(CompletionBody):
     """POST /v1/fim/completions, Mistral's endpoint for gaps: the answer is a message."""
 
     random_seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    echo: Literal[False] = False  # type: ignore[override] - a message does not repeat its prompt
 
     @model_validator(mode="after")
     def with_suffix(self) -> "FimBody":

@@ -265,13 +265,8 @@ class Sequence:
         """Mask the current block again, because its KV cache was lost."""
         # tokens before `fixed` are final and stay
         block = self.blocks[self.block]
-        self.mask(max(block.start, self.fixed), block.end)
-        self.step = self.first_step
-
-    def mask(self, start: int, end: int) -> None:
-        """Mask columns again."""
-        columns = slice(start, end)
+        columns = slice(max(block.start, self.fixed), block.end)
         self.masked[columns] = True
         self.commit_step[columns] = NEVER
         self.confidence[columns] = 0
-        self.extra = None
+        self.step, self.extra = self.first_step, None

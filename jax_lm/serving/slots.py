@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jax_lm.config import Fields
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.drafts import DraftCanvases, Drafts, advance_rows
 from jax_lm.diffusion.left_to_right import LeftToRight
@@ -275,31 +274,30 @@ class Slots:
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
-        padded = partial(padded_row, columns=self.columns)
+        padded: Any = partial(padded_row, columns=self.columns)
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.window_start if self.is_cached else 0
         # masks carry the mask id; only those of the current block are open
         tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens)
-        columns: Fields = {
-            "tokens": tokens.astype(np.int32),
-            "masked": sequence.open,
-            "commit_step": sequence.commit_step,
-            "confidence": sequence.confidence,
-        }
-        counters: Fields = {
+        counters: Any = {
             "step": np.int32(sequence.step),
             "forwards": np.int32(sequence.forwards),
             "keys": sequence.key[None],
         }
-        state = SamplerState(**jax.tree.map(padded, columns), **counters)
-        columns = {
-            "attention_mask": np.ones_like(positions, bool),
-            "position_ids": positions,
-            "holes": sequence.in_block,
+        state = SamplerState(
+            tokens=padded(tokens.astype(np.int32)),
+            masked=padded(sequence.open),
+            commit_step=padded(sequence.commit_step),
+            confidence=padded(sequence.confidence),
+            **counters,
+        )
+        canvas = CanvasArrays(
+            attention_mask=padded(np.ones_like(positions, bool)),
+            position_ids=padded(positions),
+            holes=padded(sequence.in_block),
             # hole at 3: [0, 0, 0, 3, 3, 3]
-            "hole_starts": np.where(positions < hole.start, 0, hole.start).astype(np.int32),
-        }
-        canvas = CanvasArrays(**jax.tree.map(padded, columns))
+            hole_starts=padded(np.where(positions < hole.start, 0, hole.start).astype(np.int32)),
+        )
         # each call has its own rows and limits
         window = Window.of(
             block=block, rows=0, first_step=sequence.first_step, until=NEVER, forwards=NEVER
