@@ -93,7 +93,8 @@ class AttackTarget(contextlib.ExitStack):
             "TCP": self.listeners["tcp"].getsockname()[1],
             "UDP": self.listeners["udp"].getsockname()[1],
             "ABSTRACT": self.abstract,
-            "SITES": package_sites(),
+            # folders of installed packages: the virtual environment's and the interpreter's
+            "SITES": [*hidden(readable({})), *map(sysconfig.get_path, ("purelib", "platlib"))],
             "ALLOWED": [*PACKAGES, *HARNESS],
             "HOST": os.uname().nodename,
         }
@@ -130,11 +131,6 @@ class AttackTarget(contextlib.ExitStack):
         if os.getpriority(os.PRIO_PROCESS, self.victim.pid) == 7:
             traces.append("its priority was changed")
         return traces
-
-
-def package_sites() -> list[str]:
-    """List the folders of installed packages: the virtual environment's and the interpreter's."""
-    return [*hidden(readable({})), *{sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}]
 
 
 def reach(session: Session, name: str) -> AttackResult:

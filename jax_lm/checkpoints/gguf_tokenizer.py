@@ -72,7 +72,8 @@ def write_tokenizer(
     """
     backend = tokenizer.backend
     pipeline = json.loads(backend.to_str())
-    kind = next((kind for kind in WORDS if split_rule(kind) == splits(pipeline)), None)
+    rules = {kind: json.loads(byte_level_bpe(models.BPE(), kind).to_str()) for kind in WORDS}
+    kind = next((kind for kind in WORDS if splits(rules[kind]) == splits(pipeline)), None)
     if kind is None or pipeline["model"]["type"] != "BPE":
         raise CheckpointError(
             "this tokenizer splits words in a way that no tokenizer.ggml.pre of "
@@ -111,8 +112,3 @@ def splits(pipeline: Fields) -> list[Any]:
         pattern = (step.get("pattern") or {}).get("Regex")
         facts.append((step.get("type"), pattern, step.get("use_regex", False)))
     return facts
-
-
-def split_rule(kind: str) -> list[Any]:
-    """Return what decides how the pipeline of a kind of `WORDS` splits a text."""
-    return splits(json.loads(byte_level_bpe(models.BPE(), kind).to_str()))

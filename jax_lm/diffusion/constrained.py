@@ -13,7 +13,7 @@ grammar.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -221,7 +221,7 @@ def meet(
     """
     while True:
         if np.asarray(state.masked).any():
-            state = with_masks(state, state.masked, sampler.mask_id)
+            state = state._replace(tokens=np.where(state.masked, sampler.mask_id, state.tokens))
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
         state = on_host(state)
         holes, step = holes_of(state, canvas), int(state.step)
@@ -279,8 +279,3 @@ def holes_of(state: SamplerState, canvas: Canvas) -> list[HoleArrays]:
         HoleArrays(*(getattr(state, name)[row, first : last + 1] for name in HoleArrays._fields))
         for row, (first, last) in enumerate(found)
     ]
-
-
-def with_masks(state: SamplerState, masked: Any, mask_id: int) -> SamplerState:
-    """Return a state with these masks, whose tokens are MASK."""
-    return state._replace(masked=masked, tokens=np.where(masked, mask_id, state.tokens))

@@ -66,9 +66,9 @@ class PathPlanning(Variant):
         columns = block_columns(holes, inputs.window, config)
         share = inputs.params.ratios[state.step - inputs.window.first_step]
         count = jnp.sum(columns, axis=1, keepdims=True)
-        lost = jnp.floor(count * share).astype(count.dtype)
         rank = commit_rules.ranks(evaluation.proposal.scores, columns)
-        is_kept = columns & ((rank < count - lost) | jnp.isnan(evaluation.proposal.probability))
+        is_sure = rank < count - jnp.floor(count * share)
+        is_kept = columns & (is_sure | jnp.isnan(evaluation.proposal.probability))
         # Kept [1, 0, 1, 0] of [M, M, a, b], proposed [c, d, e, f]: first [c, M, a, b], then [c, M, a, M].
         masked = block_columns(state.masked, inputs.window, config)
         state = write(state, evaluation, is_kept & masked, inputs, config)

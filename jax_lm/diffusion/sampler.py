@@ -47,6 +47,7 @@ from jax_lm.diffusion.state import (
     Window,
     close_rows,
     rewrite,
+    row_keys,
 )
 from jax_lm.diffusion.step import (
     PLAIN,
@@ -162,9 +163,7 @@ class Sampler:
         if isinstance(seed, int):
             if seed < 0:
                 raise ValueError(f"seed={seed}: must not be negative")
-            keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(
-                jnp.arange(len(canvas.tokens))
-            )
+            keys = row_keys(seed, range(len(canvas.tokens)))
         else:
             keys = seed
         holes = jnp.asarray(canvas.holes)
@@ -289,8 +288,10 @@ class Sampler:
 
     def window(self, state: SamplerState, block: Block, params: SamplingParams) -> Window:
         """Return the window of a whole block, which begins at the step of `state`."""
-        step = int(state.step)
-        until = step + step_limit(params, block.length)
+        step, steps = int(state.step), int(params.steps)
+        # After these steps a block ends, even with masks left. Only the strict reference, which may
+        # commit MASK itself, leaves any.
+        until = step + (steps if params.by_schedule else max(steps, block.length))
         return Window.of(block=block.start, rows=0, first_step=step, until=until, forwards=NEVER)
 
     def fill(
@@ -506,14 +507,6 @@ def block_passes(
     return config.variant.passes(
         [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]
     )
-
-
-def step_limit(params: SamplingParams, length: int) -> int:
-    """Return the steps after which a block ends, even with masks left.
-
-    Masks are left only by the strict reference, which may commit MASK itself.
-    """
-    return int(params.steps) if params.by_schedule else max(int(params.steps), length)
 
 
 @partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")

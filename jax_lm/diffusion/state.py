@@ -3,8 +3,9 @@
 Also edits of a state that need no model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -236,6 +237,12 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
         masked=state.masked & ~masks,
         commit_step=jnp.where(masks, state.step, state.commit_step),
     )
+
+
+def row_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
+    """Return a random key per row, which depends on the seed and the row's number alone."""
+    fold_in = partial(jax.random.fold_in, jax.random.key(seed))
+    return jax.vmap(fold_in)(np.array(numbers, np.int32))
 
 
 def rewrite(state: SamplerState, tokens: Tokens, holes: Mask, mask_id: int) -> SamplerState:

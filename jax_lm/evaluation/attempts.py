@@ -22,7 +22,7 @@ from jax_lm.options import GenerationOptions
 from jax_lm.reports.run_folder import Record, RunLog, weights_digest
 from jax_lm.templates import Template
 from untrusted import Limits, Local, Program
-from untrusted.results import Executor, Result
+from untrusted.results import Executor
 from untrusted.runner import choose_tier
 
 # Outcome of a problem that does not fit into the model's context.
@@ -228,14 +228,15 @@ def execute_attempts(
     """Execute the programs of attempts, and return the attempts with outcomes in the same order."""
     results = executor.run_many([attempt.job for attempt in attempts], on_progress=on_progress)
     return [
-        replace(attempt, outcome=result.outcome, detail=result.detail, tier=tier_of(result))
+        replace(
+            attempt,
+            outcome=result.outcome,
+            detail=result.detail,
+            # marked if a verdict has no border
+            tier=result.tier + NO_BORDER * any(not test.border for test in result.tests),
+        )
         for attempt, result in zip(attempts, results, strict=True)
     ]
-
-
-def tier_of(result: Result) -> str:
-    """Return the isolation tier of a result, marked if a verdict has no border."""
-    return result.tier + (NO_BORDER if any(not test.border for test in result.tests) else "")
 
 
 def batch_seed(seed: int, number: int) -> int:

@@ -114,7 +114,9 @@ class RegularGrammar:
             after = self.next_state(state, BLANK)
             others = [step for step in moves if step != (BLANK, BLANK, after)]
             is_optional = self.is_json and others and others == self.moves.get(after)
-            if is_optional and not is_in_string(text + found.decode(errors="ignore")):
+            # without escapes, every second quotation mark of a JSON text ends a string
+            bare = re.sub(r"\\.", "", text + found.decode(errors="ignore"), flags=re.DOTALL)
+            if is_optional and bare.count('"') % 2 == 0:
                 found += b" " * ((given + found)[-1:] in (b":", b","))
                 moves = others
             is_end = self.nearest.get(state, BLANK) is None
@@ -129,12 +131,6 @@ class RegularGrammar:
         """Return the state after a byte; -1 if there is none."""
         ranges = self.moves.get(state, ())
         return next((after for first, last, after in ranges if first <= byte <= last), -1)
-
-
-def is_in_string(text: str) -> bool:
-    """Return whether the beginning of a JSON text ends inside a string."""
-    # without escapes, every second quotation mark ends a string
-    return re.sub(r"\\.", "", text, flags=re.DOTALL).count('"') % 2 == 1
 
 
 def make_automaton(kind: str, text: str, name: str, seconds: float) -> Fields:

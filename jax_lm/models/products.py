@@ -15,7 +15,6 @@ The second purpose of this module is to work around two optimizations of XLA:CPU
 """
 
 import functools
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -179,7 +178,8 @@ def contract(
 ) -> Array:
     """Contract the given axes in float32, batched over the first `batch` axes."""
     axes = tuple(range(batch))
-    with full_precision(a.dtype):
+    # By default, accelerators round float32 inputs to a mantissa of 10 bits or fewer.
+    with jax.default_matmul_precision("highest" if a.dtype == jnp.float32 else "default"):
         return jax.lax.dot_general(
             a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=dtype
         )
@@ -194,14 +194,6 @@ def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Arr
     """
     # [b, t, m] and [b, t, n] -> [b * t, m] and [b * t, n]; the result is [m, n].
     return contract(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), (0,), (0,), 0)
-
-
-def full_precision(dtype: DTypeLike) -> AbstractContextManager:
-    """Return a context in which float32 is multiplied at full precision.
-
-    By default, accelerators round float32 inputs to a mantissa of 10 bits or fewer.
-    """
-    return jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default")
 
 
 def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[Array, "*b d"]:

@@ -49,7 +49,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         muon_rate,
         weight_decay=decay,
         weight_decay_mask=decays,
-        muon_weight_dimension_numbers=out_in_matrices,
+        # [out, in], as in PyTorch; optax assumes [in, out]
+        muon_weight_dimension_numbers=lambda params: jax.tree.map(
+            lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params
+        ),
     )
     return optax.chain(clip, optax.multi_transform({"muon": muon, "adamw": base}, muon_or_adamw))
 
@@ -64,13 +67,6 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
 
     return jax.tree_util.tree_map_with_path(label, params)
-
-
-def out_in_matrices(params: optax.Params) -> optax.Params:
-    """Label matrices as [out, in], as in PyTorch; optax assumes [in, out]."""
-    return jax.tree.map(
-        lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0), params
-    )
 
 
 def decays(params: optax.Params) -> optax.Params:

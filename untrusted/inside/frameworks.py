@@ -75,7 +75,11 @@ class Runner:
                     # Inherited members first
                     bases = reversed(value.__mro__[:-1])
                     inner = {n: getattr(value, n) for base in bases for n in vars(base)}
-                    inner_tests = {n for n, v in inner.items() if is_test(n, v)}
+                    inner_tests = {
+                        n
+                        for n, v in inner.items()
+                        if n.startswith("Test" if isinstance(v, type) else "test")
+                    }
                     inner_marks = [*marks, *marks_of(getattr(value, "pytestmark", None))]
                     self.run_members(inner, inner_tests, inner_marks, value, f"{path}{name}::")
                 elif callable(value):
@@ -152,11 +156,6 @@ def failure_of(name: str, error: BaseException) -> AssertionError:
     text = " ".join(str(error).split()) or traceback.extract_tb(error.__traceback__)[-1].line or ""
     failure = AssertionError(f"{name}: {type(error).__name__}{': ' * bool(text)}{text}")
     return failure.with_traceback(error.__traceback__)
-
-
-def is_test(name: str, value: Any) -> bool:
-    """Whether a member of a class is a test, or a class of tests."""
-    return name.startswith("Test" if isinstance(value, type) else "test")
 
 
 def is_case(kind: type) -> bool:

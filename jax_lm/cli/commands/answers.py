@@ -10,18 +10,13 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Key
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.config import Fields
 from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
+from jax_lm.diffusion.state import row_keys
 from jax_lm.host import distributed, terminal
 from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
@@ -75,7 +70,8 @@ def answer_file(arguments: Generate) -> int:
             # A smaller batch is filled up, because another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
-            keys = line_keys(arguments.seed, filled)
+            # one key per prompt, so that an answer does not depend on its batch
+            keys = row_keys(arguments.seed, filled)
             on_progress = terminal.batch_progress(report, len(answers), len(numbers), len(rows))
             given = [templates[n] for n in filled]
             batch = engine.decode(given, options, seed=keys, on_progress=on_progress)
@@ -171,12 +167,6 @@ def prompt_templates(
         except ValueError as error:
             raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
         yield template
-
-
-def line_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
-    """Return the random key of each line."""
-    # one key per prompt, so that an answer does not depend on its batch
-    return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(jnp.array(np.array(numbers)))
 
 
 def answer_line(number: int, row: Fields, answer: Generation, run: str) -> Fields:
