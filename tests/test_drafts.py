@@ -19,7 +19,7 @@ from jax_lm.diffusion.drafts import DraftCanvases, count_right
 from jax_lm.diffusion.sampler import Sampler, run
 from jax_lm.diffusion.state import BatchInputs, SamplerState, Window
 from jax_lm.diffusion.step import StepConfig
-from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, READ_BY, Decoding, GenerationOptions
+from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, P2, READ_BY, Decoding, GenerationOptions
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.slots import Slots
@@ -69,7 +69,7 @@ def random_options(rng, decoding):
         temperature=float(rng.choice([0.0, 0.8])),
         top_p=float(rng.choice([0.8, 1.0])),
         top_k=20,
-        alg=str(rng.choice(ALGS)),
+        alg=str(rng.choice([alg for alg in ALGS if alg != P2])),
         alg_temp=float(rng.choice([0.0, 0.5])),
         num_steps=int(rng.choice([4, 11, 16])) if commit == "steps" or rng.random() < 0.2 else None,
         decoding=rule,
