@@ -215,7 +215,7 @@ class DreamConfig:
     block_size: int | None = None
     model_type: str = "Dream"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # JSON's true and false are not numbers, although bool is a subclass of int.
         for name in SIZES:
             value = getattr(self, name)

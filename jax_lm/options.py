@@ -184,7 +184,9 @@ class Decoding:
             is only for weights that were trained for it (D2F, arXiv 2508.09192): a block
             attends to itself and to earlier positions, so finished blocks are never recomputed, and
             several blocks are filled in parallel, with commit rule `threshold`. It is for
-            completions, not for holes.
+            completions, not for holes. If the model attends by blocks, a full pass computes the block
+            of attention and the one before it; with `dual`, it is repeated until the first position
+            of the block is decided (Fast-dLLM v2's cache of a block).
         refresh_every: number of blocks between two full forward passes. At the start of the other
             blocks, only the previous block and the new one are recomputed.
         refresh_steps: number of forward passes between two full ones within a block; if not given,
@@ -220,7 +222,7 @@ class Decoding:
     activate_threshold: float | None = None
     active_blocks: int | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("preset", self.preset, tuple(PRESETS))
         settings = self.settings
         for name, allowed in CHOICES.items():
@@ -381,7 +383,7 @@ class GenerationOptions:
     growth: str = "auto"
     decoding: Decoding = EXACT
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("alg", self.alg, ALGS)
         require_one_of("growth", self.growth, GROWTHS)
         require_sizes(self, "max_new_tokens", "tokens_per_step", "num_steps", "top_k")

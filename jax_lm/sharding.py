@@ -67,7 +67,7 @@ class MeshShape:
     fsdp: int = 1
     tensor: int = 1
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for name, value in self.sizes.items():
             if value < 1:
                 raise ValueError(f"mesh {name}={value}: must be at least 1")

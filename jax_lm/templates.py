@@ -31,7 +31,7 @@ class Template:
 
     parts: tuple[str | int, ...]
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if not self.lengths:
             raise ValueError("template has no hole: mark one with <|hole|>")
         if min(self.lengths) < 1:

@@ -17,6 +17,7 @@ from jax_lm.cli.parsing import parse_words
 from jax_lm.config import FAMILIES, DreamConfig
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, restrict_options
+from jax_lm.diffusion.step import empty_cache
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import pad_left
 
@@ -30,6 +31,7 @@ SETTINGS = {
     "mdlm in blocks": {"block_length": 32},
     "open-dcoder, maskgit_plus": {"alg": "maskgit_plus"},
     "open-dcoder, 24 steps": {"num_steps": 24},
+    "fast-dllm-v2, cache of the block": {"cache": "dual"},
 }
 
 
@@ -95,6 +97,21 @@ def test_tokens_are_those_of_the_authors(name):
         for row, answer in zip(found, case["answers"][first : first + size], strict=True):
             # Fast-dLLM's answers end with a block.
             assert row[: len(answer)].tolist() == answer
+
+
+@pytest.mark.parametrize("cache", ["window", "prefix"])
+def test_the_cache_is_exact_where_finished_blocks_see_nothing_after_them(cache):
+    """A refresh computes two blocks of attention alone: the rest is final, or not seen."""
+    case, model = RECORDED["stable-diffcoder"], model_of("stable-diffcoder")
+    options = options_of("stable-diffcoder").with_settings(cache=cache)
+    for number in (1, 2):
+        (found,) = decoded(model, case["prompts"][number : number + 1], options, model.config)
+        assert found.tolist() == case["answers"][number]
+
+
+def test_without_a_shift_no_token_of_a_block_comes_from_the_last_refresh():
+    assert empty_cache(model_of("llada"), (1, 8), has_tail=True).tail is None
+    assert empty_cache(model_of("fast-dllm-v2"), (1, 8), has_tail=True).tail is not None
 
 
 @pytest.mark.parametrize("name", ["llada", "stable-diffcoder"])

@@ -473,7 +473,7 @@ def test_a_window_that_ends_before_its_block_is_aligned(tiny):
     state, inputs, passes = begin_generation(tiny, Canvas.after(PROMPT, None, 40), options)
     model = tiny.graph.merge(tiny.params)
     cache, results = empty_cache(model, (1, 45), has_tail=False), []
-    for config, first_row in passes:
+    for config, first_row, _ in passes:
         window = jax.tree.map(jnp.asarray, inputs.window.updated(rows=first_row))
         hidden, cache = block_hidden(model, state.tokens, cache, inputs.canvas, window, config)
         results.append((config.rows, hidden))

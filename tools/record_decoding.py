@@ -71,6 +71,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float, dict[str, Any]]] = {
         "Fast-dLLM", "fast-dllm-v2", {"bd_size": 32}, 4,
         {"block_size": 32, "small_block_size": 8, "threshold": 0.9},
     ),
+    "fast-dllm-v2, cache of the block": (
+        "Fast-dLLM", "fast-dllm-v2", {"bd_size": 32}, 4,
+        {"block_size": 32, "small_block_size": 8, "threshold": 0.9, "use_block_cache": True},
+    ),
     # README.md
     "stable-diffcoder": (
         "Stable-DiffCoder", "stable-diffcoder", {}, 2,
@@ -101,8 +105,28 @@ class FullAttention(torch.nn.Module):
         return self.model(input_ids, attention_mask=mask, use_cache=False)
 
 
+class BlockCache(transformers.DynamicCache):
+    """Keys and values of the text up to the end of a block, of which a pass rewrites some."""
+
+    # The first position that the pass rewrites; None adds to the cache.
+    start: int | None = None
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *arguments: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.start is None:
+            return super().update(keys, values, layer, *arguments)
+        stored = self.layers[layer]
+        rows = slice(self.start, self.start + keys.shape[2])
+        stored.keys[:, :, rows], stored.values[:, :, rows] = keys, values
+        return stored.keys, stored.values
+
+
 class Blocks(torch.nn.Module):
-    """What Fast-dLLM v2's loop takes for a model. Its cache is the tokens that it stands for."""
+    """What Fast-dLLM v2's loop takes for a model.
+
+    Its cache of earlier blocks is the tokens that it stands for; that of the block is keys and values.
+    """
 
     def __init__(self, model: torch.nn.Module, size: int) -> None:
         super().__init__()
@@ -113,16 +137,36 @@ class Blocks(torch.nn.Module):
         input_ids: torch.Tensor,
         past_key_values: torch.Tensor | None = None,
         update_past_key_values: bool = False,
+        use_block_cache: bool = False,
+        block_past_key_values: BlockCache | None = None,
+        replace_position: int = 0,
         **_: object,
     ) -> SimpleNamespace:
         past = input_ids[:, :0] if past_key_values is None else past_key_values
+        if block_past_key_values is not None:
+            # A part of the block: it attends to all of the block, and to what is before it.
+            start = block_past_key_values.start = past.shape[1] + replace_position
+            length = block_past_key_values.layers[0].keys.shape[2]
+            positions = torch.arange(start, start + input_ids.shape[1])[None]
+            mask = torch.zeros(1, 1, input_ids.shape[1], length)
+            return self.model(
+                input_ids, attention_mask=mask, position_ids=positions, use_cache=True,
+                past_key_values=block_past_key_values,
+            )  # fmt: skip
+        cache = BlockCache() if use_block_cache else None
         tokens = torch.cat([past, input_ids], dim=1)
         block = torch.arange(tokens.shape[1]) // self.size
         mask = torch.where(block[None] <= block[:, None], 0.0, torch.finfo(torch.float32).min)
-        logits = self.model(tokens, attention_mask=mask[None, None], use_cache=False).logits
+        logits = self.model(
+            tokens,
+            attention_mask=mask[None, None],
+            use_cache=use_block_cache,
+            past_key_values=cache,
+        ).logits
         return SimpleNamespace(
             logits=logits[:, past.shape[1] :],
             past_key_values=tokens if update_past_key_values else past_key_values,
+            block_past_key_values=cache,
         )
 
     def sample_with_top_p(self, logits: torch.Tensor, **_: object) -> tuple[torch.Tensor, ...]:

@@ -70,7 +70,7 @@ class Case:
     comparison: Comparison = "tolerant"
     function: str = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for name, value in vars(self).items():
             check_text(name, value)
         if self.comparison not in LINES:

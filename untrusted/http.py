@@ -84,7 +84,7 @@ class Worker(ThreadingHTTPServer):
         executor: ExecutorName = "auto",
         allow_unsafe: bool = False,
         packages: tuple[str, ...] = PACKAGES,
-    ) -> None:
+    ):
         if queue_size < 1:
             raise ValueError(f"queue_size={queue_size}: must be at least 1")
         self.token = token_from_environment().encode()
@@ -227,7 +227,7 @@ class HttpWorkers(Executor):
     urls: tuple[str, ...]
     timeout: float = 900.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(
                 f"urls={self.urls!r}: must be addresses that start with http:// or https://"

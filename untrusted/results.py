@@ -57,7 +57,7 @@ class Limits:
     output_bytes: int = 4096
     canary: bool = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for name, (least, most) in RANGES.items():
             value = getattr(self, name)
             # Neither comparison holds for nan.
@@ -95,7 +95,7 @@ class TestResult:
     detail: str = ""
     border: bool = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.outcome not in get_args(Outcome):
             raise ValueError(
                 f"outcome={self.outcome!r}: must be one of {', '.join(get_args(Outcome))}"
@@ -171,7 +171,7 @@ class Executor(ABC):
     packages: tuple[str, ...] | None = None
     same_process: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for name in ("batch", "attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")

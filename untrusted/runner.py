@@ -152,7 +152,7 @@ class Local(Executor):
     pause: float = field(default=0.0, kw_only=True)
     packages: tuple[str, ...] = field(default=PACKAGES, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers={self.workers}: must be at least 1")
         if missing := set(self.packages) - package_folders(self.packages).keys():

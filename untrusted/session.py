@@ -90,7 +90,7 @@ class Session:
     When the zygote ends, so do all its processes.
     """
 
-    def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES) -> None:
+    def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES):
         self.tier, self.packages = tier, packages
         # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []

@@ -153,7 +153,7 @@ class Backend(Protocol):
 class Tap:
     """Stands in for a module of a model and records its output."""
 
-    def __init__(self, module: Any, name: str, outputs: Arrays) -> None:
+    def __init__(self, module: Any, name: str, outputs: Arrays):
         self.module = module
         self.name = name
         self.outputs = outputs
@@ -169,7 +169,7 @@ class Tap:
 class JaxBackend:
     """A checkpoint in JAX."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler):
         self.sampler = sampler
         self.config = sampler.config
 

@@ -88,7 +88,7 @@ def note_out_of_memory(row: Row) -> Iterator[None]:
 class ExperimentSteps:
     """The steps, on one checkpoint in the Hugging Face or Orbax layout."""
 
-    def __init__(self, folder: Path, settings: ExperimentSettings) -> None:
+    def __init__(self, folder: Path, settings: ExperimentSettings):
         self.folder = folder
         self.settings = settings
 

@@ -66,7 +66,7 @@ class PeakMemory:
     That of the process includes the program itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.on_device = "peak_bytes_in_use" in device_memory()
         self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
 

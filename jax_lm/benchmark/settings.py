@@ -54,7 +54,7 @@ class Workload:
     prompt_tokens: tuple[int, ...] = (64,)
     repeats: int = 3
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "batch_sizes", "new_tokens", "prompt_tokens", "repeats")
 
     def cells(self, presets: Iterable[str]) -> list[Cell]:
@@ -108,7 +108,7 @@ class ExperimentSettings:
     repeats: int = 3
     timeout: float = 600.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(
             self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout"
         )

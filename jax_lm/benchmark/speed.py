@@ -119,7 +119,7 @@ def time_forwards(
         if options.decoding.settings.cache != "none":
             cache = run_empty_cache(sampler.graph, sampler.params, canvas.tokens.shape, False)
         state, inputs, passes = begin_generation(sampler, canvas, options)
-        for name, (config, first_row) in zip(names, passes, strict=True):
+        for name, (config, first_row, _) in zip(names, passes, strict=True):
             inputs = inputs._replace(window=inputs.window.updated(rows=first_row))
             seconds = time(run_block_logits, state.tokens, inputs, config)
             step_seconds = time(run, state, inputs, config)

@@ -59,7 +59,7 @@ class TorchBackend:
 
     def __init__(
         self, folder: Path, config: DreamConfig, dtype: str = "float32", *, device: str = "cpu"
-    ) -> None:
+    ):
         assert config.mask_token_id is not None
         self.config = config
         self.device = device

@@ -73,7 +73,7 @@ class ElementType:
 
     __slots__ = ("name", "order")
 
-    def __init__(self, name: Any) -> None:
+    def __init__(self, name: Any):
         self.name = name.name if isinstance(name, StandIn) else name
         self.order = "<"
 

@@ -72,7 +72,7 @@ class LoadSpec:
     shardings: Mapping[str, Sharding] = field(default_factory=dict)
     allow_nonfinite: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.dtype is not None and not jnp.issubdtype(jnp.dtype(self.dtype), jnp.floating):
             raise CheckpointError(
                 f"dtype={self.dtype!r}: must be a float dtype, or None to keep the checkpoint's"

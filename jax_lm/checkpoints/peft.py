@@ -96,7 +96,7 @@ class LoraConfig:
     layers_to_transform: tuple[int, ...] | None = None
     root: str = "model."
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for name, rank in {"lora_rank": self.rank, **self.rank_pattern}.items():
             if type(rank) is not int or rank < 1:
                 raise ValueError(f"{name}={rank!r}: a rank must be at least 1")

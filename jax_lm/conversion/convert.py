@@ -64,7 +64,7 @@ class Conversion:
     allow_missing_bias: bool = False
     allow_nonfinite: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.format is not None:
             require_one_of("format", self.format, FORMATS)
         if self.dtype is not None:

@@ -187,7 +187,7 @@ class Order:
         seed: int,
         capacity: int | None = None,
         numbers: Indices | None = None,
-    ) -> None:
+    ):
         if not len(lengths):
             raise ValueError("lengths=[]: there must be at least one sample")
         self.lengths = np.asarray(lengths)

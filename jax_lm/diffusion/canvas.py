@@ -54,18 +54,14 @@ class Block:
         return self.end - self.start
 
 
-def block_bounds(region: Block, length: int) -> list[Block]:
-    """Cut a region into blocks of `length` columns from the left; the last may be shorter."""
-    # region [2, 9) and length 4 -> [2, 6) and [6, 9)
-    starts = range(region.start, region.end, length)
-    return [Block(start, min(start + length, region.end)) for start in starts]
-
-
 def aligned_blocks(region: Block, length: int, phase: int) -> list[Block]:
-    """Cut a region into blocks, of which the first begins `phase` columns before the region."""
+    """Cut a region into blocks, of which the first begins `phase` columns before the region.
+
+    The last one may be shorter.
+    """
     # region [5, 12), length 4 and phase 1: [5, 8) and [8, 12)
-    blocks = block_bounds(Block(region.start - phase % length, region.end), length)
-    return [Block(max(block.start, region.start), block.end) for block in blocks]
+    starts = range(region.start - phase % length, region.end, length)
+    return [Block(max(start, region.start), min(start + length, region.end)) for start in starts]
 
 
 class Layout(NamedTuple):
@@ -211,6 +207,17 @@ class Canvas:
                 name,
             )
         return self
+
+    def attended(self, column: int) -> Block:
+        """Return the columns that attend to a column of the region, and that it decides with.
+
+        These are its block of the model's attention, or the whole canvas.
+        """
+        # Region [5, 16), phase 1 and attention blocks of 4: column 9 lies in [8, 12).
+        if self.attention_block == 1:
+            return Block(0, self.holes.shape[1])
+        start = column - (column - self.region.start + self.phase) % self.attention_block
+        return Block(start, min(start + self.attention_block, self.holes.shape[1]))
 
     @property
     def position_ids(self) -> HostTokens:

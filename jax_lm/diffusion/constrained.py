@@ -69,7 +69,7 @@ class Repair:
         patience: value of `choices` after the next decoding that gets few tokens right.
     """
 
-    def __init__(self, constraint: Constraint, options: GenerationOptions) -> None:
+    def __init__(self, constraint: Constraint, options: GenerationOptions):
         self.constraint, self.temperature = constraint, options.temperature
         self.is_cached = options.decoding.settings.cache != "none"
         self.window = LogitsWindow()

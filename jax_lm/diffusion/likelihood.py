@@ -36,10 +36,6 @@ class Score:
     tokens: int
     samples: int
 
-    @property
-    def per_token(self) -> float:
-        return self.log_likelihood / self.tokens
-
 
 def log_likelihood(
     sampler: Sampler, prompt: list[int], completion: list[int], *, samples: int, seed: int

@@ -108,7 +108,7 @@ class Sampler:
 
     adapter = ""
 
-    def __init__(self, model: DreamForCausalLM) -> None:
+    def __init__(self, model: DreamForCausalLM):
         mask_id = model.config.mask_token_id
         if not model.config.family.is_diffusion:
             # An autoregressive model has no MASK token. The first id past its vocabulary marks
@@ -320,6 +320,7 @@ class Sampler:
             FloatingPointError: logits were not finite.
         """
         limit, is_open = int(inputs.window.until), True
+        first_column = int(inputs.window.block)
         step, forwards = int(state.step), int(state.forwards)
         # Uploaded once; each call then uploads the limits of its window alone.
         inputs = jax.device_put(inputs)
@@ -353,6 +354,10 @@ class Sampler:
             # If only idle steps were skipped, the refresh is still to come.
             if is_refresh and forwards > forwards_before:
                 refresh_at = min(forwards_before + refresh_steps, NEVER)
+                if current.repeats and (
+                    config.variant.forced or np.asarray(state.masked)[:, first_column].any()
+                ):
+                    refresh_at = forwards
         return state, cache
 
     def replay(
@@ -474,10 +479,11 @@ def block_passes(
     #   prefix   0 to 15    7 to 15
     #   window   0 to 15    7 to 11 (without the last row from 32 columns on: `window_length`)
     #   dual     0 to 15    8 to 11
-    # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2.
+    # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2. With
+    # attention blocks of 8 (phase 4) it covers rows 0 to 7 for block [4, 8), and 0 to 15 for
+    # [8, 12): nothing after a block is attended to, and earlier blocks are final.
     copies = 1 if finished else config.copies
     config, settings = replace(config, length=block.length, copies=1), decoding.settings
-    width = canvas.tokens.shape[1]
     # A first token is forced where a block of the model's attention begins; without those, always.
     # Region [5, 12), phase 1 and attention blocks of 4: column 8 begins one.
     column = block.start - canvas.region.start + canvas.phase
@@ -486,26 +492,30 @@ def block_passes(
     if settings.cache == "none":
         steps = [Pass(replace(config, variant=variant), 0), Pass(config, 0)]
         return config.variant.passes(steps if forces else steps[1:])
-    if finished and len(finished) % settings.refresh_every:
+    first_row, end_row = 0, canvas.attended(block.start).end
+    if finished and canvas.attention_block > 1:
+        first_row = canvas.attended(finished[-1].start).start
+    elif finished and len(finished) % settings.refresh_every:
         # Between two full refreshes: the previous block, whose tokens are final now, and this one.
         first_row, end_row = max(finished[-1].start - 1, 0), block.end
-    else:
-        first_row, end_row = (
-            max(canvas.region.start - 1, 0) if finished and settings.freeze_prompt else 0,
-            width,
-        )
+    elif finished and settings.freeze_prompt:
+        first_row = max(canvas.region.start - 1, 0)
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = settings.cache != "dual" and not forces and block.start > 0
     # If the first attention block begins in the prompt, its given tokens attend to its masks, so
-    # the whole block is recomputed.
+    # the whole block is recomputed; with `dual`, the part of it that is decided now.
     lead = 0 if finished else canvas.phase
+    repeats = False
+    if settings.cache == "dual" and canvas.attention_block > 1:
+        lead %= settings.block_length
+        repeats = model.family.shifts and not lead
     start = max(block.start - lead - with_row_before, 0)
     end = min(start + lead + window_length(block.length, model), block.end)
     if settings.cache == "prefix":
-        end = width
+        end = end_row
     refresh = replace(config, rows=end_row - first_row, variant=variant, copies=copies)
     return config.variant.passes(
-        [Pass(refresh, first_row), Pass(replace(config, rows=end - start), start)]
+        [Pass(refresh, first_row, repeats), Pass(replace(config, rows=end - start), start)]
     )
 
 

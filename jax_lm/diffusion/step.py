@@ -212,10 +212,13 @@ class Pass(NamedTuple):
     Attributes:
         config: configuration of its compilation.
         first_row: first of the `config.rows` rows that it recomputes.
+        repeats: whether the refresh is repeated until the first column of the block is decided, and
+            once after it was forced, as in Fast-dLLM v2: no later pass predicts that column.
     """
 
     config: StepConfig
     first_row: int
+    repeats: bool = False
 
 
 def step(
@@ -374,6 +377,8 @@ def block_hidden(
 def empty_cache(model: DreamForCausalLM, shape: tuple[int, int], *, has_tail: bool) -> KVCache:
     """Return a cache of zeros for a canvas of shape [b, t]."""
     width = model.config.hidden_size
+    # Without a shift, the block's own rows predict all of its columns.
+    has_tail &= model.config.family.shifts
     tail = jnp.zeros((shape[0], 1, width), model.dtype) if has_tail else None
     return KVCache(model.model.empty_cache(*shape), tail)
 

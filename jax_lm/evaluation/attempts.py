@@ -267,7 +267,7 @@ class Journal(RunLog):
     name = "attempts.jsonl"
     kind = "attempt"
 
-    def __init__(self, folder: Path | None, settings: Record) -> None:
+    def __init__(self, folder: Path | None, settings: Record):
         self.records: dict[Key, Record] = {}
         super().__init__(folder, settings)
 

@@ -43,7 +43,7 @@ class Constraint:
     known: list[int] = field(default_factory=list, init=False)
     given_up: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # An empty answer must have an end that fits: otherwise no answer can be found later either.
         rest = self.search([])
         if rest is None:

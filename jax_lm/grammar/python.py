@@ -90,8 +90,10 @@ def find_end(text: str, after: str = "") -> str | None:
         # No piece ends a string that is still open.
         if depth == MAX_DEPTH or scan(candidate)[0]:
             continue
-        # go on only from the beginning of a program
-        if result is not ParserVerdict.WRONG or is_beginning(candidate):
+        # Go on only from the beginning of a program: the parser expects more, perhaps on the last
+        # line, if a backslash continues it.
+        continued = candidate + " \\\n"
+        if result is not ParserVerdict.WRONG or verdict(continued) is ParserVerdict.OPEN:
             more = reversed(list(pieces(candidate)))
             waiting += [(candidate + piece, depth + 1) for piece in more]
     return None
@@ -107,11 +109,6 @@ def verdict(text: str) -> ParserVerdict:
     except (ValueError, OverflowError, MemoryError, RecursionError):
         return ParserVerdict.WRONG
     return ParserVerdict.WHOLE
-
-
-def is_beginning(text: str) -> bool:
-    """Return whether the parser expects more, if a backslash continues the last line."""
-    return verdict(text + " \\\n") is ParserVerdict.OPEN
 
 
 def first_pieces(text: str) -> Iterator[str]:

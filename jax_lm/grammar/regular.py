@@ -66,7 +66,7 @@ class RegularGrammar:
 
     reads_prompt = False
 
-    def __init__(self, kind: str, text: str, seconds: float | None = None) -> None:
+    def __init__(self, kind: str, text: str, seconds: float | None = None):
         # Error messages quote only the beginning of the expression or schema.
         name = f"{kind}={text[:80]!r}{'…' if len(text) > 80 else ''}"
         # checked before the text is parsed or given to another process

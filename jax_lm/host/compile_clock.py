@@ -27,7 +27,7 @@ class CompileClock:
         count: number of programs compiled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.intervals: Intervals = []
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self.record_event)

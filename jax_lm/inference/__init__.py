@@ -109,7 +109,7 @@ class DiffuCoderInference:
         verbose: bool = True,
         before_weights: Callable[["DiffuCoderInference"], Any] = lambda engine: None,
         allow_nonfinite: bool = False,
-    ) -> None:
+    ):
         if dtype is not None:
             require_one_of("dtype", dtype, (*DTYPES, *QUANTIZED))
         if dtype == "fp8":

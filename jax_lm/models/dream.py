@@ -53,7 +53,7 @@ AttentionMask = Mask | Tokens | Bool[Array, "b t s"] | SampleMask
 class DreamModel(nnx.Module):
     """Embedding, decoder layers and final norm. On a `mesh`, hidden states are sharded by rows."""
 
-    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+    def __init__(self, config: DreamConfig, *, init: Initializer):
         self.mesh: Mesh | None = None
         self.embed_tokens = DreamEmbedding(config, init=init)
         self.layers = nnx.List(
@@ -194,7 +194,7 @@ class DreamForCausalLM(nnx.Module):
 
     def __init__(
         self, config: DreamConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32
-    ) -> None:
+    ):
         init = Initializer(config.initializer_range, rngs or nnx.Rngs(0), dtype)
         self.config = config
         self.model = DreamModel(config, init=init)

@@ -64,7 +64,7 @@ class ModelFunction:
     widen: in order, they need as much memory and take up to 10 % longer (docs/results/speed.md).
     """
 
-    def __init__(self, function: Callable, **options: Any) -> None:
+    def __init__(self, function: Callable, **options: Any):
         self.parallel = jax.jit(function, **options)
         self.in_order = jax.jit(function, compiler_options=IN_ORDER, **options)
         functools.update_wrapper(self, function)

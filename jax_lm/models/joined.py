@@ -26,7 +26,7 @@ from jax_lm.sharding import first_device
 class JoinedLinear(DreamLinear):
     """Linear layers of one input as one product; their outputs are computed by `split`."""
 
-    def __init__(self, layers: Sequence[DreamLinear], shards: int) -> None:
+    def __init__(self, layers: Sequence[DreamLinear], shards: int):
         """Join layers; each of `shards` devices along `tensor` has its part of every layer."""
         self.shards = shards
         self.sizes = tuple(len(layer.weight[...]) for layer in layers)
@@ -58,9 +58,7 @@ class JoinedLinear(DreamLinear):
 class JoinedAttention(DreamAttention):
     """Attention whose queries, keys and values are one product."""
 
-    def __init__(
-        self, attention: DreamAttention, layers: Sequence[DreamLinear], shards: int
-    ) -> None:
+    def __init__(self, attention: DreamAttention, layers: Sequence[DreamLinear], shards: int):
         self.head_dim = attention.head_dim
         self.key_heads = attention.key_heads
         self.qkv_proj = JoinedLinear(layers, shards)
@@ -75,7 +73,7 @@ class JoinedAttention(DreamAttention):
 class JoinedMLP(DreamMLP):
     """Feed-forward network whose gate is computed together with what it scales."""
 
-    def __init__(self, mlp: DreamMLP, layers: Sequence[DreamLinear], shards: int) -> None:
+    def __init__(self, mlp: DreamMLP, layers: Sequence[DreamLinear], shards: int):
         self.gate_up_proj = JoinedLinear(layers, shards)
         self.down_proj = mlp.down_proj
 

@@ -31,7 +31,7 @@ Past = tuple[KeyValues, ScalarInt] | None
 class Initializer:
     """Draws matrices from Normal(0, std), one key per parameter; vectors get a constant."""
 
-    def __init__(self, std: float, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
+    def __init__(self, std: float, rngs: nnx.Rngs, dtype: DTypeLike):
         self.std = std
         self.rngs = rngs
         self.dtype = dtype
@@ -49,7 +49,7 @@ class DreamLinear(nnx.Module):
     byte, and a group of inputs has a further `group_scale` (`jax_lm.checkpoints.stored`).
     """
 
-    def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer) -> None:
+    def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer):
         self.weight = nnx.Param(init((out_size, in_size)))
         self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
         self.scale: nnx.Param | None = nnx.data(None)
@@ -82,7 +82,7 @@ class DreamLinear(nnx.Module):
 class DreamRMSNorm(nnx.Module):
     """Root-mean-square norm in float32, cast to the input dtype before the weight, as in Qwen2."""
 
-    def __init__(self, size: int, eps: float, *, init: Initializer) -> None:
+    def __init__(self, size: int, eps: float, *, init: Initializer):
         self.weight = nnx.Param(init((size,), 1.0))
         self.eps = eps
 
@@ -95,7 +95,7 @@ class DreamRMSNorm(nnx.Module):
 class DreamRotaryEmbedding(nnx.Module):
     """Half-split rotary position embedding ("rotate_half"); angles, cos and sin in float32."""
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(self, head_dim: int, theta: float):
         self.head_dim = head_dim
         self.theta = theta
 
@@ -119,7 +119,7 @@ class DreamRotaryEmbedding(nnx.Module):
 class DreamAttention(nnx.Module):
     """Grouped-query attention. `o_proj` has no bias; the others follow `config.architecture`."""
 
-    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+    def __init__(self, config: DreamConfig, *, init: Initializer):
         d = config.hidden_size
         h = config.head_dim
         self.head_dim = h
@@ -176,7 +176,7 @@ class DreamAttention(nnx.Module):
 class DreamMLP(nnx.Module):
     """SwiGLU feed-forward network without biases."""
 
-    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+    def __init__(self, config: DreamConfig, *, init: Initializer):
         d = config.hidden_size
         f = config.intermediate_size
         self.gate_proj = DreamLinear(d, f, use_bias=False, init=init)
@@ -195,7 +195,7 @@ class DreamMLP(nnx.Module):
 class DreamDecoderLayer(nnx.Module):
     """Pre-norm attention and feed-forward network, each with a residual connection."""
 
-    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+    def __init__(self, config: DreamConfig, *, init: Initializer):
         self.input_layernorm = DreamRMSNorm(config.hidden_size, config.rms_norm_eps, init=init)
         self.self_attn = DreamAttention(config, init=init)
         self.post_attention_layernorm = DreamRMSNorm(
@@ -221,7 +221,7 @@ class DreamDecoderLayer(nnx.Module):
 class DreamEmbedding(nnx.Module):
     """Token embedding table [v, d]; after `quantize`, int8 with one float32 `scale` per token."""
 
-    def __init__(self, config: DreamConfig, *, init: Initializer) -> None:
+    def __init__(self, config: DreamConfig, *, init: Initializer):
         self.weight = nnx.Param(init((config.vocab_size, config.hidden_size)))
         self.scale: nnx.Param | None = nnx.data(None)
 

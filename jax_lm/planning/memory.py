@@ -136,7 +136,7 @@ class PlannedStep:
     extra_canvases: int = 0
     on_cpu: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("step", self.kind, (*STEPS, SERVE))
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:

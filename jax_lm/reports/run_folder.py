@@ -43,7 +43,7 @@ class RunLog(ABC):
     name: ClassVar[str]
     kind: ClassVar[str]
 
-    def __init__(self, folder: Path | None, settings: Record) -> None:
+    def __init__(self, folder: Path | None, settings: Record):
         self.file: IO[str] | None = None
         if folder is None:
             return

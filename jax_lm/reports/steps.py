@@ -70,7 +70,7 @@ class Steps(RunLog):
     name = "steps.jsonl"
     kind = "step"
 
-    def __init__(self, folder: Path, settings: Record) -> None:
+    def __init__(self, folder: Path, settings: Record):
         self.outcomes: dict[str, Outcome] = {}
         # Beginnings without an end, by step: each one ended the process.
         self.unfinished: dict[str, int] = {}

@@ -25,7 +25,7 @@ PREPARING_SECONDS = 10.0
 class ContextLengthError(ValueError):
     """Raised for a request that exceeds the context; clients of OpenAI recognise the message."""
 
-    def __init__(self, given: int, hole: int, context: int) -> None:
+    def __init__(self, given: int, hole: int, context: int):
         super().__init__(
             f"This model's maximum context length is {context} tokens. However, you requested "
             f"{given + hole} tokens ({given} in the prompt, {hole} in the completion: max_tokens). "

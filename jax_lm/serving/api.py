@@ -77,7 +77,7 @@ class ServerSettings:
 class Server:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
+    def __init__(self, engine: Engine, settings: ServerSettings):
         self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
         # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
         is_left_to_right = engine.inference.is_autoregressive

@@ -74,9 +74,7 @@ class CompileScheduler:
         is_cancelled: whether to compile nothing more.
     """
 
-    def __init__(
-        self, inference: DiffuCoderInference, groups: Sequence[Slots], context: int
-    ) -> None:
+    def __init__(self, inference: DiffuCoderInference, groups: Sequence[Slots], context: int):
         self.inference, self.groups, self.context = inference, groups, context
         self.seconds, self.failed = 0.0, set[Slots]()
         self.pause, self.retry_at = FIRST_PAUSE, 0.0

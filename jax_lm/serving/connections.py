@@ -45,7 +45,7 @@ class ConnectionLimits:
     unread_seconds: float = 30.0
     idle_seconds: int = 10
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.total < LEAST:
             raise ValueError(f"connections={self.total}: must be at least {LEAST}")
         if self.idle_seconds < 1:
@@ -77,7 +77,7 @@ class ConnectionLimits:
 class Connections:
     """All connections of a server, oldest first."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits):
         self.limits = limits
         self.open: dict[Connection, None] = {}
 
@@ -120,7 +120,7 @@ class Connections:
 class Connection(H11Protocol):
     """A connection of uvicorn that measures how long it has been waiting for its client."""
 
-    def __init__(self, connections: Connections, **arguments: Any) -> None:
+    def __init__(self, connections: Connections, **arguments: Any):
         super().__init__(**arguments)
         # not `connections`, which is uvicorn's own set
         self.all_connections, self.address = connections, ""

@@ -44,7 +44,7 @@ class ConstrainedSequence(Sequence):
     is_met: bool = False
     is_waiting: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__post_init__()
         self.repair.force(self.arrays, self.step)
 
@@ -121,7 +121,7 @@ class Repairs:
         samplers: Mapping[str, Sampler],
         widths: Collection[int],
         device: AbstractContextManager,
-    ) -> None:
+    ):
         self.samplers, self.widths, self.device = samplers, sorted(widths), device
         self.readers = ThreadPoolExecutor(READERS, "grammar")
         self.compiled: set[tuple[str, int]] = set()

@@ -64,7 +64,7 @@ class EngineOptions:
     preset: str = "exact"
     warm_up: tuple[str, ...] = ("1", str(CONTEXTS[0]))
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "slots", "queue", "context", "max_tokens")
         require_above_zero(self, "timeout")
         require_counts(self, "draft")
@@ -100,7 +100,7 @@ class Engine:
         metrics: Metrics | None = None,
         *,
         slots_type: type[Slots] = Slots,
-    ) -> None:
+    ):
         # refuse options that an autoregressive model cannot follow
         inference.fit(
             GenerationOptions(draft=options.draft, decoding=Decoding(preset=options.preset))

@@ -46,7 +46,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
-    ) -> None:
+    ):
         # A message quotes what came, which may be a name of a megabyte; what is allowed comes last.
         if len(message) > MAX_MESSAGE:
             message = f"{message[: MAX_MESSAGE // 2]} … {message[-MAX_MESSAGE // 2 :]}"

@@ -87,7 +87,7 @@ class GrowingSlots(Slots):
 
     is_growing = True
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.loops = dict[Sequence, Iterator[SamplerState]]()
 

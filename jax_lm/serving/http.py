@@ -40,7 +40,7 @@ class ListenOptions:
     grace: float = 30.0
     connections: connections.ConnectionLimits
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port={self.port}: must lie in [0, 65535]")
         if not 1 <= self.grace < math.inf:
@@ -93,7 +93,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
-    ) -> None:
+    ):
         self.engine, self.options, self.announce = engine, options, announce
         self.connections = connections.Connections(options.connections)
         # timeouts of uvicorn are whole seconds

@@ -289,7 +289,7 @@ class EventStream:
         jobs: the jobs, once they are in the queue.
     """
 
-    def __init__(self, *, with_progress: bool) -> None:
+    def __init__(self, *, with_progress: bool):
         self.with_progress, self.jobs = with_progress, list[Job]()
         self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 

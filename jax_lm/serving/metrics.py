@@ -18,7 +18,7 @@ SHARES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 class Metrics:
     """All metrics, with their own registry, so that a process can run several servers."""
 
-    def __init__(self, slots: int = 16) -> None:
+    def __init__(self, slots: int = 16):
         self.registry = CollectorRegistry()
         # 16 slots: 1, 2, 4, 8, 16
         sizes = tuple(2**power for power in range(slots.bit_length()))

@@ -98,7 +98,7 @@ class Key:
         ValueError: the line is not a key; the message does not show it, as it may be a secret.
     """
 
-    def __init__(self, line: str, number: int) -> None:
+    def __init__(self, line: str, number: int):
         match = KEY_LINE.fullmatch(line)
         if match is None:
             raise ValueError(
@@ -178,7 +178,7 @@ class Guard:
 
     def __init__(
         self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
-    ) -> None:
+    ):
         self.app, self.limits, self.metrics = app, limits, metrics
         self.keys = parse_keys(limits.keys)
         self.open_requests = 0

@@ -19,7 +19,7 @@ class Pace:
         seconds_per_row: moving average; 0 until a call was observed.
     """
 
-    def __init__(self, fixed_rows: int | None = None) -> None:
+    def __init__(self, fixed_rows: int | None = None):
         is_cpu = jax.default_backend() == "cpu"
         self.fixed_rows = fixed_rows or (FIXED_ROWS_CPU if is_cpu else FIXED_ROWS)
         self.seconds_per_row = 0.0

@@ -20,7 +20,7 @@ class RejectedError(Exception):
         retry_after: seconds after which the queue should have space; None if a retry is useless.
     """
 
-    def __init__(self, code: str, retry_after: int | None = None) -> None:
+    def __init__(self, code: str, retry_after: int | None = None):
         super().__init__(code)
         self.code, self.retry_after = code, retry_after
 
@@ -41,7 +41,7 @@ class JobQueue:
         seconds_per_job: moving average of the seconds from arrival to end.
     """
 
-    def __init__(self, capacity: int, slots: int) -> None:
+    def __init__(self, capacity: int, slots: int):
         self.capacity, self.slots = capacity, slots
         self.waiting: list[Job] = []
         self.running: dict[Sequence, Job] = {}

@@ -100,7 +100,7 @@ class AnswerFormat:
     error_event: str | None = None
     allows_partial = streams = False
 
-    def __init__(self, identity: str, model: str, body: DecodingBody) -> None:
+    def __init__(self, identity: str, model: str, body: DecodingBody):
         self.body: Any = body
         self.is_stream: bool = getattr(body, "stream", self.streams)
         self.identity, self.model = identity, model

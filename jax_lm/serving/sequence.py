@@ -96,7 +96,7 @@ class Sequence:
     is_held = False
     """Whether steps must leave the sequence as it is for now."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         length = len(self.tokens)
         self.require_batchable()
         self.masked = self.within(self.hole)

@@ -78,7 +78,7 @@ class Slots:
         stop_ids: tuple[int, ...],
         draft: int = 0,
         pace: Pace | None = None,
-    ) -> None:
+    ):
         self.sampler, self.columns, self.is_cached = sampler, columns, is_cached
         # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
         self.held: list[Sequence | None] = [None] * count

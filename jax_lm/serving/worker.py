@@ -71,7 +71,7 @@ class EngineWorker:
         slots: int,
         draft: int,
         slots_type: type[Slots] = Slots,
-    ) -> None:
+    ):
         self.inference, self.queue, self.metrics = inference, queue, metrics
         self.running: dict[Sequence, Job] = {}
         self.device = threading.Lock()

@@ -94,7 +94,7 @@ class DiffuCoderTokenizer:
     chat_template: str | None = None
     special: SpecialTokens = PUBLISHED_TOKENS
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for kind, token in (("mask", self.special.mask), ("end-of-text", self.special.end)):
             if token is not None and self.backend.token_to_id(token) is None:
                 raise TokenizerError(f"tokenizer has no {token} token, its {kind} token")

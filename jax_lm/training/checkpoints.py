@@ -47,7 +47,7 @@ class RunCheckpoints(AbstractContextManager):
         best: step of another checkpoint to keep.
     """
 
-    def __init__(self, folder: Path, keep: int, *, in_background: bool | None = False) -> None:
+    def __init__(self, folder: Path, keep: int, *, in_background: bool | None = False):
         self.keep = keep
         self.best: int | None = None
         self.is_cpu = jax.default_backend() == "cpu"

@@ -78,7 +78,7 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
     muon_learning_rate: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.optim is not None:
             require_one_of("optim", self.optim, OPTIMIZERS)
         require_above_zero(
@@ -150,7 +150,7 @@ class TrainerConfig:
     track: tuple[str, ...] = ()
     profile: str | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         sizes = ("gradient_accumulation_steps", "log_every", "save_every", "evaluate_every", "keep")
         require_sizes(self, "max_steps", "stop_after", "early_stopping_patience", *sizes)
         # Both compare evaluations, and need to know by which metric.
@@ -256,7 +256,7 @@ class LossConfig:
     complementary_masks: bool = False
     remat: bool | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("weighting", self.weighting, WEIGHTINGS)
         require_one_of("normalisation", self.normalisation, NORMALISATIONS)
         require_one_of("level_draws", self.level_draws, ("even", "antithetic", "independent"))
@@ -327,7 +327,7 @@ class SftConfig:
         max_steps=1000, optimizer=OptimizerConfig(learning_rate=1e-5, warmup_ratio=0.1)
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "condition_share", "held_out_share")
         require_above_zero(self, "num_train_epochs")
@@ -385,7 +385,7 @@ class AdaptConfig:
         max_steps=100_000, optimizer=OptimizerConfig(learning_rate=2e-5, warmup_ratio=0.2)
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
         if self.annealing_steps is not None:

@@ -89,7 +89,7 @@ class DiffuGRPOTrainer:
         rewards: WeightedSum | None = None,
         trained: Callable[[str], bool] = lambda name: True,
         identity: Fields | None = None,
-    ) -> None:
+    ):
         self.out = out
         self.unequal_rollouts = 0
         # Scores of rewarded rows; step, value and error of the best value of each watched metric.

@@ -72,7 +72,7 @@ class Estimator:
     max_mask_ratio: float = 0.8
     sampling_temperature: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("estimator", self.estimator, ESTIMATORS)
         require_sizes(self, "num_mask_pairs", "num_segments")
         if not 0 < self.min_mask_ratio <= self.max_mask_ratio < 1:
@@ -136,7 +136,7 @@ class PolicyLoss:
     negative_floor: float = 0.0
     delta: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_one_of("loss_type", self.loss_type, LOSS_TYPES)
         require_inner_shares(self, "epsilon")
         require("must be positive", lambda value: value > 0, self, "epsilon_high", "kl_clamp")
@@ -216,7 +216,7 @@ class GRPOConfig:
     loss: PolicyLoss = PolicyLoss()
     training: TrainerConfig = PAPER_TRAINING
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(
             self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk"
         )

@@ -231,7 +231,7 @@ class ByStep:
 
     arrays: Any = ()
 
-    def __init__(self, batch: Callable[[int], Batch]) -> None:
+    def __init__(self, batch: Callable[[int], Batch]):
         self.batch = batch
 
     def draw(self, state: State) -> tuple[Batch, Metrics]:

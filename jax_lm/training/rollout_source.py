@@ -210,7 +210,7 @@ class RolloutSource:
         *,
         params: Params,
         frozen: Params,
-    ) -> None:
+    ):
         self.config = config
         self.out = out
         self.frozen = frozen

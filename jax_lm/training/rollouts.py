@@ -127,7 +127,7 @@ class Rollouts:
         prompts: PromptSet,
         rewards: WeightedSum,
         config: GRPOConfig,
-    ) -> None:
+    ):
         self.sampler = sampler.with_params({})
         self.shardings = shardings
         self.tokenizer = tokenizer

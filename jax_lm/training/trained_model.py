@@ -41,7 +41,7 @@ class TrainedModel:
     base: NamedBase | None = None
     start: StoredAdapter | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # A folder that cannot be written should be reported before the training, not after it.
         require_writable(self.out)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)

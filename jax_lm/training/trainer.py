@@ -115,7 +115,7 @@ class Trainer:
         identity: Fields | None = None,
         place: Callable[[Batch], Batch] = lambda batch: batch,
         token_flops: Callable[[int], float] | None = None,
-    ) -> None:
+    ):
         config = resolve_trainer(config, weight_count(params, frozen))
         self.config = config
         self.out = out

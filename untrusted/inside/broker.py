@@ -67,7 +67,7 @@ class Broker:
         may_grow: returns whether files in the work folder may be added or grow.
     """
 
-    def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]) -> None:
+    def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]):
         self.listener, self.pid, self.world, self.may_grow = listener, pid, world, may_grow
         # Opened once: the process id may belong to another process later, this descriptor cannot.
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)

@@ -22,7 +22,7 @@ class ChannelEndError(BaseException):
 class Channel:
     """Sends and receives messages; raises ChannelEndError if the other side has ended."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int):
         self.socket = socket.socket(fileno=descriptor)
         self.lines = self.socket.makefile("rb")
 

@@ -184,7 +184,7 @@ class TestPreparation:
         derived: names whose values depend on results of the program, and TESTER for a call of it.
     """
 
-    def __init__(self, nodes: list[Any], program: set[str]) -> None:
+    def __init__(self, nodes: list[Any], program: set[str]):
         self.nodes, self.theirs = nodes, program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived = {TESTER}

@@ -86,7 +86,7 @@ def hold_same(items: list, others: list) -> bool:
 class Shared:
     """A container that both ends have, with its content when they last agreed."""
 
-    def __init__(self, key: str, container: Any) -> None:
+    def __init__(self, key: str, container: Any):
         self.key, self.container, self.agreed = key, container, items_of(container)
 
 
@@ -99,7 +99,7 @@ class SharedContainers:
         watched: containers that may change at this end, most recently used last.
     """
 
-    def __init__(self, side: str) -> None:
+    def __init__(self, side: str):
         self.side, self.count = side, 0
         self.entries: dict[str, Shared] = {}
         self.watched: dict[str, Shared] = {}

@@ -12,7 +12,7 @@ from typing import Any
 class Deferred:
     """Stands for a module, which is imported when one of its names is first used."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str):
         self._module = module
 
     def __getattr__(self, name: str) -> Any:

@@ -42,7 +42,7 @@ class Runner:
         passed: number of tests that have passed.
     """
 
-    def __init__(self, scope: Fields, defined: set[str]) -> None:
+    def __init__(self, scope: Fields, defined: set[str]):
         self.own = {n: v for n, v in scope.items() if n in defined and not is_theirs(v)}
         self.fixtures = shim.FIXTURES | fixtures_in(self.own.values())
         self.kept = FixtureValues({}, self.fixtures, None)
@@ -133,7 +133,7 @@ class FixtureValues(dict[str, Any]):
         stack: cleans up after the fixtures.
     """
 
-    def __init__(self, values: Fields, fixtures: Fields, kept: "FixtureValues | None") -> None:
+    def __init__(self, values: Fields, fixtures: Fields, kept: "FixtureValues | None"):
         super().__init__(values)
         self.fixtures, self.kept, self.stack = fixtures, kept, contextlib.ExitStack()
 

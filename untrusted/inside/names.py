@@ -116,7 +116,7 @@ class ProgramFinder:
     module is installed. Modules that a library tries to import are not replaced.
     """
 
-    def __init__(self, module: types.ModuleType, source: str) -> None:
+    def __init__(self, module: types.ModuleType, source: str):
         self.module, self.source, self.path = module, source, [*sys.path]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -18,7 +18,7 @@ class Packages:
         folders: by package name, its folder, or its file if it is a single module.
     """
 
-    def __init__(self, folders: dict[str, str]) -> None:
+    def __init__(self, folders: dict[str, str]):
         self.folders = folders
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

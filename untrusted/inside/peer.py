@@ -81,7 +81,7 @@ class Peer(ABC):
 
     side = "p"
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel):
         self.channel = channel
         # Reentrant, because answering a request may send requests to the other end.
         self.lock = _thread.RLock()

@@ -32,7 +32,7 @@ class ProgramPeer(Peer):
 
     side = "p"
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel):
         super().__init__(channel)
         # Names of the library objects that the test has sent by name, by identity.
         self.named: dict[int, str] = {}

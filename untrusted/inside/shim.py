@@ -90,9 +90,7 @@ def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any
 class Approx:
     """Equals numbers that are close to the expected ones, also in lists, tuples, dictionaries."""
 
-    def __init__(
-        self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
-    ) -> None:
+    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False):
         self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
 
     def __eq__(self, actual: Any) -> bool:
@@ -139,7 +137,7 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 class Mark:
     """A decorator that adds itself to the `pytestmark` of a test; it may have arguments."""
 
-    def __init__(self, name: str, arguments: tuple = (), keywords: Fields | None = None) -> None:
+    def __init__(self, name: str, arguments: tuple = (), keywords: Fields | None = None):
         self.name, self.arguments, self.keywords = name, arguments, keywords or {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -168,7 +166,7 @@ mark = Marks()
 class Fixture:
     """A fixture: a function that returns a value, or yields one and then cleans up."""
 
-    def __init__(self, function: Any, settings: Fields) -> None:
+    def __init__(self, function: Any, settings: Fields):
         if "params" in settings:
             raise cannot_judge("the test needs pytest itself, for a fixture with params")
         self.function, self.name = function, settings.get("name") or function.__name__
@@ -185,7 +183,7 @@ def fixture(function: Any = None, **settings: Any) -> Any:
 class Capsys:
     """Holds what is printed while a test runs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.out, self.err = io.StringIO(), io.StringIO()
 
     def readouterr(self) -> Captured:

@@ -101,7 +101,7 @@ class Tester(Peer):
 
     side = "t"
 
-    def __init__(self, channel: Channel, source: str, code: str) -> None:
+    def __init__(self, channel: Channel, source: str, code: str):
         super().__init__(channel)
         TestSide.peer = self
         sys.argv = [PROGRAM_FILE]

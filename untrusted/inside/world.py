@@ -38,7 +38,7 @@ class World:
         folder: the folder in which the process may write.
     """
 
-    def __init__(self, readable: list[str], hidden: list[str], folder: str) -> None:
+    def __init__(self, readable: list[str], hidden: list[str], folder: str):
         self.folder = folder
         # Later groups override earlier ones for the same path.
         groups: dict[Kind, list[str]] = {

@@ -66,7 +66,7 @@ class Zygote:
 
     def __init__(
         self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
-    ) -> None:
+    ):
         self.control, self.tier, self.folder = control, tier, folder
         # Only Landlock children share the host's namespaces, so only they need a broker.
         self.world = World(readable, hidden, folder) if tier == "landlock" else None

@@ -45,7 +45,7 @@ class Bench:
     random_shape: Literal["small", "7b"] | None = None
     out: Path | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if not self.presets:
             raise ValueError("presets=(): must name at least one")
         require_at_most_one(self, "model", "random_shape")
@@ -80,7 +80,7 @@ class Compare:
     workload: Workload = COMPARISON
     out: Path | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # every case of a comparison has the same length of answer
         if len(self.workload.new_tokens) != 1:
             raise ValueError(

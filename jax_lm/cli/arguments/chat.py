@@ -43,7 +43,7 @@ class Chat:
     generation: GenerationOptions = DEFAULTS
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_not_negative(self, "seed")
         # an answer of a conversation is text with code in it, not a program
         if self.generation.grammar == "python":

@@ -115,5 +115,5 @@ class Info:
     max_length: int = 512
     json: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "batch_size", "max_length")

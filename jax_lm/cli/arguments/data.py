@@ -75,7 +75,7 @@ class ConversationColumns(NamedColumns):
     prompt_column: str | None = None
     response_column: str | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if (self.prompt_column is None) != (self.response_column is None):
             given = [f"{name}_column={column!r}" for name, column in self.given]
             raise ValueError(f"{given[-1]}: prompt_column and response_column need each other")
@@ -174,7 +174,7 @@ class Show:
     columns: AnyColumns = OUR_COLUMNS
     form: ConversationForm = PLAIN_FORM
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "limit", "max_length")
         require_shares(self, "mask_ratio")
         require_conversations(self.kind, self.form)
@@ -222,7 +222,7 @@ class Tokenize:
     form: ConversationForm = PLAIN_FORM
     streaming: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "max_length", "workers", "num_shards")
         require_conversations(self.kind, self.form)
 

@@ -79,7 +79,7 @@ class Analyze:
     executor: Literal["auto", "bubblewrap", "landlock"] = "auto"
     out: Path = Path("analysis")
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "limit", "n")
         require_not_negative(self, "seed", "temperatures")
         # a step commits at least one position
@@ -190,7 +190,7 @@ class Evaluate:
         is_long = not is_small and given.get("model") is not None
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_at_most_one(self, "chat", "base", "canonical", "empty")
         # options of sampling, which known solutions do not need
         if self.canonical or self.empty:

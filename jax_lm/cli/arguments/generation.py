@@ -83,7 +83,7 @@ class Generate:
     only_new: bool = False
     animation: Path | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_not_negative(self, "seed")
         require_sizes(self, "batch_size")
         # a file of prompts is answered in a file

@@ -23,7 +23,7 @@ class Hosts:
     num_processes: int | None = None
     process_id: int | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         numbers = (self.coordinator, self.num_processes, self.process_id)
         if None in numbers and numbers != (None, None, None):
             raise ValueError(

@@ -22,7 +22,7 @@ class Models:
     yes: bool = False
     json: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # nothing else asks for a confirmation
         if self.yes and self.delete is None:
             raise ValueError("yes: needs --delete MODEL")

@@ -72,7 +72,7 @@ class Plan:
     json: bool = False
     generation: GenerationOptions = DEFAULTS
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "batch_size", "max_length")
         require_counts(self, "served_adapters")
         if self.served_adapters and self.step != "serve":

@@ -78,7 +78,7 @@ class SandboxRun:
     executor: ExecutorName = "auto"
     allow_unsafe_exec: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # a case is a pair of files
         if (self.input is None) != (self.expected is None):
             raise ValueError(f"input={self.input}, expected={self.expected}: a case needs both")

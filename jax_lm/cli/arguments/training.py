@@ -56,7 +56,7 @@ class ModelArguments:
     mesh: str | None = None
     hosts: Hosts = ONE_HOST
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # options of new adapters; `quantize` also applies to a given adapter
         for name in ("lora_rank", "lora_alpha", "lora_targets", "quantize"):
             if (value := getattr(self, name)) is None:
@@ -202,7 +202,7 @@ class Grpo:
     config: Path | None = None
     settings: GRPOConfig = field(default_factory=GRPOConfig)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         require_sizes(self, "limit")
 
     @staticmethod

@@ -44,7 +44,7 @@ class Dialogue:
     messages: list[Message] = field(default_factory=list)
     failures: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.reset("")
 
     def take(self, line: str) -> bool:
@@ -156,7 +156,7 @@ class TypedLines(Iterator[str]):
     Not a generator: Ctrl-C while a line is read would end a generator, and with it the chat.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.is_terminal = sys.stdin.isatty()
         if self.is_terminal:
             terminal.say("/help lists the commands")

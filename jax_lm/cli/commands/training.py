@@ -94,7 +94,13 @@ def run_grpo(arguments: Grpo) -> int:
         and arguments.data != BUILTIN
         and is_instruct(target.source, target.tokenizer)
     ):
-        rows = [as_messages(row) for row in rows]
+        # A text becomes a message of the user.
+        rows = [
+            row | {"prompt": [{"role": "user", "content": row["prompt"]}]}
+            if isinstance(row["prompt"], str)
+            else row
+            for row in rows
+        ]
     trainer = DiffuGRPOTrainer(
         model,
         target.tokenizer,
@@ -135,13 +141,6 @@ def load_prompts(arguments: Grpo) -> list[Fields]:
             except ValueError as error:
                 raise ValueError(f"data={arguments.data}: prompt {number}: {error}") from None
     return rows
-
-
-def as_messages(row: Fields) -> Fields:
-    """Return a row whose prompt is chat messages: a text becomes a message of the user."""
-    if not isinstance(row["prompt"], str):
-        return row
-    return row | {"prompt": [{"role": "user", "content": row["prompt"]}]}
 
 
 def run_adapt(arguments: Adapt) -> int:
