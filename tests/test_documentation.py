@@ -42,6 +42,17 @@ def everything():
     return [command for place in places for block in place for command in commands(block)]
 
 
+def test_concepts_embed_the_page_of_the_server():
+    """By links to its files: the site has a copy of each."""
+    page = ROOT / "docs" / "page"
+    served = ROOT / "jax_lm" / "serving" / "page"
+    assert sorted(each.name for each in page.iterdir()) == sorted(
+        each.name for each in served.iterdir()
+    )
+    assert all(each.resolve() == (served / each.name).resolve() for each in page.iterdir())
+    assert 'src="page/index.html"' in (ROOT / "docs" / "concepts.md").read_text()
+
+
 def test_every_command_parses():
     found = everything()
     assert len(found) > 100

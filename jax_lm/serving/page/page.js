@@ -146,6 +146,8 @@ async function ask(path, options = {}) {
   }
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
+  // Only a host of plain files does not say what is wrong: without a model there is nothing to ask.
+  if (!error) $("ask").hidden = true;
   throw new Error(error?.message ?? `There is no model behind this page (${response.status}): it shows replays.`);
 }
 

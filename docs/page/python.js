@@ -1,0 +1,1 @@
+../../jax_lm/serving/page/python.js
