@@ -127,7 +127,7 @@ class Task:
         """Sample a completion per prompt; returns them and their rewards."""
         count = len(prompts)
         completions = sample_completions(
-            self.sampler.with_params(params),
+            self.sampler.changed(params=params),
             self.tokenizer,
             np.array(prompts, object),
             options,

@@ -84,7 +84,7 @@ def measure(name):
 
     sampler = Sampler(nnx.eval_shape(make_model))
     shardings = tree_shardings(sampler.params, config, mesh)
-    sampler = sampler.with_params(place_on(sampler.params, shardings))
+    sampler = sampler.changed(params=place_on(sampler.params, shardings))
     weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sampler.params))
     record: dict[str, Any] = {"slots": plan.batch, "context": plan.canvas}
     record["planned"] = [round(part / GIB, 2) for part in (need.weights, need.cache, need.working)]

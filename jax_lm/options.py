@@ -1,4 +1,4 @@
-"""The options of a generation, validated in one place. Does not know the model or import JAX.
+"""The options of a generation, validated in one place. Imports no JAX.
 
     GenerationOptions(max_new_tokens=64, temperature=0.0, decoding=Decoding(preset="fast"))
 
@@ -125,8 +125,12 @@ require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
 require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
 require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < value <= 1)
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
-require_above_zero = partial(require, "must be positive", lambda value: 0 < value < math.inf)
-require_not_negative = partial(require, "must not be negative", lambda value: 0 <= value < math.inf)
+require_above_zero = partial(
+    require, "must be positive and finite", lambda value: 0 < value < math.inf
+)
+require_not_negative = partial(
+    require, "must not be negative or infinite", lambda value: 0 <= value < math.inf
+)
 # Like `require_not_negative`, but infinity is allowed, as a bound that nothing reaches.
 require_at_least_zero = partial(require, "must not be negative", lambda value: value >= 0)
 require_counts = partial(
@@ -179,8 +183,8 @@ class Decoding:
             otherwise: a threshold over the whole canvas ruins the answers of instruct models.
         cache: which rows each step recomputes; keys and values of the others are cached. `none`:
             all rows. `prefix`: the block and all rows after it. `dual`: the block; the row before
-            it stays as the last refresh computed it. `window`: the block and the row before
-            it; of blocks of 32 and more the rows that predict them, which end one earlier. `causal`
+            it keeps its cached keys and values. `window`: the block and the row before it; for
+            blocks of at least 32, only the rows that predict the block, without its last. `causal`
             is only for weights that were trained for it (D2F, arXiv 2508.09192): a block
             attends to itself and to earlier positions, so finished blocks are never recomputed, and
             several blocks are filled in parallel, with commit rule `threshold`. It is for
@@ -194,7 +198,7 @@ class Decoding:
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
             alone in the first forward pass over the block, as Fast-dLLM does. If the model attends
-            by blocks, that is done in those that begin with a block of its attention.
+            by blocks, only the blocks that begin with a block of its attention are forced.
         add_threshold: if blocks are filled in parallel, the filled share of the latest block at
             which the next one is added, in [0, 1].
         activate_threshold: with cache `causal`, the filled share of a block from which the next
@@ -302,10 +306,10 @@ class Decoding:
 
 def window_length(columns: int, model: DreamConfig) -> int:
     """Return the rows that a step with cache `window` recomputes for a block of `columns`."""
-    # Row p predicts column p + 1, so columns 32 to 63 are predicted by rows 31 to 62. A window that
-    # included row 63 would cost a GPU as much as one of 40 rows, so it ends before: keys and values
-    # of row 63 stay those of the refresh. Shorter blocks are recomputed as a whole, as are those of
-    # families whose cache is only exact if they are.
+    # Row p predicts column p + 1, so columns 32 to 63 need rows 31 to 62. Row 63 is left out, as a
+    # window of 33 rows would cost a GPU as much as one of 40: its keys and values stay those of the
+    # last refresh. Shorter blocks are recomputed as a whole, and so are those of families whose
+    # cache is exact only then.
     is_whole = model.attention_block is not None or not model.family.shifts
     return columns + (is_whole or columns < BLOCK_LENGTH)
 
@@ -499,11 +503,13 @@ DEFAULTS = GenerationOptions()
 
 def advise_preset(options: GenerationOptions, width: int, model: DreamConfig) -> str:
     """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
-    settings, steps = options.decoding.settings, options.max_new_tokens
-    if settings.cache != "none" or settings.commit != "steps":
+    settings, columns = options.decoding.settings, options.max_new_tokens
+    steps = options.steps or columns
+    if settings.cache != "none" or settings.commit != "steps" or options.growth == "on":
         return ""
-    # Blocks of 32 in rows of 300, 256 steps: 256 x 300 rows, or 8 x 300 + 248 x 32.
-    blocks = -(-steps // BLOCK_LENGTH)
-    window = window_length(min(BLOCK_LENGTH, steps), model)
-    fast = blocks * width + (steps - blocks) * window
-    return f"--preset fast: {steps * width / fast:.1f}x fewer rows"
+    # Blocks of 32 in rows of 300, 256 columns and steps: 256 x 300 rows, or 8 x 300 + 248 x 32.
+    blocks = -(-columns // BLOCK_LENGTH)
+    window = window_length(min(BLOCK_LENGTH, columns), model)
+    fast = blocks * width + max(steps - blocks, 0) * window
+    ratio = steps * width / fast
+    return f"--preset fast: {ratio:.1f}x fewer rows" if ratio > 1.1 else ""

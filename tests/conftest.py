@@ -257,7 +257,7 @@ def broken_sampler():
         def change(path, leaf):
             return leaf.at[row].set(jnp.nan) if name in jax.tree_util.keystr(path) else leaf
 
-        return sampler.with_params(jax.tree_util.tree_map_with_path(change, sampler.params))
+        return sampler.changed(params=jax.tree_util.tree_map_with_path(change, sampler.params))
 
     return broken
 

@@ -94,6 +94,12 @@ def test_long_commands_say_how_long_and_what_is_quicker(monkeypatch, capsys, eng
     assert advise_preset(fast, 300, engine.config) == ""
     # 16 steps of 23 rows, or 23 + 15 x 17
     assert advise_preset(short, 23, engine.config) == "--preset fast: 1.3x fewer rows"
+    # 64 steps of 300 rows, or 8 x 300 + 56 x 32
+    several = GenerationOptions(tokens_per_step=4)
+    assert advise_preset(several, 300, engine.config) == "--preset fast: 4.6x fewer rows"
+    # Nothing is gained, or the preset is refused.
+    for options in (GenerationOptions(max_new_tokens=1), GenerationOptions(growth="on")):
+        assert advise_preset(options, 300, engine.config) == ""
 
 
 ROOT = Path(__file__).parents[1]

@@ -241,7 +241,8 @@ def test_guesses_of_a_model_that_looks_at_nothing_are_all_right(tiny):
     # From left to right: by confidence all masked positions would be alike but for rounding.
     options = greedy(24, draft=3, alg="left_to_right")
     states = [
-        tiny.with_params(blind).generate(canvas, replace(options, draft=draft)) for draft in (0, 3)
+        tiny.changed(params=blind).generate(canvas, replace(options, draft=draft))
+        for draft in (0, 3)
     ]
     require_same(states[1], states[0])
     # The schedule commits 0, 1, …, 1, 2: 23 evaluations, the first one without a guess.

@@ -96,6 +96,29 @@ def test_one_number_misses_one_criterion(name):
     assert f". {advice} (missed) |" in missed.markdown()
 
 
+@pytest.mark.parametrize(
+    ("rows", "name", "said"),
+    [
+        (
+            [row(1, 100.0, 0.4)],
+            "forward passes gain from batches",
+            "batch sizes that fit: 1 (not measured)",
+        ),
+        (
+            [row(1, 100.0, None), row(8, 200.0, None)],
+            "forward passes near the machine's limits",
+            "the machine's limits are not known (not measured)",
+        ),
+    ],
+)
+def test_what_a_row_does_not_say_is_not_measured(rows, name, said):
+    found = good()
+    found["forward"]["rows"] = rows
+    judged = report(found)
+    assert [verdict.name for verdict in judged.verdicts if verdict.met is None] == [name]
+    assert f"| {said} |" in judged.markdown()
+
+
 def test_what_failed_is_not_measured():
     found = good()
     del found["single"]

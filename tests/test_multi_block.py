@@ -62,7 +62,7 @@ def exchanged(sampler, token):
         return jnp.asarray(np.asarray(leaf)[ids]) if is_table else leaf
 
     params = jax.tree_util.tree_map_with_path(exchange, sampler.params)
-    return sampler.with_params(params), ids
+    return sampler.changed(params=params), ids
 
 
 def decoded(sampler, prompts, settings, mask=None, **more):

@@ -453,4 +453,20 @@ def test_each_adapter_of_a_server_has_caches(capsys):
         caches.append(float(json.loads(capsys.readouterr().out)["caches"].split()[0]))
     assert caches[1] == pytest.approx(4 * caches[0], abs=0.03)
     assert cli.main([*command, "--served-adapters", "3"]) == 2
-    assert "served_adapters=3: only step serve has them" in capsys.readouterr().err
+    assert "served_adapters=3: must be 0 but for step='serve'" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_server_is_written_and_takes_no_sizes(capsys, tmp_path):
+    out = tmp_path / "plan.json"
+    command = ["plan", "--model-config", "7b", "--topology", "h100:1", "--step", "serve"]
+    assert cli.main([*command, "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["slots"] == 16
+    assert "slots    16" in capsys.readouterr().out
+    for words, given in (
+        (("--batch-size", "9"), "batch_size=9"),
+        (("--max-length", "1024"), "max_length=1024"),
+        (("--mesh", "tensor=2"), "mesh='tensor=2'"),
+        (("--lora-rank", "8"), "lora_rank=8"),
+    ):
+        assert cli.main([*command, *words]) == 2
+        assert f"{given}: must be" in capsys.readouterr().err

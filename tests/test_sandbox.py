@@ -61,6 +61,7 @@ FAILING = [
     ("x = input()", "assert True", "EOFError"),
     ("import jax", "assert True", "ModuleNotFoundError"),
     ("import os\nos.abort()", "assert True", "crashed with SIGABRT"),
+    ("import signal\nsignal.raise_signal(35)", "assert True", "crashed with signal 35"),
     ("import ctypes\ndef f(): ctypes.string_at(0)", "assert f() == 1", "crashed with SIGSEGV"),
     ("def f(): raise KeyError('k')", "assert f() == 1", "KeyError: 'k'"),
     ("open('/out.txt', 'w').write('a')", "assert True", "OSError" if TIER == "bubblewrap" else ""),

@@ -154,7 +154,7 @@ def reach(session: Session, name: str) -> AttackResult:
 def exhaust(session: Session, name: str) -> AttackResult:
     """Carry out one attempt to use up a resource; it must end in time, with a known outcome."""
     attack = EXHAUST[name]
-    # Attacks that another limit must end get time to reach that limit, on a slow host too.
+    # If a limit other than time must stop the attack, it has time to reach that limit on a slow host.
     seconds = 1.5 if "timeout" in attack["outcomes"] else 15.0
     limits = Limits(seconds=seconds, memory_bytes=256 * 2**20)
     code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"

@@ -365,7 +365,9 @@ def reason_of(child: Child, when: str = " before the end") -> TestResult:
     # The kernel's SIGKILL, not ours: the process had ended before we sent one.
     if -code == signal.SIGKILL and child.ended:
         return TestResult("out_of_memory", "killed by the kernel")
-    return failed(f"crashed with {signal.Signals(-code).name}")
+    # Python names no real-time signal but the first and the last.
+    names = {int(each): each.name for each in signal.Signals}
+    return failed(f"crashed with {names.get(-code, f'signal {-code}')}")
 
 
 def reason_of_error(

@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 # Time limits of starting and stopping; a busy host may take long to start an interpreter.
 START_SECONDS, STOP_SECONDS = 20.0, 2.0
-# Bytes per read; seconds between two checks of `stops`.
+# Bytes per read.
 CHUNK = 2**16
 STREAMS = ("stdout", "stderr")
+# Seconds between two checks of `stops`.
 TICK = 0.1
 
 
@@ -98,13 +99,15 @@ class Session:
         # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
         # the host, which is removed when the session is closed, at the latest when this process
         # ends.
+        # `nullcontext` does nothing when called: bubblewrap leaves nothing to remove.
         self.folder, self.remove = work_folder(packages), contextlib.nullcontext
         if tier != "bubblewrap":
             made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
             self.folder, self.remove = made.name, made.cleanup
-        # By stream: output of the running processes, up to `room` bytes; beginning of the output of
-        # all processes of a program; and the pipe.
+        # By stream: output of the running processes, up to `room` bytes, and the beginning of the
+        # output of all processes of a program.
         self.room, self.written, self.heads = 0, {}, {}
+        # By stream: the pipe.
         self.pipes: dict[str, io.FileIO] = {}
         self.control, far = socket.socketpair()
         self.control.settimeout(START_SECONDS)
@@ -131,7 +134,7 @@ class Session:
         self.start()
 
     def start(self) -> None:
-        """Wait until the zygote is ready. Raises SandboxFailureError with the message on stderr."""
+        """Wait until the zygote is ready. Raises SandboxFailureError with what the sandbox wrote to stderr."""
         # If the host runs out of memory, the kernel ends the sandbox first.
         with (
             contextlib.suppress(OSError),
@@ -369,7 +372,7 @@ def open_input(content: bytes) -> int:
 
 
 def is_mentioned(package: str, job: Fields) -> bool:
-    """Whether a job may import a package."""
+    """Whether a job's code or test mentions a package, and so may import it."""
     text = f"{job.get('code', '')} {job.get('test', '')}"
     # The fixture `monkeypatch` uses unittest.mock.
     return package in text or (package == "unittest.mock" and "monkeypatch" in text)

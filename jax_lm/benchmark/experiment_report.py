@@ -23,13 +23,14 @@ COMPILATIONS = ("compilations", "compile_seconds")
 
 # Makes a section from the rows of its steps.
 SectionOf = Callable[[list[Row]], Section]
-# Such functions, by the first word of the names of the steps that they show.
+# Such functions by the first word of the names of their steps: "stress" for "stress 8".
 Sections = Mapping[str, SectionOf]
 # How the steps ended, by their names.
 Outcomes = Mapping[str, Outcome]
 
-# What was measured, in words, and whether the condition is met; a judge returns it for a row.
-Judgement = tuple[str, bool]
+# What was measured, in words, and whether the condition is met; a judge returns it for a row. None:
+# the row does not say.
+Judgement = tuple[str, bool | None]
 Judge = Callable[[Row], Judgement]
 
 NOT_REACHED = Outcome("not reached")
@@ -58,7 +59,7 @@ class Criterion(NamedTuple):
         outcome = outcomes.get(self.step, NOT_REACHED)
         if outcome.state == DONE:
             measured, is_met = self.judge(outcome.row)
-            if not is_met:
+            if is_met is not None and not is_met:
                 measured = f"{measured}. {self.advice}"
             return Verdict(self.name, self.wanted, measured, is_met)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
@@ -79,18 +80,16 @@ def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%
 def judge_checks(row: Row) -> Judgement:
     """Judge whether every check of the checkpoint passed."""
     checks = row["checks"]
-    return f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed", row[
-        "passed"
-    ]
+    measured = f"{sum(check['passed'] for check in checks)} of {len(checks)} checks passed"
+    return measured, row["passed"]
 
 
 def judge_batch_gain(row: Row) -> Judgement:
     """Compare the tokens per second of the largest batch with those of the smallest."""
     timed = [batch for batch in row["rows"] if "seconds" in batch]
     if len(timed) < 2:
-        return f"{len(timed)} batch size fits", False
-    first = timed[0]
-    last = timed[-1]
+        return f"batch sizes that fit: {len(timed)}", None
+    first, *_, last = timed
     gain = last["tokens_per_second"] / first["tokens_per_second"]
     factor = last["batch"] / first["batch"]
     # Batch 8 over batch 1 must bring at least 0.25 * 8 = 2 times the tokens per second.
@@ -104,8 +103,8 @@ def judge_roofline(row: Row) -> Judgement:
     """Judge the batch that comes nearest to the machine's limits."""
     known = [batch for batch in row["rows"] if batch.get("roofline")]
     if not known:
-        return "the machine's limits are not known", False
-    # Of equal shares, the larger batch.
+        return "the machine's limits are not known", None
+    # On a tie, the larger batch.
     best = max(known, key=lambda batch: (batch["roofline"], batch["batch"]))
     return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
 
@@ -278,7 +277,7 @@ def experiment_report(
 
 
 def step_sections(rows: Rows, sections: Sections) -> list[Section]:
-    """Return a section for every kind of step that has one and has been done."""
+    """Return a section for each kind of step that was done and has a function."""
     parts = []
     for kind, section in sections.items():
         # "passes 1" and "passes 16" share the section of "passes".

@@ -125,10 +125,6 @@ class Sampler:
         # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, self.params = split_model(model)
 
-    def with_params(self, params: dict) -> "Sampler":
-        """Make a sampler of the same model with other weights."""
-        return self.changed(params=params)
-
     def changed(self, **fields: Any) -> "Sampler":
         """Make a sampler that differs in some attributes and shares compiled programs."""
         other = copy.copy(self)

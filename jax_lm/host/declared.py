@@ -249,14 +249,16 @@ def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Opt
 def list_options(kind: Program) -> tuple[Option, ...]:
     """List the options of a program: arguments without a name, common options, all others.
 
-    `FIRST` of a dataclass names the common options, and `IMPLIED` describes the defaults that its
-    `implied` computes, by name.
+    `FIRST` of a dataclass names the common options, with spaces between them. `IMPLIED` describes
+    the defaults that its `implied` computes, by name.
     """
     # by field, so that the same name in two dataclasses is one option
     options = {option.field: option for option in options_in(kind, None, OTHERS)}
     for name, default in getattr(kind, "IMPLIED", {}).items():
         options[name] = replace(options[name], default=default)
-    common = [replace(options.pop(name), group=COMMON) for name in getattr(kind, "FIRST", ())]
+    common = [
+        replace(options.pop(name), group=COMMON) for name in getattr(kind, "FIRST", "").split()
+    ]
     # the sort is stable: common options stay in the order of FIRST
     return tuple(sorted([*common, *options.values()], key=lambda option: not option.is_positional))
 

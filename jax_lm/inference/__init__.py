@@ -192,7 +192,8 @@ class DiffuCoderInference:
         for mesh, own in split_data(params, self.sampler.mesh, self.replicas):
             replica = copy.copy(self)
             replica.adapters = {
-                name: each.on_mesh(mesh).with_params(own[name]) for name, each in samplers.items()
+                name: each.on_mesh(mesh).changed(params=own[name])
+                for name, each in samplers.items()
             }
             replica.sampler = replica.adapters.pop("")
             replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1

@@ -30,8 +30,8 @@ MIN_BLOCK_QUERIES = 16
 # Segment id of the positions that pad a sequence to a multiple of LANES. Samples have ids from 0
 # on, and positions outside any sample have -1, so padding shares an id with neither.
 PADDING_ID = -2
-# Sequence length from which avoiding the scores pays off. In shorter sequences, as compiled, the
-# scores of a row stay in the VMEM of a v5e anyway. GPUs write them at any length.
+# Sequence length from which avoiding the scores pays off. In the compiled program, those of shorter
+# sequences stay in the VMEM of a v5e anyway. A GPU writes them at any length.
 MIN_LENGTH = {"tpu": 1024, "gpu": 256}
 # Compute capability from which cuDNN has the kernel.
 AMPERE = 8.0
@@ -101,10 +101,10 @@ def attend(
 def choose_attention(
     q: Queries, k: Keys, attention_mask: KeyMask, mesh: Mesh | None
 ) -> Attention | None:
-    """Choose the implementation that avoids writing all scores, for the device compiled for.
+    """Choose an implementation that does not write all scores, for the device of the program.
 
-    Returns None if there is none, or if it does not pay off: the kernels need bfloat16, and a
-    window that attends to a longer cache (t < s) is too narrow for its scores to matter.
+    Returns None if attention in full is as good: the kernels need bfloat16, and a window that
+    attends to a longer cache (t < s) is too narrow for its scores to matter.
     """
     device = first_device(mesh)
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
@@ -143,8 +143,8 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Que
     scores = product(q, k) / h**0.5
     if attention_mask is not None:
         admitted = query_mask(attention_mask)
-        # A mask of keys alone also holds for padded queries: they see the real keys, so that no row
-        # of scores is empty. A mask of each query is repeated for the stacked heads.
+        # A mask per key holds for padded queries too: they attend to the real keys, so that no row
+        # of scores is masked whole. A mask per query is repeated for the stacked heads.
         if admitted.shape[1] > 1:
             admitted = jnp.tile(admitted, (1, groups, 1))
         scores = jnp.where(admitted[:, None], scores, jnp.finfo(jnp.float32).min)
@@ -157,7 +157,8 @@ def attend_in_full(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Que
 def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Queries:
     """Compute attention for one block of queries at a time, and recompute it in the backward pass.
 
-    The block size is chosen so that the scores of a block, as compiled, never leave a TPU's VMEM.
+    In the compiled program the scores of a block stay in a TPU's VMEM, unless its blocks would
+    then have fewer than MIN_BLOCK_QUERIES queries.
     """
     b, t, n, _ = q.shape
     size = max(
@@ -348,7 +349,7 @@ differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
 def has_cudnn() -> bool:
     """Whether JAX finds cuDNN.
 
-    It does on machines with a GPU, but compiling for an absent GPU must work without it.
+    It does on machines with a GPU. Compiling for an absent GPU must work without it.
     """
     heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
     try:

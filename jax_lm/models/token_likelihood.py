@@ -3,8 +3,8 @@
     log p(token) = logit[token] - logsumexp(logits over the vocabulary)
 
 The forward and the backward pass iterate over the vocabulary in blocks, so only the logits of one
-block exist at a time, [rows, block]. Each block of the head's gradient is complete as soon as it
-has been computed, also if the rows are sharded over many devices.
+block exist at a time, [rows, block]. A block sees all rows, so its part of the head's gradient is
+final after one visit, also if the rows are sharded over many devices.
 """
 
 import functools
@@ -21,11 +21,11 @@ from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.shapes import Tokens, TokenValues
 
-# Upper limit for the float32 logits that a device holds at once; it is reached by 441 rows of a
-# vocabulary of 152,064.
+# Upper limit for the float32 logits that a device holds at once: 441 rows of a vocabulary of 152,064
+# just fit.
 LOGIT_BYTES = 2**28
-# The limit in a decoding step: twice as large, because nothing is kept for a backward pass, and so
-# that a canvas of 512 tokens is one part.
+# The limit in a decoding step. It is twice as large, because no backward pass follows; a canvas of 512
+# tokens is then one part.
 DECODING_LOGIT_BYTES = 2**29
 
 # Parameters of the head by name; the first axis of each is the vocabulary.
@@ -103,7 +103,8 @@ def log_probs_by_block_forward(
         total = total * jnp.exp(largest - larger) + jnp.sum(
             jnp.exp(logits - larger[..., None]), axis=-1
         )
-        # Token i is column i // blocks of block i % blocks; the column is garbage in other blocks.
+        # Token i is column i // blocks of block i % blocks. What is gathered in another block means
+        # nothing, and `where` drops it.
         candidates = jnp.take_along_axis(logits, (index // blocks)[..., None], axis=-1)[..., 0]
         return (larger, total, jnp.where(index % blocks == block, candidates, token_logits)), None
 
@@ -144,7 +145,7 @@ def log_probs_by_block_backward(
         gradients = jax.tree.map(lambda all_, new: all_.at[:, block].set(new), gradients, d_head)
         return (gradients, d_hidden + block_d_hidden.astype(jnp.float32)), None
 
-    # The head's gradient is filled block by block; the one of the hidden states is a sum over them.
+    # The head's gradient is filled block by block; that of the hidden states is summed over the blocks.
     empty = {name: jnp.zeros_like(split_vocabulary(leaf, blocks)) for name, leaf in trained.items()}
     start = empty, jnp.zeros(hidden.shape, jnp.float32)
     (gradients, d_hidden), _ = jax.lax.scan(add, start, jnp.arange(blocks))

@@ -67,7 +67,7 @@ class RunLog(ABC):
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(path, len(whole))
-        for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+        for number, line in enumerate(whole.splitlines(), 1):
             try:
                 self.take(json.loads(line))
             except ValueError as error:

@@ -17,15 +17,15 @@ ANSWERED = re.compile(r"<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(?=\n|\Z
 # any line but the first.
 STEP = re.compile(r"Step \d+:|\A\d+\.|\n[-*]|(?:First|Second|Next|Finally),")
 
-# Steps from which `reasoning_steps` is 1.0.
+# Number of step markers from which `reasoning_steps` is 1.0.
 ENOUGH_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format(Reward):
-    """1.0 for thoughts and an answer, each between tags on separate lines, else 0.0.
+    """1.0 for <think>…</think><answer>…</answer> with each tag on a line of its own, else 0.0.
 
-    The text must begin with the first tag, and may continue after the line of the last one.
+    The text must begin with <think>, and may continue after the line of </answer>.
     """
 
     name = "format"
@@ -46,7 +46,7 @@ class TagCount(Reward):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningSteps(Reward):
-    """A third for each marker of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
+    """1 / ENOUGH_STEPS for each marker of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
 
     name = "reasoning_steps"
 

@@ -79,13 +79,16 @@ class EngineWorker:
         make_slots = partial(
             slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
-        # their loops have a pace of their own
+        # Growing sequences run other programs, so their time is predicted apart.
         make_growing = partial(GrowingSlots, pace=Pace(), stop_ids=())
-        kinds = [(make_slots, False), (make_slots, True)]
-        # from left to right, all sequences are cached
-        kinds = kinds[1:] if inference.is_autoregressive else kinds
-        # only models that were trained for it have holes that find their length
-        kinds += [(make_growing, False)] if inference.sampler.growth else []
+        # how slots are made, and whether they have a cache
+        kinds: list[tuple[Callable[..., Slots], bool]] = [(make_slots, True)]
+        # From left to right, all sequences are cached.
+        if not inference.is_autoregressive:
+            kinds.insert(0, (make_slots, False))
+        # Only models that were trained for it have holes that find their length.
+        if inference.sampler.growth:
+            kinds.append((make_growing, False))
         samplers = {"": inference.sampler, **inference.adapters}
         self.groups: list[Slots] = [
             make(
@@ -99,7 +102,8 @@ class EngineWorker:
             for make, is_cached in kinds
             for sampler in samplers.values()
         ]
-        # adapters of the same layers, rank and scale share their programs
+        # Adapters of the same layers, rank and scale share programs, and so one list of the sizes
+        # that are compiled.
         programs = {}
         for each in self.groups:
             shapes = tuple(part.shape for part in jax.tree.leaves(each.sampler.params))
@@ -177,7 +181,7 @@ class EngineWorker:
             self.metrics.queue_seconds.observe(job.age)
 
     def is_busier(self, sequence: Sequence) -> bool:
-        """Whether another worker could take a sequence and is running fewer."""
+        """Whether another worker has room for a sequence and runs fewer jobs than this one."""
         return any(
             len(each.running) < len(self.running) and each.place(sequence) is not None
             for each in self.siblings
@@ -212,7 +216,8 @@ class EngineWorker:
         if waiting:
             self.calls += 1
             is_young_first = self.calls % OLD_TURN != 0
-            # of the young, the one on which the device has spent least
+            # Of the young, the one on which the device has spent least; of equals, the one that was
+            # not served for longest. When the old have their turn, they come before the young.
             first = min(
                 waiting,
                 key=lambda each: (

@@ -128,7 +128,7 @@ class Rollouts:
         rewards: WeightedSum,
         config: GRPOConfig,
     ):
-        self.sampler = sampler.with_params({})
+        self.sampler = sampler.changed(params={})
         self.shardings = shardings
         self.tokenizer = tokenizer
         self.prompts = prompts
@@ -204,7 +204,7 @@ class Rollouts:
         if self.shardings is not None:
             policy = jax.device_put(policy, self.shardings)
         return sample_completions(
-            self.sampler.with_params(policy),
+            self.sampler.changed(params=policy),
             self.tokenizer,
             prompts,
             self.config.generation,

@@ -34,7 +34,7 @@ def with_random_weights(sampler, rng):
             1 + 0.1 * noise if part.ndim == 1 else scale * noise / np.sqrt(part.shape[-1])
         )
 
-    return sampler.with_params(jax.tree.map(drawn, sampler.params))
+    return sampler.changed(params=jax.tree.map(drawn, sampler.params))
 
 
 def tokens_of(state):

@@ -27,16 +27,7 @@ class Chat:
     """
 
     # Common options, in the order of the help.
-    FIRST = (
-        "model",
-        "system",
-        "max_new_tokens",
-        "temperature",
-        "preset",
-        "num_steps",
-        "dtype",
-        "seed",
-    )
+    FIRST = "model system max_new_tokens temperature preset num_steps dtype seed"
 
     engine: EngineArguments = DEFAULT_ENGINE
     system: str | None = None

@@ -55,18 +55,7 @@ class Analyze:
         out: folder for analysis.json, analysis.html and the charts.
     """
 
-    FIRST = (
-        "model",
-        "data",
-        "limit",
-        "n",
-        "temperatures",
-        "max_new_tokens",
-        "num_steps",
-        "alg",
-        "seed",
-        "out",
-    )
+    FIRST = "model data limit n temperatures max_new_tokens num_steps alg seed out"
 
     suite: Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
@@ -141,18 +130,7 @@ class Evaluate:
             passes again, it cannot be judged.
     """
 
-    FIRST = (
-        "model",
-        "data",
-        "limit",
-        "n",
-        "k",
-        "temperature",
-        "max_new_tokens",
-        "preset",
-        "batch_size",
-        "out",
-    )
+    FIRST = "model data limit n k temperature max_new_tokens preset batch_size out"
 
     suite: Positional[
         Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]

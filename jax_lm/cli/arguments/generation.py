@@ -59,9 +59,7 @@ class Generate:
             confidence. Shows most at temperature 0 and top_p 1, where confidences differ.
     """
 
-    FIRST = (
-        "model", "chat", "watch", "max_new_tokens", "temperature", "preset", "num_steps", "file", "prompts", "out",
-    )  # fmt: skip
+    FIRST = "model chat watch max_new_tokens temperature preset num_steps file prompts out"
 
     prompt: Positional[str | None] = None
     engine: EngineArguments = DEFAULT_ENGINE

@@ -5,16 +5,22 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jax_lm.config import Fields
-from jax_lm.options import DEFAULTS, GenerationOptions, require_counts, require_sizes
+from jax_lm.options import (
+    DEFAULTS,
+    GenerationOptions,
+    require_at_least_zero,
+    require_only,
+    require_sizes,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Plan the memory and speed of a step on a TPU or GPU before renting it.
 
-    Compiles the real program for the TPU (extra `plan`) or NVIDIA GPU (extra `plan-gpu`), which
-    need not be present; this takes about a minute for 7B. Without the extra, the plan is an
-    estimate by arithmetic. The exit status is 1 if the step does not fit.
+    With the extra `plan` (TPU) or `plan-gpu` (NVIDIA GPU) it compiles the real program, which needs
+    no device and takes about a minute for 7B. Without the extra, the plan is an estimate by
+    arithmetic. The exit status is 1 if the step does not fit.
 
     Examples:
         diffucoder plan --model-config 7b --topology v5e:2x2
@@ -45,17 +51,7 @@ class Plan:
     """
 
     # Common options, in the order of the help.
-    FIRST = (
-        "model",
-        "model_config",
-        "step",
-        "batch_size",
-        "max_length",
-        "max_new_tokens",
-        "dtype",
-        "mesh",
-        "estimate",
-    )
+    FIRST = "model model_config step batch_size max_length max_new_tokens dtype mesh estimate"
 
     topology: str
     step: str = "generate"
@@ -74,14 +70,19 @@ class Plan:
 
     def __post_init__(self):
         require_sizes(self, "batch_size", "max_length")
-        require_counts(self, "served_adapters")
-        if self.served_adapters and self.step != "serve":
-            raise ValueError(f"served_adapters={self.served_adapters}: only step serve has them")
+        require_at_least_zero(self, "served_adapters")
+        if self.step == "serve":
+            others = {"mesh": None, "lora_rank": None, "batch_size": 1, "max_length": 512}
+            require_only(
+                self, others, "with step='serve', which chooses slots and context of a chip"
+            )
+        else:
+            require_only(self, {"served_adapters": 0}, "but for step='serve'")
 
     # Text of the help for the default that depends on max_length.
     IMPLIED: ClassVar = {"max_new_tokens": "half of --max-length"}
 
     @staticmethod
     def implied(given: Fields) -> Fields:
-        """Return the default number of new tokens: half of a row."""
+        """Return the default number of new tokens: half of max_length."""
         return {"max_new_tokens": max(1, given.get("max_length", Plan.max_length) // 2)}

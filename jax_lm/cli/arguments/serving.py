@@ -65,9 +65,7 @@ class Serve:
         log_prompts: log prompts, and answers that are not streamed.
     """
 
-    FIRST = (
-        "model", "host", "port", "api_key_file", "dtype", "slots", "context", "max_tokens", "timeout", "name",
-    )  # fmt: skip
+    FIRST = "model host port api_key_file dtype slots context max_tokens timeout name"
 
     engine: EngineArguments = DEFAULT_ENGINE
     adapters: tuple[str, ...] = ()

@@ -129,9 +129,9 @@ class Sft:
     """
 
     FIRST = (
-        "data", "out", "model", "config", "max_steps", "num_train_epochs", "learning_rate", "batch_size", "max_length",
-        "lora_rank",
-    )  # fmt: skip
+        "data out model config max_steps num_train_epochs learning_rate batch_size max_length "
+        "lora_rank"
+    )
 
     # The length of a run is either steps or epochs.
     EXCLUSIVE = (("max_steps", "num_train_epochs"),)
@@ -188,9 +188,9 @@ class Grpo:
     """
 
     FIRST = (
-        "out", "data", "model", "config", "reward_funcs", "reward_weights", "max_steps", "learning_rate",
-        "num_generations", "lora_rank",
-    )  # fmt: skip
+        "out data model config reward_funcs reward_weights max_steps learning_rate "
+        "num_generations lora_rank"
+    )
 
     out: Path
     data: str = BUILTIN
@@ -241,10 +241,7 @@ class Adapt:
         settings: settings of the run.
     """
 
-    FIRST = (
-        "data", "model", "out", "config", "max_steps", "learning_rate", "batch_size", "max_length", "from_scratch",
-        "mesh",
-    )  # fmt: skip
+    FIRST = "data model out config max_steps learning_rate batch_size max_length from_scratch mesh"
 
     data: Path
     model: str

@@ -1,8 +1,8 @@
 """`diffucoder generate --prompts`: answers a file of prompts in batches of similar length.
 
-An answer depends on the settings, the seed and the line number of its prompt. It does not depend on
-the batch size, nor on where an earlier run was killed. Answers are appended to the file as they are
-decoded, and sorted at the end.
+An answer depends on its prompt, the model, the settings, the seed and the line number. But for ties
+that rounding decides, it does not depend on the batch size, nor on where an earlier run was killed.
+Answers are appended to the file as they are decoded, and sorted at the end.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ def answer_file(arguments: Generate) -> int:
     """Answer the prompts that have no answer yet. Returns the exit status."""
     assert arguments.prompts is not None
     assert arguments.out is not None
-    # prompts, and answers of an earlier run with the same settings
     source = arguments.prompts
     out = arguments.out
     if not source.is_file():
         raise ValueError(f"prompts={str(source)!r}: must be an existing file")
     if distributed.is_first():
         require_writable(out.parent)
+    # prompts, and answers of an earlier run with the same settings
     rows = open_prompts(source, plain=True)
     model = find_model(arguments.engine.model, arguments.engine.adapter)
     run = settings_digest(arguments, rows, weights_digest(*model.folders))
@@ -55,8 +55,7 @@ def answer_file(arguments: Generate) -> int:
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
     options = arguments.generation
-    # decode batch by batch; each answer is on disk before the next batch begins; every host
-    # decodes, and the first one writes
+    # Every host decodes, and the first one writes. Each batch is on disk before the next one begins.
     target = Path(os.devnull)
     if distributed.is_first():
         output_folder(out.parent)
@@ -67,7 +66,7 @@ def answer_file(arguments: Generate) -> int:
     ):
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
-            # A smaller batch is filled up, because another number of rows would be compiled anew.
+            # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
             # [7, 3, 5] with size 8 -> [7, 3, 5, 7, 3, 5, 7, 3]; repeated rows are dropped below
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             # one key per prompt, so that an answer does not depend on its batch
@@ -89,8 +88,8 @@ def answer_file(arguments: Generate) -> int:
         write_whole(
             out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers))
         )
-        earlier = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
-        print(f"wrote {len(waiting)} answers to {out}{earlier}")
+        total = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
+        print(f"wrote {len(waiting)} answers to {out}{total}")
     return 0
 
 
@@ -126,7 +125,7 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
     # b'{"line": 1}\n{"li' -> b'{"line": 1}\n'
     whole = content[: content.rfind(b"\n") + 1]
     answers = {}
-    for number, line in enumerate(whole.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(whole.splitlines(), 1):
         try:
             answer = json.loads(line)
             # lines count from 1, prompts from 0

@@ -11,7 +11,7 @@ from jax_lm.cli.arguments.plan import Plan
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
 from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
-from jax_lm.config import SHAPES, DreamConfig
+from jax_lm.config import SHAPES, DreamConfig, Fields
 from jax_lm.host import platforms
 from jax_lm.host.files import require_new, write_whole
 from jax_lm.models.dream import DreamForCausalLM
@@ -40,14 +40,19 @@ def run_plan(arguments: Plan) -> int:
         raise ValueError(
             f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
         )
-    record = json.dumps(plan.record, indent=1)
-    if arguments.out:
-        write_whole(arguments.out, f"{record}\n")
-    if arguments.json:
-        print(record)
-    else:
+    if not print_record(arguments, plan.record):
         print_plan(plan)
     return 0 if plan.fits else 1
+
+
+def print_record(arguments: Plan, record: Fields) -> bool:
+    """Write the record to `out` and print it, each if asked for; returns whether it was printed."""
+    text = json.dumps(record, indent=1)
+    if arguments.out:
+        write_whole(arguments.out, f"{text}\n")
+    if arguments.json:
+        print(text)
+    return arguments.json
 
 
 def make_plan(arguments: Plan) -> MachinePlan:
@@ -94,9 +99,7 @@ def plan_server(arguments: Plan) -> int:
         "total": f"{gib(need.total)} of {gib(topology.chip.memory)}, estimated",
         "verdict": "fits" if has_room else "does not fit",
     }
-    if arguments.json:
-        print(json.dumps(record, indent=1))
-    else:
+    if not print_record(arguments, record):
         for name, value in record.items():
             print(f"{name:8} {value}")
     return 0 if has_room else 1
