@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -222,6 +223,31 @@ def test_debug_shows_the_traceback(capsys):
     status, _, err = run(capsys, "generate", "def f():", "--debug", "--alg", "argmax")
     assert status == 2
     assert "Traceback" in err
+
+
+@pytest.mark.parametrize(
+    "words", [["--debug", "--help"], ["--debug", "--version"], ["--debug", "data"]]
+)
+def test_debug_goes_with_any_command(capsys, words):
+    status, out, err = run(capsys, *words)
+    assert (status, err) == (0, "")
+    assert out.startswith(("usage: diffucoder", "diffucoder "))
+
+
+@pytest.mark.parametrize("folder", ["", "relative"])
+def test_compilations_are_never_kept_in_the_current_folder(capsys, monkeypatch, folder):
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    run(capsys, "generate", "--help")
+    kept = os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+    assert kept == (None if folder else os.path.expanduser("~/.cache/jax-diffucoder/xla"))
+
+
+def test_options_of_one_prompt_are_refused_with_a_file(capsys):
+    for option in ("--stats", "--only-new", "--json"):
+        status, _, err = run(capsys, "generate", "--prompts", "p.jsonl", "--out", "o.jsonl", option)
+        assert status == 2
+        assert "are for one prompt" in err
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])

@@ -15,8 +15,9 @@ pytest.importorskip("fastapi")
 import openai
 from cases.server import COMPLETION, PROMPT, listening, started
 
-from jax_lm.serving.jobs import TokenLogProb
-from jax_lm.serving.responses import token_name
+from jax_lm.serving.jobs import Event, TokenLogProb
+from jax_lm.serving.responses import AnswerFormat, token_name
+from jax_lm.serving.schemas import CompletionBody, Gap
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +207,12 @@ def test_a_prompt_is_scored_from_left_to_right(client, tiny_inference):
         client.completions.create(model="tiny", prompt=PROMPT, suffix="x", **body)
     with pytest.raises(openai.BadRequestError, match="the context holds 96"):
         client.completions.create(model="tiny", prompt=PROMPT * 20, **body)
+
+
+def test_after_a_timeout_the_other_choices_keep_their_index():
+    """A client finds the prompt of an answer by it."""
+    body = CompletionBody(prompt=["first", "second"], max_tokens=3)
+    answer = AnswerFormat("x", "m", body)
+    answer.begin([Gap([1], None, ""), Gap([2], None, "")], [])
+    whole = answer.whole([Event(reason="timeout"), Event(reason="stop", text="of the second")])
+    assert [(each["index"], each["text"]) for each in whole["choices"]] == [(1, "of the second")]

@@ -154,6 +154,15 @@ MISSING = "'required' must list names of 'properties'"
         ),
         ('json_schema:{"anyOf": [{"type": "null"}, {"not": {}}]}', "'not' is not supported"),
         ('json_schema:{"type": "frog"}', "Unsupported type: frog"),
+        (
+            'json_schema:{"type": "string", "pattern": "^a$", "minLength": 5}',
+            "json_schema: minLength and pattern cannot be combined",
+        ),
+        ('json_schema:{"const": "b", "enum": ["a"]}', "const and enum cannot be combined"),
+        (
+            'json_schema:{"items": {"type": "string", "format": "date", "maxLength": 2}}',
+            "format and maxLength cannot be combined",
+        ),
         *((f'json_schema:{{"{name}": []}}', f"{name!r} must not be empty") for name in EMPTY),
         ('json_schema:{"required": "a", "properties": {"a": {}}}', MISSING),
         ('json_schema:{"properties": {"a": {}}, "required": ["a", {}]}', MISSING),

@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 from jax_lm.options import GenerationOptions
 from jax_lm.reports.replay import Replay, ReplayedText
@@ -72,5 +73,8 @@ def test_an_animated_picture_shows_each_token_at_its_place_and_step():
         if mask.get("class") == "mask"
     ]
     assert shares == [0.75, 0.25, 0.5]
+    colored = replace(replay, prompt="\x1b[0m\x00")
+    given = next(ElementTree.fromstring(colored.animation()).iter(f"{name}text"))
+    assert given.text == "\ufffd[0m\ufffd"
     empty = Replay(prompt="", pieces=(), commit_step=(), confidence=(), temperature=0.0)
     ElementTree.fromstring(empty.animation())

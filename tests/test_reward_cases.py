@@ -176,6 +176,13 @@ def test_in_the_real_sandbox():
     assert rewards.completed_code_reward(["p"], [completion], **columns) == [1.0]
 
 
+def test_a_kind_that_is_null_is_the_other_one():
+    """Arrow fills the fields that a row lacks with null."""
+    case = {"input": "1\n", "output": "1\n", "testtype": None, "type": "stdin"}
+    (found,) = row_tests({"test_cases": [case]})
+    assert found == Case("1\n", "1\n")
+
+
 def test_rows_without_tests_are_not_applicable():
     total = rewards.weighted_sum({"code": 1.0, "code_format": 1.0})
     columns = {

@@ -16,6 +16,7 @@ from jax_lm import rewards
 from jax_lm.host import terminal
 from jax_lm.rewards import REWARDS, WeightedSum, find_reward, weighted_sum
 from jax_lm.rewards.code import extract_code, is_well_formed, parses
+from jax_lm.rewards.weighted_sum import validate_scores
 
 REFERENCE = json.loads((GOLDEN / "rewards.json").read_text())
 GOOD = "Sure.\n```python\ndef f(x):\n    return x\n```\n"
@@ -227,6 +228,28 @@ def test_completed_code_is_judged_together_with_what_it_goes_on_from(strict):
         f"{prefix}    return x",
         f"{prefix}    return 2",
     ]
+
+
+def test_a_program_to_complete_may_contain_fences():
+    run = executor(Judged("passed", 1.0))
+    prefix = "def f():\n    '''Example:\n    ```\n    f()\n    ```\n    '''\n"
+    columns = {"test_cases": [["assert f() == 1"]], "prefix": [prefix]}
+    assert score(rewards.completed_code_reward(executor=run), ["    return 1\n"], **columns) == [
+        1.0
+    ]
+
+
+def test_columns_may_have_the_names_of_our_parameters():
+    total = rewards.weighted_sum({"code_format": 1.0})
+    columns = {"prompts": ["x"], "completions": ["y"], "self": ["z"]}
+    assert total.score(["p"], [GOOD], **columns).totals == [1.0]
+
+
+def test_a_score_beyond_all_floats_is_named():
+    with pytest.raises(
+        ValueError, match=r"reward 'mine' returned 1000.* for completion 0, not a fin"
+    ):
+        validate_scores("mine", [10**400], 1)
 
 
 @pytest.mark.parametrize(("strict", "expected"), [(True, 0.0), (False, 1.0)])

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -268,6 +269,33 @@ def test_a_worker_that_is_not_there_is_no_wrong_answer(token):
     assert [result.outcome for result in results] == ["sandbox_error"] * 4
     assert [len(result.tests) for result in results] == [2, 1, 1, 3]
     assert "127.0.0.1:9" in results[0].detail
+
+
+def test_a_secret_with_a_line_break_is_the_secret(url, monkeypatch):
+    """As mounted files have it; a header with it would be refused, and printed."""
+    monkeypatch.setenv(TOKEN_VARIABLE, f"{TOKEN}\n")
+    assert outcomes(HttpWorkers(urls=(url,)).run_many(PROGRAMS[:1])) == OUTCOMES[:1]
+
+
+def test_an_address_in_use_is_named(worker):
+    with pytest.raises(OSError, match="Address already in use"):
+        Worker(worker.server_address, allow_unsafe=True)
+
+
+def test_what_does_not_speak_http_is_a_sandbox_error(token):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak():
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    connection.recv(1000)
+                    connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        (result,) = HttpWorkers(urls=(url,), attempts=2, pause=0.01).run_many([Program("x = 1")])
+    assert result.outcome == "sandbox_error"
+    assert "SSH-2.0" in result.detail
 
 
 def test_from_a_worker_that_fails_to_the_next(url):

@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -55,7 +56,8 @@ class Settings:
 
 def token_from_environment() -> str:
     """Read the shared secret; raises ValueError if it is missing or too short."""
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    # A mounted secret often ends with a line break.
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if len(token) < MIN_TOKEN:
         raise ValueError(f"{TOKEN_VARIABLE}: set it to a secret of at least {MIN_TOKEN} characters")
     return token
@@ -91,8 +93,9 @@ class Worker(ThreadingHTTPServer):
         self.local = Local(executor, allow_unsafe, workers, packages=packages)
         # Before the port is opened: a host that cannot contain programs must not listen.
         self.tier = choose_tier(executor, allow_unsafe=allow_unsafe)
-        super().__init__(address, Handler)
+        # `server_close` needs it, also if the address cannot be had.
         self.stack = contextlib.ExitStack()
+        super().__init__(address, Handler)
         self.sandboxes = self.stack.enter_context(self.local.connect())
         self.queue_size = queue_size
         self.accepted = 0
@@ -265,5 +268,5 @@ class HttpWorkers(Executor):
             if error.code in (400, 401, 404, 413):
                 raise ValueError(f"{reason}: check the address and {TOKEN_VARIABLE}") from error
             raise OSError(reason) from error
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise OSError(f"{url}: {error}") from error

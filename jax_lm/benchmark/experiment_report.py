@@ -59,7 +59,7 @@ class Criterion(NamedTuple):
         outcome = outcomes.get(self.step, NOT_REACHED)
         if outcome.state == DONE:
             measured, is_met = self.judge(outcome.row)
-            if is_met is not None and not is_met:
+            if is_met is False:
                 measured = f"{measured}. {self.advice}"
             return Verdict(self.name, self.wanted, measured, is_met)
         why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state

@@ -40,11 +40,11 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
 
 def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
     """Compute the digest of one tensor."""
-    # Without a view, as in Orbax, the tensor is read onto the CPU.
+    # Without a view, as in Orbax, the tensor is read onto a device.
     if tensor.view is not None:
         values = tensor.view()
     else:
-        sharding = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
         values = np.asarray(checkpoint.read([TensorRequest(tensor, tensor.dtype, sharding)])[0])
     if jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(ml_dtypes.bfloat16, copy=False)

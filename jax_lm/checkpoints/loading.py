@@ -241,7 +241,7 @@ def count_nonfinite(tensor: Array) -> Array:
 
 def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec) -> None:
     """Raise CheckpointError if a tensor differs from the one that it is tied to."""
-    device = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    device = SingleDeviceSharding(jax.local_devices()[0])
     for name, twin in spec.tied.items():
         if name not in checkpoint.stored or twin not in checkpoint.stored:
             continue

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jax_lm.cli import parsing
@@ -80,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     `--debug` anywhere shows tracebacks. `help` and `version` are `--help` and `--version`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if debug := "--debug" in declared.before_dashes(words):
+        words.remove("--debug")
     # `diffucoder version`
     if words in (["--version"], ["version"]):
         sys.stdout.write(f"diffucoder {version('jax-diffucoder')}\n")
@@ -92,13 +93,11 @@ def main(arguments: list[str] | None = None) -> int:
     if {*groups} <= GROUPS and len(groups) < 2:
         sys.stdout.write(overview(*groups))
         return 0 if words else terminal.USAGE_ERROR
-    if debug := "--debug" in declared.before_dashes(words):
-        words.remove("--debug")
     # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jax-diffucoder" / "xla"
-    )
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    # An empty XDG_CACHE_HOME means the default; where there is no home, "~" stays.
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if os.path.isabs(cache):
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{cache}/jax-diffucoder/xla")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     return terminal.run_guarded(lambda: run(words), debug=debug)
 

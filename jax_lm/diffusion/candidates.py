@@ -5,7 +5,7 @@ float32: confidences in bfloat16 would tie above p = 0.998. The semantics are th
 `diffusion_generate` and `sample_tokens`.
 """
 
-from typing import Any, NamedTuple, SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ class SamplingParams(NamedTuple):
         if steps:
             ratios[:steps] = transfer_ratios(steps)
         # A rule that is off gets a number that turns it off, so that all rules share a program.
-        numbers: dict[str, Any] = {
+        numbers = {
             "temperature": as_float32(options.temperature),
             "top_p": None if options.top_p is None else as_float32(options.top_p),
             "top_k": None,

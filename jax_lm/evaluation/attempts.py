@@ -177,7 +177,7 @@ class Evaluator:
 
     def drafts(self, problems: Sequence[Problem]) -> Iterator[Draft]:
         """Yield a draft for each problem; repetitions of a problem are numbered as its samples."""
-        seen: Counter[str] = Counter()
+        seen = Counter()
         for problem in problems:
             # With several lengths to try, the longest decides whether the problem fits.
             templates = self.prompting.templates(self.engine, problem, self.options)

@@ -70,7 +70,7 @@ def rates(records: Collection[Record], ks: Sequence[int]) -> list[Rate]:
     groups = sorted({record["group"] for record in counted}, reverse=True)
     result = []
     for group in [*groups, ALL] if len(groups) > 1 else groups:
-        passed: dict[str, list[bool]] = defaultdict(list)
+        passed = defaultdict(list)
         for record in counted:
             if group in (ALL, record["group"]):
                 passed[record["name"]].append(record["outcome"] == "passed")

@@ -27,11 +27,17 @@ MAX_LENGTH = 20_000
 BLANK = ord(" ")
 
 # Keywords of JSON Schema that the expressions support.
-SUPPORTED = {
-    "type", "properties", "required", "items", "prefixItems", "minItems", "maxItems", "minLength",
-    "maxLength", "pattern", "format", "enum", "const", "anyOf", "oneOf", "$ref", "$defs",
-    "definitions",
-}  # fmt: skip
+SUPPORTED_WORDS = (
+    "$defs, $ref, anyOf, const, definitions, enum, format, items, maxItems, maxLength, minItems, "
+    "minLength, oneOf, pattern, prefixItems, properties, required, type"
+)
+SUPPORTED = {*SUPPORTED_WORDS.split(", ")}
+# Of each of these groups, an expression follows one keyword, and would ignore the others.
+EXCLUSIVE = (
+    "$ref anyOf const enum oneOf prefixItems properties",
+    "format minLength pattern",
+    "format maxLength pattern",
+)
 # Keywords without effect.
 ANNOTATIONS = {
     "title",
@@ -43,7 +49,6 @@ ANNOTATIONS = {
     "$comment",
     "deprecated",
 }
-SUPPORTED_WORDS = ", ".join(sorted(SUPPORTED))
 # Keywords whose values are schemas by arbitrary names.
 NAMED_PARTS = ("properties", "$defs", "definitions")
 
@@ -169,7 +174,7 @@ def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
         for byte, after in sorted(bytes_after, key=lambda step: reading_order(step[0])):
             before.setdefault(after, []).append((state, byte))
     # breadth-first from the ends, so that each state is reached by its shortest way
-    nearest: dict[int, int | None] = dict.fromkeys(sorted(ends))
+    nearest = dict.fromkeys(sorted(ends))
     waiting = deque(nearest)
     while waiting:
         for state, byte in before.get(waiting.popleft(), ()):
@@ -224,6 +229,9 @@ def require_supported(schema: Any) -> None:
             parts = [value]
         for part in parts:
             require_supported(part)
+    for group in EXCLUSIVE:
+        if len(given := [name for name in group.split() if name in schema]) > 1:
+            raise ValueError(f"json_schema: {' and '.join(given)} cannot be combined")
     # an expression has no other properties
     required, known = schema.get("required", []), [*schema.get("properties", ())]
     if not (isinstance(required, list) and all(each in known for each in required)):

@@ -150,7 +150,7 @@ def merge(model: DreamForCausalLM) -> None:
                 f"{path}: quantized weights cannot take an adapter; merge into the float checkpoint"
             )
         # B [out, rank] times A [rank, in] has the shape of W, [out, in].
-        change = adapter.scale * adapter.lora_b[...] @ adapter.lora_a[...]
+        change = adapter.scale * product(adapter.lora_b[...], adapter.lora_a[...].T)
         weight[...] = (weight[...].astype(jnp.float32) + change).astype(weight[...].dtype)
         # Put the plain layer back in place of its `LoraLinear`.
         owner: Any = model

@@ -146,6 +146,8 @@ def place_pieces(text: str, start: tuple[int, int]) -> tuple[list[PlacedPiece], 
         if part:
             x = MARGIN + column * CHARACTER
             y = float(MARGIN + 10 + line * LINE)
-            placed.append(PlacedPiece(part, x, y, len(part) * CHARACTER))
+            # XML cannot contain control characters.
+            shown = "".join(each if each.isprintable() else "\ufffd" for each in part)
+            placed.append(PlacedPiece(shown, x, y, len(part) * CHARACTER))
         column += len(part)
     return placed, (line, column)

@@ -123,7 +123,7 @@ def make_case(item: Fields, row: Fields) -> Any:
 
     case_input = item.get("input")
     expected = item.get("output")
-    kind = item.get("testtype", item.get("type", RUNS[0]))
+    kind = item.get("testtype") or item.get("type") or RUNS[0]
     if kind in RUNS:
         return Case(join_lines("input", case_input), join_lines("output", expected))
     if kind not in CALLS:
@@ -137,8 +137,8 @@ def make_case(item: Fields, row: Fields) -> Any:
         return Case(case_input, expected, "exact", name)
     if not isinstance(case_input, list):
         raise ValueError(
-            f"has a call with input={case_input!r:.80}: "
-            "must be a list of arguments, or JSON, one on each line"
+            f"has a call with input={case_input!r:.80} and output={expected!r:.80}: must be a list "
+            "of arguments and a value, or both JSON, one argument on each line"
         )
     # arguments [1, "a"] -> '1\n"a"'
     return Case(

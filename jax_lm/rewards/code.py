@@ -153,20 +153,19 @@ class Code(Reward):
     def applies(self, columns: Columns, row: int) -> bool:
         return super().applies(columns, row) and bool(tests_at(columns, row))
 
+    def program(self, text: str) -> str:
+        """Return the program of an answer; empty if the answer is not well formed."""
+        score = format_score(text, PYTHON, strict_reference=self.strict_reference)
+        return extract_code(text) if score == 1.0 else ""
+
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
-        # select the well-formed answers
         scores: Scores = [0.0] * len(texts)
-        rows = [
-            row
-            for row, text in enumerate(texts)
-            if format_score(text, PYTHON, strict_reference=self.strict_reference) == 1.0
-        ]
+        programs = list(map(self.program, texts))
+        rows = [row for row, program in enumerate(programs) if program]
         if not rows:
             return scores
         # run them, all in one call
-        results = self.executor(
-            [(extract_code(texts[row]), tests_at(columns, row)) for row in rows]
-        )
+        results = self.executor([(programs[row], tests_at(columns, row)) for row in rows])
         if len(results) != len(rows):
             raise ValueError(
                 f"the executor returned {len(results)} results for {len(rows)} programs"
@@ -211,7 +210,8 @@ class CompletedCode(Code):
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
-        # Fenced, since `Code` scores only well-formed answers.
-        return super().score(
-            [f"{FENCE}{PYTHON}\n{program}\n{FENCE}\n" for program in programs], columns
-        )
+        return super().score(programs, columns)
+
+    def program(self, text: str) -> str:
+        # Not fenced: a docstring may contain fences.
+        return text if parses(text.strip()) else ""

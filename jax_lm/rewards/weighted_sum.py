@@ -85,7 +85,7 @@ class WeightedSum:
             if isinstance(reward, Reward):
                 reward.require_columns(names)
 
-    def try_out(self, prompt: Chat, **columns: Any) -> None:
+    def try_out(self, prompt: Chat, /, **columns: Any) -> None:
         """Call every function of the user once, with an empty completion, before a run begins.
 
         Raises:
@@ -96,7 +96,7 @@ class WeightedSum:
                 values = {column: [value] for column, value in columns.items()}
                 call_reward(name, reward, [prompt], [""], values)
 
-    def score(self, prompts: Chats, completions: Chats, **columns: Any) -> Scored:
+    def score(self, prompts: Chats, completions: Chats, /, **columns: Any) -> Scored:
         """Score completions by each reward, and add up the totals.
 
         Raises:
@@ -164,7 +164,7 @@ def validate_scores(name: str, scores: Any, expected: int) -> Scores:
         try:
             # Users return numpy and JAX scalars too.
             score = None if value is None else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             score = math.nan
         if score is not None and not math.isfinite(score):
             raise ValueError(

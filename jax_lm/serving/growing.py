@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Bool
 
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.state import SamplerState
@@ -119,7 +119,7 @@ class GrowingSlots(Slots):
 
     def loop(self, sequence: GrowingSequence, steps: int) -> Iterator[SamplerState]:
         """Return an iterator over the states of a sequence after every `steps` steps."""
-        key: Key[Array, 1] = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
+        key = jax.random.wrap_key_data(jnp.asarray(sequence.key))[None]
         return self.sampler.stream(
             sequence.canvas(self.columns), sequence.options, seed=key, every=steps
         )

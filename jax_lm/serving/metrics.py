@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import partial
-from typing import Any
 
 import jax
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,7 +22,7 @@ class Metrics:
         # 16 slots: 1, 2, 4, 8, 16
         sizes = tuple(2**power for power in range(slots.bit_length()))
 
-        common: dict[str, Any] = {"namespace": "diffucoder", "registry": self.registry}
+        common = {"namespace": "diffucoder", "registry": self.registry}
         counter, gauge = partial(Counter, **common), partial(Gauge, **common)
         histogram = partial(Histogram, **common)
         # counters

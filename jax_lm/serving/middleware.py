@@ -296,7 +296,7 @@ class Guard:
                         break
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
-        whole: list[Message] = [{"type": "http.request", "body": bytes(parts)}]
+        whole = [{"type": "http.request", "body": bytes(parts)}]
 
         async def again():
             return whole.pop() if whole else await receive()

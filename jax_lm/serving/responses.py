@@ -119,13 +119,19 @@ class AnswerFormat:
         self.tokens, self.sent = 0, [0] * len(self.choices)
 
     def whole(self, ends: Sequence[Event]) -> Any:
-        """Format an answer in one piece. Choices that were not done in time are left out."""
-        done = [each for each in zip(self.choices, ends, strict=True) if each[1].is_answer]
-        self.choices = [gap for gap, _ in done]
-        tokens = sum(len(end.tokens) for _, end in done)
+        """Format an answer in one piece. Choices that were not done in time are left out.
+
+        The others keep their index, which says whose prompt they answer.
+        """
+        done = [
+            each
+            for each in zip(range(len(ends)), self.choices, ends, strict=True)
+            if each[2].is_answer
+        ]
+        tokens = sum(len(end.tokens) for *_, end in done)
         return self.frame | {
             "object": self.kind,
-            "choices": [self.choice(index, *each) for index, each in enumerate(done)],
+            "choices": [self.choice(*each) for each in done],
             "usage": usage(self.prompt_tokens, tokens),
         }
 

@@ -82,7 +82,7 @@ class EngineWorker:
         # Growing sequences run other programs, so their time is predicted apart.
         make_growing = partial(GrowingSlots, pace=Pace(), stop_ids=())
         # how slots are made, and whether they have a cache
-        kinds: list[tuple[Callable[..., Slots], bool]] = [(make_slots, True)]
+        kinds: list[Any] = [(make_slots, True)]
         # From left to right, all sequences are cached.
         if not inference.is_autoregressive:
             kinds.insert(0, (make_slots, False))

@@ -64,7 +64,7 @@ def add_in_order(backend: Tokenizer, folder: Path) -> None:
         TokenizerError: the ids do not continue the vocabulary without a gap.
     """
     path = folder / ADDED_TOKENS
-    ids: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    ids = json.loads(path.read_text(encoding="utf-8"))
     # In Qwen2, tool-call tags such as <tool_call> are not special: they must survive decoding with
     # skip_special_tokens=True.
     for text in sorted(ids, key=ids.__getitem__):

@@ -395,7 +395,7 @@ def policy_loss(
         return Mean(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask))
 
     has_tokens = jnp.any(completion_mask, axis=1).astype(jnp.float32)
-    metrics: dict[str, Mean | Array] = {
+    metrics = {
         "logprob": over_tokens(scores),
         "rewarded_logprob": over_tokens(scores, mask * (advantage > 0)),
         # Adam's steps do not shrink with the gradient, so few rows with tokens must shrink them.

@@ -256,7 +256,7 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
 
 def plain_program(machine: str) -> bytes:
     """Return the filter's beginning: answers by number alone; guarded calls continue behind it."""
-    tables: list[tuple[dict[str, str], int | None]] = [
+    tables = [
         (syscalls.ALLOWED, ALLOW),
         (syscalls.ABSENT, ERRNO | ENOSYS),
         (syscalls.UNSUPPORTED, ERRNO | EOPNOTSUPP),
@@ -323,7 +323,7 @@ def owner_program(machine: str) -> bytes:
     the call fails: `Path.touch` then makes the file.
     """
     table = callable_numbers(machine)
-    answers: dict[int, int | None] = {table["utimensat"]: None}
+    answers = {table["utimensat"]: None}
     answers |= {table[name]: ERRNO for name in ("chmod", "fchmodat") if name in table}
     has_times = [
         instruction(BPF_LOAD, 16 + 4 * 4),

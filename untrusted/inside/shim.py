@@ -19,6 +19,7 @@ from typing import Any
 from untrusted.inside.channel import Fields
 from untrusted.inside.deferred import cmath, mock, tempfile
 from untrusted.inside.handles import cannot_judge
+from untrusted.inside.wire import is_array, numpy_kind
 
 MISSING = object()
 NUMBERS = (int, float, complex, Decimal, Fraction)
@@ -78,11 +79,11 @@ def expecting(expected: Any, pattern: Any = None) -> Iterator[ExceptionInfo]:
         info.match(pattern)
 
 
-def raises(expected: Any, *call: Any, match: Any = None, **keywords: Any) -> Any:
+def raises(expected_exception: Any, *call: Any, match: Any = None, **keywords: Any) -> Any:
     """Expect an exception from a block, or from a call: `raises(E)`, `raises(E, f, 1)`."""
     if not call:
-        return expecting(expected, match)
-    with expecting(expected) as info:
+        return expecting(expected_exception, match)
+    with expecting(expected_exception) as info:
         call[0](*call[1:], **keywords)
     return info
 
@@ -96,13 +97,15 @@ class Approx:
     def __eq__(self, actual: Any) -> bool:
         return self.near(actual, self.expected)
 
-    __hash__ = None  # type: ignore[assignment]
+    # numpy leaves the comparison of its arrays to `__eq__`.
+    __hash__ = __array_ufunc__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"approx({self.expected!r})"
 
     def near(self, actual: Any, expected: Any) -> bool:
         """Whether values are equal, or numbers within the tolerance; containers item by item."""
+        actual, expected = map(without_numpy, (actual, expected))
         if isinstance(expected, dict):
             same = isinstance(actual, dict) and actual.keys() == expected.keys()
             return same and all(self.near(actual[key], value) for key, value in expected.items())
@@ -127,6 +130,11 @@ class Approx:
 approx = Approx
 
 
+def without_numpy(value: Any) -> Any:
+    """Return an array as lists, and a number of numpy as one of Python."""
+    return value.tolist() if is_array(value) or numpy_kind(value) == "number" else value
+
+
 # Marks
 
 
@@ -137,15 +145,16 @@ def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
 class Mark:
     """A decorator that adds itself to the `pytestmark` of a test; it may have arguments."""
 
-    def __init__(self, name: str, arguments: tuple = (), keywords: Fields | None = None):
-        self.name, self.arguments, self.keywords = name, arguments, keywords or {}
+    def __init__(self, name: str, arguments: tuple = ()):
+        self.name, self.arguments = name, arguments
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
         # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
         needs_arguments = not self.arguments and self.name == "parametrize"
         if needs_arguments or not isinstance(marked, types.FunctionType | type):
-            return Mark(self.name, arguments, keywords)
+            # `parametrize(argnames="a", argvalues=[1])`, `skipif(condition=True, reason="")`
+            return Mark(self.name, (*arguments, *keywords.values()))
         setattr(marked, "pytestmark", [*vars(marked).get("pytestmark", ()), self])  # noqa: B010 pyright knows no such attribute
         return marked
 
@@ -223,7 +232,8 @@ class MonkeyPatch(contextlib.ExitStack):
     def chdir(self, path: Any) -> None:
         self.enter_context(contextlib.chdir(path))
 
-    def context(self) -> "MonkeyPatch":
+    @staticmethod
+    def context() -> "MonkeyPatch":
         return MonkeyPatch()
 
     def __getattr__(self, name: str) -> Any:

@@ -92,9 +92,10 @@ class Generate:
                     f"> {self.out} writes it to a file"
                 )
             raise ValueError(f"prompts={self.prompts}: needs --out, a file for the answers")
-        if self.prompts is not None and (self.watch or self.json):
+        if self.prompts is not None and any((self.watch, self.json, self.stats, self.only_new)):
             raise ValueError(
-                "prompts: watch and json are for one prompt; the file of answers is JSONL already"
+                "prompts: watch, json, stats and only_new are for one prompt; the file of answers is "
+                "JSONL already"
             )
         # both write to standard output
         require_at_most_one(self, "watch", "json")

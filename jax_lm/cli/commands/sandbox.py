@@ -119,6 +119,7 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
 def run_sandbox_run(arguments: SandboxRun) -> int:
     limits = Limits(
         seconds=arguments.timeout,
+        total_seconds=max(arguments.timeout, Limits.total_seconds),
         memory_bytes=arguments.memory_mib * 2**20,
         canary=arguments.canary,
     )
