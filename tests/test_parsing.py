@@ -174,7 +174,7 @@ def test_every_option_of_every_command_is_explained_and_counted_once(command):
     kind = COMMANDS[command].arguments
     options = list_options(kind)
     assert [option.name for option in options if not option.help] == []
-    first = getattr(kind, "FIRST", ())
+    first = getattr(kind, "FIRST", "").split()
     assert len(first) <= 10
     text = help_text(kind, f"diffucoder {command}")
     assert text.startswith(f"usage: diffucoder {command}")

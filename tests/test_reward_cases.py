@@ -120,7 +120,7 @@ BAD = {
     "a call with a wrong argument": (benchmark_row([("[1", "2")], [], "functional", "f"),
                                      r"input: '\[1' is not a JSON value"),
     "a call with a number": ({"test_cases": [{"input": 3, "output": 3, "type": "function_call", "fn_name": "f"}]},
-                             "has a call with input=3: must be a list of arguments"),
+                             "has a call with input=3 and output=3: must be a list of arguments"),
     "another language": ({"verification_info": OPEN_R1 | {"language": "cpp"}}, "has language='cpp': programs are"),
     "no cases at all": ({"verification_info": {"language": "python"}}, "must hold an object with test_cases"),
     "no base64": ({"private_test_cases": "é"}, "column 'private_test_cases' must hold data or JSON, not 'é'"),
