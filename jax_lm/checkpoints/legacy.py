@@ -250,7 +250,7 @@ def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]
     Raises:
         CheckpointError: the tree is too large or too deep, or holds anything but dicts and arrays.
     """
-    pending = [((), tree)]
+    pending: list[Any] = [((), tree)]
     count = 0
     while pending:
         keys, value = pending.pop()

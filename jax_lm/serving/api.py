@@ -260,7 +260,7 @@ class Server:
         # without jobs, the request asked for 0 tokens
         for number in range(0 if stream.jobs else len(answer_format.choices)):
             yield number, NO_TOKENS
-        numbers = {job: number for number, job in enumerate(stream.jobs)}
+        numbers: dict[Any, int] = {job: number for number, job in enumerate(stream.jobs)}
         async for event in stream.events(HEARTBEAT_SECONDS):
             yield numbers.get(event.job, -1), event
 

@@ -46,7 +46,7 @@ class World:
             "read": [*readable, os.devnull],
             "work": [folder],
         }
-        kinds = {path: kind for kind, paths in groups.items() for path in paths}
+        kinds: dict[str, Kind] = {path: kind for kind, paths in groups.items() for path in paths}
         # A folder above these must show no facts of its own; it shows those of this folder instead.
         stand_in = next(path for path in readable if os.path.isdir(path))
         self.marks = {
