@@ -388,6 +388,10 @@ class DreamConfig:
         ]
         if missing := [name for name in required if name not in fields]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
+        # JSON may have 1000000 for 1000000.0, which formats with types write differently.
+        for name in ("rope_theta", "rms_norm_eps"):
+            if isinstance(fields.get(name), int):
+                fields[name] = float(fields[name])
         return cls(**fields)
 
     def to_dict(self) -> Fields:

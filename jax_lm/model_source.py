@@ -58,9 +58,7 @@ def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
     says so (Dream's). The built-in model has that token, too, but it completes text as well as it
     answers messages, so it counts as a base model.
     """
-    # the cache of the hub: models--owner--name/snapshots/revision
-    cached = (part for part in folder.parts if part.startswith("models--"))
-    name = next(cached, folder.resolve().name)
+    name = huggingface.published_name(folder)
     has_pad = tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None
     is_named = "instruct" in name.lower() and tokenizer.chat_template is not None
     return folder != BUILTIN_MODEL and (has_pad or is_named)
@@ -175,7 +173,7 @@ def base_name(model: Place | None) -> NamedBase:
     """Return the name by which an adapter can refer to a model: a hub id or an absolute path."""
     if model is None:
         return NamedBase(BUILTIN_NAME)
-    if Path(model).expanduser().is_dir():
+    if Path(model).expanduser().exists():
         return NamedBase(str(Path(model).expanduser().absolute()))
     hub_id = huggingface.HUB_ID.fullmatch(str(model))
     return NamedBase(hub_id["repo"], hub_id["revision"]) if hub_id else NamedBase(str(model))

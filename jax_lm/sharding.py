@@ -90,9 +90,9 @@ class MeshShape:
         return cls(**sizes)
 
     @classmethod
-    def of(cls, mesh: AnyMesh) -> "MeshShape":
-        """Return the shape of a mesh with these axes."""
-        return cls(**mesh.shape)
+    def of(cls, mesh: AnyMesh | None) -> "MeshShape":
+        """Return the shape of a mesh with these axes; None is a single device."""
+        return cls(**mesh.shape) if mesh else cls()
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
@@ -290,7 +290,8 @@ def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | N
     """Constrain the sharding of all leaves, inside a compiled function.
 
     `axes` are the axes of the mesh for each axis of a leaf; None leaves an axis unsplit, as does a
-    missing entry at the end. Without a mesh, leaves are unchanged.
+    missing entry at the end: without `axes`, every device gets the whole. Without a mesh, leaves are
+    unchanged.
     """
     if mesh is None:
         return tree
@@ -316,11 +317,6 @@ def gather_to_host(leaf: Array) -> Array | np.ndarray:
     return (
         leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
     )
-
-
-def replicate(tree: Leaf, mesh: AnyMesh | None) -> Leaf:
-    """Replicate all leaves on every device of every host, inside a compiled function."""
-    return constrain(tree, mesh)
 
 
 def choose_mesh(config: DreamConfig, mesh: str | None, replicas: int = 1) -> MeshShape:

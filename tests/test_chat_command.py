@@ -143,6 +143,15 @@ def test_ctrl_c_while_a_text_is_typed_ends_the_text_alone(conversation, capsys, 
     assert next(talked.lines) == "/exit"
 
 
+def test_a_line_of_code_may_end_in_a_backslash(conversation, monkeypatch, capsys):
+    answers = iter(["x = 1 + \\", "    <|hole:2|>", "."])
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    talked = conversation()
+    talked.lines = TypedLines()
+    assert talked.take("/infill")
+    assert capsys.readouterr().out.startswith("x = 1 + \\\n    ")
+
+
 def test_a_piped_conversation(monkeypatch, capsys):
     status, out, err = talk(
         monkeypatch, capsys, "Write a function \\\ngcd(a, b).\n\n/exit\nnever said\n"

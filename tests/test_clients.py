@@ -173,6 +173,7 @@ def test_every_client_is_there():
         ("<|repo_name|>r\n<|file_sep|>x.py\na", ("# r\n# x.py\na", None)),
         ("def f(x):\n    return x[SUFFIX]", None),
         ("plain", None),
+        ("<HTML><PRE>a</PRE><PRE>", None),
     ],
 )  # fmt: skip
 def test_every_template_of_a_gap_is_read(prompt, gap):

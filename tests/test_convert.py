@@ -116,6 +116,16 @@ def test_int8_copy_is_what_quantising_on_the_way_gives(tmp_path, form):
     assert sum(value.nbytes for value in ours.values()) < 0.4 * 781_568
 
 
+def test_a_pickle_beside_shards_or_orbax_is_not_read(orbax_copy, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface, "SHARD_BYTES", 200_000)
+    convert(orbax_copy, tmp_path / "shards", Conversion())
+    shutil.copytree(orbax_copy, tmp_path / "orbax")
+    for name in ("shards", "orbax"):
+        (tmp_path / name / "params.pkl").write_text("no pickle")
+        convert(tmp_path / name, tmp_path / f"{name}.copy", Conversion(format="huggingface"))
+        assert stored(tmp_path / f"{name}.copy").keys() == stored(tmp_path / "shards").keys()
+
+
 def test_large_checkpoints_are_written_in_shards(orbax_copy, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 200_000)
     convert(orbax_copy, tmp_path / "back", Conversion())

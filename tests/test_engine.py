@@ -163,6 +163,29 @@ def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypa
     assert len(counts) <= len(ids).bit_length() + 1
 
 
+def test_an_answer_that_ends_inside_no_character_has_all_of_its_tokens(engine):
+    for text in ("done \N{PARTY POPPER}", "你好世界"):
+        request = ask(engine, PROMPTS[0])
+        job = Job(
+            request=request,
+            sequence=engine.sequence(request),
+            tokenizer=engine.tokenizer,
+            listen=RecordingListener(),
+            deadline=1.0,
+            text=text,
+        )
+        ids = engine.tokenizer.encode_plain(text)
+        assert len(ids) > len(text)
+        assert len(job.tokens(ids, is_cut=False)) == len(ids)
+
+
+def test_too_many_answers_are_refused_before_any_is_prepared(engine, monkeypatch):
+    monkeypatch.setattr(engine, "sequence", None)
+    request = ask(engine, PROMPTS[0])
+    with pytest.raises(ValueError, match="completions at once: at most"):
+        engine.submit([request] * (engine.options.queue + 1), RecordingListener())
+
+
 def test_progress_tells_every_position_once_and_text_that_stays(engine, alone):
     listener = RecordingListener()
     engine.submit([ask(engine, PROMPTS[0])], listener)

@@ -157,7 +157,7 @@ def test_a_published_folder_is_read_checked_and_written_back(tmp_path, name):
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["mask_token_id"] == 61
 
 
-def test_what_tells_the_families_of_one_model_type_apart(tmp_path):
+def test_what_tells_the_families_of_one_model_type_apart(tmp_path, monkeypatch):
     # bd3lm and mdlm publish the same files under other names.
     plain, named = (
         tmp_path / "Qwen3-0.6B-diffusion-v0.1",
@@ -167,6 +167,8 @@ def test_what_tells_the_families_of_one_model_type_apart(tmp_path):
     write_checkpoint(named, "a2d-qwen3-mdlm")
     assert DreamForCausalLM.read_config(plain).attention_block is None
     assert DreamForCausalLM.read_config(named).attention_block == 32
+    monkeypatch.chdir(named)
+    assert DreamForCausalLM.read_config(Path()).attention_block == 32
     # What was derived from it says so in a field.
     DreamForCausalLM.from_pretrained(named).save_pretrained(tmp_path / "x", source=named)
     assert DreamForCausalLM.read_config(tmp_path / "x").attention_block == 32
@@ -230,4 +232,4 @@ def test_what_a_family_cannot_do_is_refused_by_name(tmp_path):
         engine.fit(GenerationOptions(decoding=Decoding(block_length=8)))
     model = DreamForCausalLM.abstract(engine.config)
     with pytest.raises(ValueError, match="Stable-DiffCoder attends by blocks, which coupled-GRPO"):
-        require_room_for_completions(model, PromptSet((), 0, 1), GRPOConfig())
+        require_room_for_completions(model, PromptSet((), 1), GRPOConfig())

@@ -56,6 +56,9 @@ def publish(folder, **kind):
     }
     model = DreamForCausalLM.from_tensors(config, tensors)
     model.save_pretrained(folder, tokenizer=tokenizer)
+    # as some publish it
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("1000000.0", "1000000"))
     return model
 
 
@@ -76,6 +79,9 @@ def finish(writer):
 def test_a_model_survives_the_way_there_and_back(tmp_path, kind):
     model = publish(tmp_path / "model", **KINDS[kind])
     assert convert(tmp_path / "model", tmp_path / "m.gguf", Conversion()).format == "gguf"
+    # llama.cpp wants a float, whatever config.json holds
+    (key,) = (key for key in gguf.GGUFReader(tmp_path / "m.gguf").fields if "freq_base" in key)
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields[key].types == [gguf.GGUFValueType.FLOAT32]
     # The numbers are exact in float16, so every bit comes back, and the logits with them.
     again = DreamForCausalLM.from_pretrained(tmp_path / "m.gguf", dtype="float32")
     assert again.config == model.config

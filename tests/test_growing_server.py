@@ -16,7 +16,7 @@ from cases.server import OPTIONS, RecordingListener, call, listening, started
 from jax_lm.host.compile_clock import compile_clock
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import GenerationOptions
-from jax_lm.serving.growing import GrowingSequence
+from jax_lm.serving.growing import GrowingSequence, GrowingSlots
 from jax_lm.serving.jobs import Request
 
 DRAWN = GenerationOptions(max_new_tokens=24, temperature=0.8)
@@ -86,6 +86,22 @@ def test_draws_follow_from_seed_and_index_and_lengths_differ(engine):
     assert len({len(end.tokens) for end in first}) > 2
     # Some grew beyond what they began with.
     assert max(len(end.tokens) for end in first) > 16
+
+
+def test_a_call_that_fails_once_costs_nobody_the_answer(engine, growing, monkeypatch):
+    greedy = replace(DRAWN, temperature=0.0)
+    calls, advance = [], GrowingSlots.advance
+
+    def fail_once(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("once")
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(GrowingSlots, "advance", fail_once)
+    (end,) = ends(engine, [request(engine, GAPS[0], greedy)])
+    assert len(calls) > 3
+    assert end.text == growing.infill(*GAPS[0], greedy.max_new_tokens, options=greedy)
 
 
 def test_no_answer_holds_a_token_for_resizing(engine, growing):
@@ -163,6 +179,10 @@ def test_every_endpoint_with_a_suffix_fills_it(address, growing):
     }
     _, _, infilled = call(address, "POST", "/infill", llama)
     assert infilled["content"] == expected
+    # a text that is cut leaves room for the tokens that make a hole grow
+    llama["input_prefix"] = "x = 1\n" * 500
+    status, _, infilled = call(address, "POST", "/infill", llama)
+    assert (status, infilled["truncated"]) == (200, True)
 
 
 def test_logits_that_are_not_finite_end_the_request_and_not_the_engine(

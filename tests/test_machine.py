@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from jax_lm.benchmark import machine
+from jax_lm.host import memory
 
 
 def test_limits_are_positive_and_finite():
@@ -44,3 +45,14 @@ def test_commands_can_be_typed_again():
     words = ["/venv/jax_lm/__main__.py", "bench", "--only", "exact, draft 4"]
     assert machine.command_line(words) == "diffucoder bench --only 'exact, draft 4'"
     assert machine.command_line(["experiments/full_width.py"]) == "full_width.py"
+
+
+def test_the_cache_of_files_is_free_memory_in_a_container(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable: 48 kB\n")
+    (tmp_path / "max").write_text("32768\n")
+    (tmp_path / "current").write_text("30000\n")
+    (tmp_path / "memory.stat").write_text("anon 9000\nactive_file 15000\ninactive_file 5000\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "GROUPS", ((str(tmp_path / "max"), str(tmp_path / "current")),))
+    assert memory.host_memory() == 32768
+    assert memory.host_memory("MemAvailable") == 32768 - 10000

@@ -41,6 +41,12 @@ def test_table_and_record_of_an_estimate_agree(topology, fits):
     assert "compiled" not in record
 
 
+def test_a_plan_of_coupled_grpo_needs_no_rates_of_a_cpu():
+    planned = PlannedStep(kind="grpo", on_cpu=True)
+    found = MachinePlan(DIFFUCODER_7B, planned, Topology.parse("cpu"), MeshShape(), None)
+    assert dict(found.rows())["plan"].startswith("1 x 512 tokens")
+
+
 def test_what_the_compiler_says_counts():
     large = Compiled(arguments=GIB, working=200 * GIB)
     assert plan("h200:1", Compiled(arguments=GIB, working=GIB)).fits

@@ -16,7 +16,7 @@ from jax_lm.checkpoints.peft import CONFIG, WEIGHTS, LoraConfig, NamedBase
 from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.cli.main import main
 from jax_lm.conversion.convert import Conversion, convert
-from jax_lm.model_source import BUILTIN_MODEL, find_model, folder_fingerprint
+from jax_lm.model_source import BUILTIN_MODEL, base_name, find_model, folder_fingerprint
 from jax_lm.models.dream import DreamForCausalLM, parameters
 from jax_lm.models.lora import adapters, add_lora, save_adapter
 
@@ -340,3 +340,11 @@ def test_generation_uses_the_adapter(folder, tmp_path, capsys):
         assert main(["generate", *words, *options, "def add(a, b):"]) == 0
         texts[name] = capsys.readouterr().out
     assert texts["adapter"] == texts["merged"] != texts["base"]
+
+
+def test_a_file_is_no_id_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "x.gguf").touch()
+    assert base_name("m/x.gguf") == NamedBase(str(tmp_path / "m" / "x.gguf"))
+    assert base_name("m/y") == NamedBase("m/y")

@@ -31,6 +31,7 @@ from jax_lm.planning.memory import (
     master_bytes,
     offered_precisions,
     parameter_count,
+    remedies,
     require_room,
     smallest_topology,
     training_flops,
@@ -202,8 +203,14 @@ def test_cache_makes_steps_cheaper_and_commits_by_probability_have_no_rate():
         ({"precision": "int2"}, "dtype='int2'"),
         ({"precision": "int4", "kind": "sft", "lora_rank": 4}, "dtype='int4': step=sft"),
         ({"precision": "fp8", "kind": "grpo", "lora_rank": 4}, "dtype='fp8': step=grpo"),
-        ({"decoding": Decoding(cache="causal")}, "cache='causal', active_blocks: several"),
-        ({"decoding": Decoding(active_blocks=2)}, "cache='causal', active_blocks: several"),
+        (
+            {"decoding": Decoding(cache="causal")},
+            "cache='causal', active_blocks: decoding from left",
+        ),
+        (
+            {"decoding": Decoding(active_blocks=2)},
+            "cache='causal', active_blocks: decoding from left",
+        ),
         ({"batch": 0}, "batch=0"),
         ({"canvas": 8, "new_tokens": 9}, r"max_new_tokens=9: must lie in \[1, canvas=8\]"),
     ],
@@ -223,7 +230,7 @@ def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(eng
     monkeypatch.setattr(Sampler, "stream", full)
     with pytest.raises(
         OutOfMemoryError,
-        match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --max-length",
+        match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* --max-new-tokens",
     ):
         engine.generate("def f():", max_new_tokens=32)
 
@@ -470,3 +477,17 @@ def test_the_plan_of_a_server_is_written_and_takes_no_sizes(capsys, tmp_path):
     ):
         assert cli.main([*command, *words]) == 2
         assert f"{given}: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "advised"),
+    [
+        ("adapt", {}, "Try --batch-size 4 ("),
+        ("sft", {}, "Try --lora-rank 16 ("),
+        ("sft", {"lora_rank": 8}, "Try --quantize int8 ("),
+        ("generate", {}, "or --max-new-tokens 256 ("),
+    ],
+)
+def test_advice_names_options_that_the_command_has(kind, settings, advised):
+    planned = PlannedStep(kind=kind, batch=8, **settings)
+    assert advised in remedies(DIFFUCODER_7B, planned, MeshShape())

@@ -48,7 +48,10 @@ def test_a_typed_number_of_steps_overrules_the_epochs_of_a_recipe():
     assert cli.parse(words).settings.num_train_epochs == 20
     steps = cli.parse([*words, "--max-steps", "4"]).settings
     assert (steps.num_train_epochs, steps.training.max_steps) == (None, 4)
-    assert cli.parse(words[:1] + words[3:]).settings.num_train_epochs == 3
+    epochs = cli.parse([*words[:1], *words[3:], "--warmup-steps", "1500", "--stop-after", "2000"])
+    assert (epochs.settings.num_train_epochs, epochs.settings.training.max_steps) == (3, None)
+    with pytest.raises(ValueError, match="max_steps, num_train_epochs: only one of them"):
+        cli.parse([*words, "--max-steps", "4", "--num-train-epochs", "2"])
 
 
 def test_a_recipe_is_read_as_values(recipe):

@@ -62,6 +62,10 @@ def test_ends_are_the_shortest():
     assert regular_grammar("regex", r"a{3}|b").completion("") == "b"
     assert regular_grammar("regex", r"a{3}|b").completion("a") == "aa"
     assert regular_grammar("regex", r"é+").completion("") == "é"
+    # the whole answer matches, with anchors or without
+    assert regular_grammar("regex", r"^ab$").completion("a") == "b"
+    assert regular_grammar("regex", r"ab$").completion("a") == "b"
+    assert regular_grammar("regex", r"a\$").completion("a") == "$"
 
 
 @pytest.mark.parametrize(

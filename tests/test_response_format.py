@@ -25,8 +25,8 @@ import pydantic
 from cases.published_model import publish_growing
 from cases.server import OPTIONS, RecordingListener, call, listening, started
 
+from jax_lm.diffusion.constrained import Repair
 from jax_lm.grammar import find_grammar
-from jax_lm.grammar.constraint import Constraint
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.serving import admission, api
@@ -393,14 +393,14 @@ def test_a_schema_takes_few_forward_passes(engine):
 @pytest.fixture
 def slow(monkeypatch):
     """Grammars that answer when they are let go; tells when one is asked."""
-    asked, release, real = threading.Event(), threading.Event(), Constraint.find_error
+    asked, release, real = threading.Event(), threading.Event(), Repair.check
 
-    def find_error(self, ids, least):
+    def check(self, hole, step):
         asked.set()
         assert release.wait(60)
-        return real(self, ids, least)
+        return real(self, hole, step)
 
-    monkeypatch.setattr(Constraint, "find_error", find_error)
+    monkeypatch.setattr(Repair, "check", check)
     yield asked, release
     release.set()
 
@@ -476,11 +476,11 @@ def test_a_grammar_that_takes_too_long_ends_with_its_request(engine, slow):
 
 
 def test_a_grammar_that_fails_fails_alone(engine, address, monkeypatch):
-    def broken(self, ids, least):
+    def broken(self, hole, step):
         raise RuntimeError("secret detail")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Constraint, "find_error", broken)
+        patch.setattr(Repair, "check", broken)
         status, _, answer = call(
             address, "POST", "/v1/completions", ASKED | {"grammar": "json_object"}
         )

@@ -419,6 +419,9 @@ def test_without_math_verify_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(ModuleNotFoundError, match="math_verify") as failure:
         score(rewards.accuracy_reward, ["$1$"], solution=["1"])
+    # before the first rollout, too
+    with pytest.raises(ModuleNotFoundError, match="math_verify"):
+        weighted_sum({"accuracy": 1.0}).require_columns([{"prompt": "p", "solution": "1"}])
     assert "jax-diffucoder[math]" in (terminal.explain_failure(failure.value) or "")
 
 
@@ -740,9 +743,11 @@ def test_a_function_of_a_file_or_of_the_current_folder(tmp_path, monkeypatch):
         ("absent.py:f", "No such file"),
         ("absent_module:f", "No module named"),
         ("jax_lm.cli:absent", "absent"),
+        ("broken.py:f", "name 'undefined' is not defined"),
     ],
 )
 def test_a_function_that_is_not_there(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("undefined\n")
     with pytest.raises(ValueError, match=f"reward '{name}' cannot be imported: .*{said}"):
         find_reward(name)

@@ -93,7 +93,6 @@ def test_long_prompts_are_dropped_and_counted(letters, caplog):
     with caplog.at_level(logging.WARNING):
         prompts = PromptSet.of(rows, letters, 4)
     assert [prompt.content for prompt in prompts.prompts] == ["abc", "abcd"]
-    assert prompts.too_long == 1
     assert "1 prompts dropped: longer than max_prompt_length=4 tokens" in caplog.text
     with pytest.raises(
         ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"
@@ -101,6 +100,18 @@ def test_long_prompts_are_dropped_and_counted(letters, caplog):
         PromptSet.of(rows, letters, 2)
     with pytest.raises(ValueError, match="row 1 has no 'prompt'"):
         PromptSet.of([{"prompt": "a"}, {"question": "b"}], letters, 4)
+
+
+def test_a_rollout_may_lack_all_prompts_that_a_reward_applies_to(letters):
+    rows = [{"prompt": "a", "solution": "1"}, {"prompt": "b"}, {"prompt": "cdefgh", "other": 1}]
+    prompts = PromptSet.of(rows, letters, 4).prompts
+    assert [prompt.columns for prompt in prompts] == [{"solution": "1"}, {"solution": None}]
+
+    def known(prompts, completions, solution, **columns):
+        return [None if each is None else 1.0 for each in solution]
+
+    rewards = WeightedSum({"known": known}, {"known": 1.0})
+    assert reward_completions(rewards, prompts[1:], completions_of(letters, "x")).totals == [None]
 
 
 def test_chat_messages_go_through_the_template(letters):
@@ -122,6 +133,9 @@ def test_a_completion_depends_on_its_key_alone(letters, policy, prompts):
     parts = sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=2)
     wider = sample_completions(sampler, letters, rows, options, keys=keys, width=64)
     np.testing.assert_array_equal(whole.tokens, parts.tokens)
+    # the last of two batches is filled up
+    uneven = sample_completions(sampler, letters, rows, options, keys=keys, width=32, batch_size=3)
+    np.testing.assert_array_equal(whole.tokens, uneven.tokens)
     assert whole.texts.tolist() == parts.texts.tolist() == wider.texts.tolist()
     # Each row has noise of its own.
     assert len(set(whole.texts)) == 4

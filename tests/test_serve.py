@@ -21,6 +21,7 @@ from cases.server import call
 
 from jax_lm.cli import main as cli
 from jax_lm.cli.commands.serving import checkpoint_defaults
+from jax_lm.serving.schemas import DecodingBody
 
 KEY = "k" * 20
 
@@ -60,6 +61,8 @@ def test_defaults_of_a_checkpoint_are_those_that_requests_may_have(tmp_path, cap
     assert defaults(**dream) == {"temperature": 0.2, "top_p": 0.9}
     assert defaults(temperature=0.7, do_sample=True) == {"temperature": 0.7}
     assert defaults(temperature=0.7, do_sample=False) == {"temperature": 0.0}
+    # a request's 0 means all tokens, and so does a checkpoint's
+    assert DecodingBody().options(1, defaults(top_k=0)) == DecodingBody().options(1, {})
     assert not caplog.records
     assert defaults(temperature=0.7, top_k=1000) == {}
     (record,) = caplog.records

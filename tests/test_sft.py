@@ -234,13 +234,15 @@ def test_tokenised_data_of_another_run_are_refused(folder, tmp_path, capsys):
     data = tokenised(folder, "conversations", "data.jsonl")
     assert main(arguments(folder, tmp_path, data=data, **{"max-length": 4})) == 2
     assert "longer than max_length=4" in capsys.readouterr().err
-    assert (
-        main(
-            ["adapt", "--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]
-        )
-        == 2
-    )
+    words = ["--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]
+    assert main(["adapt", *words]) == 2
+    assert "max_length=4096: must be at most 128, the model's context" in capsys.readouterr().err
+    assert main(["adapt", *words, "--max-length", "64"]) == 2
     assert "tokenised with kind='conversations', not 'text'" in capsys.readouterr().err
+    assert main(["sft", *words, "--turns", "all"]) == 2
+    assert "is tokenised: --turns and --template are options of `diffucoder data tokenize`" in (
+        capsys.readouterr().err
+    )
 
 
 def adaptation(folder, out, **changes):
@@ -550,7 +552,7 @@ def test_adaptation_from_nothing_of_a_tokenizer_without_a_mask(folder, builtin_f
         ),
         (
             {"metric-for-best-model": "reward", "held-out-share": 0.2, "evaluate-every": 1},
-            "='reward': must be one of loss",
+            "='reward': must be loss",
         ),
         ({"early-stopping-patience": 2}, "early_stopping_patience=2: needs metric_for_best_model"),
         ({"optim": "sgd"}, "optim='sgd': must be one of adafactor"),
@@ -682,13 +684,8 @@ SHARED = {
 }
 TRAINED_BY = {
     "sft": (
-        {
-            "--num-train-epochs": "2",
-            "--packed": "True",
-            "--spare-pads": "8",
-            "--condition-share": "0.5",
-        },
-        SftConfig(num_train_epochs=2.0, packed=True, spare_pads=8, condition_share=0.5, **SHARED),
+        {"--packed": "True", "--spare-pads": "8", "--condition-share": "0.5"},
+        SftConfig(packed=True, spare_pads=8, condition_share=0.5, **SHARED),
     ),
     "adapt": (
         {"--annealing-steps": "9", "--cut-share": "0.2", "--prefix-share": "0.3", "--model": "x"},

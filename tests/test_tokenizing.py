@@ -222,10 +222,13 @@ def test_other_data_are_not_added_to_a_folder(folder, whole, capsys, data, chang
     assert contents(whole) == before
 
 
-def test_data_without_a_usable_line_are_refused(tmp_path, capsys):
-    (tmp_path / "bad.jsonl").write_text('{"x": 1}\n')
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"x": 1}\n', ", 1 lines refused; line 1: has no text"), ("", ", 0 lines")]
+)
+def test_data_without_a_usable_line_are_refused(text, said, tmp_path, capsys):
+    (tmp_path / "bad.jsonl").write_text(text)
     assert main(command(tmp_path, tmp_path / "out", "bad.jsonl")) == 2
-    assert "0 samples, 0 tokens, 1 lines refused; line 1: has no text" in capsys.readouterr().err
+    assert f"0 samples, 0 tokens{said}" in capsys.readouterr().err
     # The same command with better data finds nothing in its way.
     assert contents(tmp_path / "out") == {}
     (tmp_path / "bad.jsonl").write_text('{"text": "def f(): pass"}\n')

@@ -432,6 +432,19 @@ def test_a_run_without_better_evaluations_ends_and_stays_ended(tmp_path):
     assert again.state.step == 8
 
 
+def test_the_best_evaluation_costs_no_patience_when_it_is_made_again(tmp_path):
+    """Killed after the evaluation of the start, which is the best so far."""
+    config = settings(early_stopping_patience=1, **BEST)
+    run = {"evaluates_start": True}
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(regression, params(), config, out=tmp_path).run(
+            Stream(fails_at=0), evaluate=Evaluations(0.5), **run
+        )
+    resumed = Trainer(regression, params(), config, out=tmp_path)
+    assert resumed.run(Stream(), evaluate=Evaluations(0.5, 0.6, 0.1), **run)
+    assert resumed.state.step == 4
+
+
 def test_patience_survives_a_kill(tmp_path):
     """One evaluation without an improvement before the kill, and one after it."""
     config = settings(early_stopping_patience=2, **(BEST | {"save_every": 1}))

@@ -96,7 +96,7 @@ def choose_tier(
                 " (allow_unsafe=True)"
             )
         return "unsafe"
-    reasons: dict[str, str] = {}
+    reasons = {}
     for tier in SAFE if executor == "auto" else (executor,):
         reasons[tier] = probe(tier)
         if not reasons[tier]:
@@ -203,7 +203,7 @@ def run_program(session: Session, program: Program, same_process: bool = False) 
     """Run a program once, test by test; raises SandboxFailureError if the sandbox fails."""
     session.begin(program.limits, same_process)
     deadline = time.monotonic() + program.limits.total_seconds
-    results: list[TestResult] = []
+    results = []
     # Without tests, only the program itself runs, once.
     for test in program.tests or (None,):
         seconds = min(program.limits.seconds, deadline - time.monotonic())

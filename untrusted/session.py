@@ -183,7 +183,7 @@ class Session:
         """
         is_done = self.has_ended if "script" in jobs[0] else has_answered
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
-        children: list[Child] = []
+        children = []
         # Start pipes and processes; our copies of the children's ends are closed at once
         with contextlib.ExitStack() as theirs:
             outputs = self.open_pipes(theirs)

@@ -110,13 +110,13 @@ def list_groups(groups: Sequence[Group]) -> str:
 
 def explain_plan(arguments: Plan) -> None:
     """Print the plan with the explanation of each pass, and write both to `out`."""
-    plan = make_plan(arguments)
+    plan, options = make_plan(arguments)
     package = compiler.CompilerPackage.of(plan.topology)
     if not package.is_installed:
         sys.exit(f"needs {package.distribution}: pip install 'jax-diffucoder[{package.extra}]'")
     with platforms.without_driver_notes():
         devices = compiler.topology_mesh(plan.topology, plan.mesh)
-        programs = step_programs(plan.config, plan.planned, devices, arguments.generation)
+        programs = step_programs(plan.config, plan.planned, devices, options)
         compiled = {name: compiler.compile_program(each) for name, each in programs.items()}
     # The first program takes the most memory.
     plan = replace(plan, compiled=next(iter(compiled.values())))

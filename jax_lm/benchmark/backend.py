@@ -4,7 +4,7 @@ PyTorch's implementation is in `torch_reference`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -150,13 +150,13 @@ class Backend(Protocol):
     def device_peak(self) -> int | None: ...
 
 
+@dataclass
 class Tap:
     """Stands in for a module of a model and records its output."""
 
-    def __init__(self, module: Any, name: str, outputs: Arrays):
-        self.module = module
-        self.name = name
-        self.outputs = outputs
+    module: Any
+    name: str
+    outputs: Arrays
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         self.outputs[self.name] = output = self.module(*arguments, **keywords)

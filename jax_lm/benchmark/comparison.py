@@ -251,7 +251,7 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
     """Return relative differences: a table of outputs outside of the layers, and layers by kind."""
     outside = []
     chart_rows = []
-    by_layer: dict[int, Row] = {}
+    by_layer = {}
     for row in differences:
         layer = row["layer"]
         relative = row["relative"]

@@ -7,7 +7,7 @@ resumes a run that was killed, and continues after a failed step.
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -85,12 +85,12 @@ def note_out_of_memory(row: Row) -> Iterator[None]:
         row["out_of_memory"] = str(error)
 
 
+@dataclass
 class ExperimentSteps:
     """The steps, on one checkpoint in the Hugging Face or Orbax layout."""
 
-    def __init__(self, folder: Path, settings: ExperimentSettings):
-        self.folder = folder
-        self.settings = settings
+    folder: Path
+    settings: ExperimentSettings
 
     def steps(self) -> list[Step]:
         """Return all steps in their order."""

@@ -119,7 +119,7 @@ def measure_backend(request: WorkerRequest) -> Measured:
         "cells": cells,
     }
     # Compare
-    outputs: Tensors = {}
+    outputs = {}
     if request.compared_shape:
         outputs, row["greedy"] = outputs_to_compare(backend, request.compared_shape)
     return row, outputs

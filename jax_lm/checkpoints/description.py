@@ -96,7 +96,7 @@ def code_files(folder: Path) -> list[Path]:
 
     Logs a warning for each absent file, without which transformers cannot load the model.
     """
-    files: dict[str, Path] = {}
+    files = {}
     pending = list(auto_map_modules(folder))
     while pending:
         name = pending.pop()

@@ -28,7 +28,7 @@ from jax_lm.checkpoints.stored import (
     save_tensors,
 )
 from jax_lm.config import Fields, pairs
-from jax_lm.host.files import atomic_write, output_folder, write_whole
+from jax_lm.host.files import atomic_write, output_folder, write_json_whole
 from jax_lm.tokenizer.files import TokenizerError, read_optional, write_json
 
 # The model that comes with the package, and its name.
@@ -138,8 +138,8 @@ def require_gguf() -> ModuleType:
 def published_name(folder: Path) -> str:
     """Return the name of a checkpoint: that of its folder, or of its repository on the hub."""
     # In the hub's cache: models--owner--name/snapshots/1a2b3c
-    parts = folder.absolute().parts
-    return next((part for part in parts if part.startswith("models--")), folder.name)
+    parts = folder.resolve().parts
+    return next((part for part in parts if part.startswith("models--")), parts[-1])
 
 
 def read_json(folder: Path, name: str) -> Fields:
@@ -280,7 +280,7 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
         save_tensors(path, arrays, {"format": "pt"})
     # An index left by a sharded checkpoint would take precedence over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
-    write_whole(folder / "config.json", json.dumps(dict(config), indent=2) + "\n")
+    write_json_whole(folder / "config.json", dict(config), 2)
 
 
 def save_shards(

@@ -24,11 +24,9 @@ from jax_lm.checkpoints.stored import (
     StoredTensor,
     TensorRequest,
     group_by_size,
-    is_kernel,
     precision_of,
     quantize,
     read_views,
-    scale_name,
 )
 from jax_lm.config import Names, translate
 
@@ -83,7 +81,7 @@ class LoadSpec:
 
     def holds_int8(self, name: str) -> bool:
         """Whether the checkpoint must hold this tensor as int8: it does if there is a scale."""
-        return is_kernel(name) and scale_name(name) in self.shapes
+        return f"{name.removesuffix('weight')}scale" in self.shapes
 
     def becomes(self, name: str) -> str | None:
         """Return the precision to which this tensor is quantized during loading, if it is."""
@@ -230,7 +228,8 @@ def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorReq
         if count := int(count_nonfinite(array)):
             raise CheckpointError(
                 f"{name!r} in {requests[name].tensor.path} holds {count} numbers that are NaN "
-                "or infinite: every output would be wrong; --allow-nonfinite loads it anyway"
+                "or infinite: every output would be wrong. "
+                "`generate` and `convert` load it with --allow-nonfinite"
             )
 
 

@@ -5,7 +5,6 @@ anything but y = W x + scale B A x is refused, with an error that names the fiel
 shapes, but not the model.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, save_tensors
 from jax_lm.config import Fields
-from jax_lm.host.files import atomic_write, output_folder, write_whole
+from jax_lm.host.files import atomic_write, output_folder, write_json_whole
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -356,7 +355,7 @@ def save(
         save_tensors(
             path, {peft_name(name, config.root): value for name, value in tensors.items()}, metadata
         )
-    write_whole(folder / CONFIG, json.dumps(peft_fields(config, base), indent=2) + "\n")
+    write_json_whole(folder / CONFIG, peft_fields(config, base), 2)
 
 
 def peft_name(name: str, root: str) -> str:

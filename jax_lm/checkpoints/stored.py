@@ -1,7 +1,7 @@
 """What the checkpoint formats share: stored tensors, read requests, and quantized kernels."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,23 +123,17 @@ KERNELS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 INT8_TABLES = {"int4": ("embed_tokens", "lm_head"), "fp8": ("lm_head",)}
 
 
-def is_kernel(name: str) -> bool:
-    """Whether the parameter of this name is a matrix that int8 quantization applies to."""
+def is_kernel(name: str, layers: Collection[str] = KERNELS) -> bool:
+    """Whether the parameter of this name is the matrix of a layer that quantization applies to."""
     layer, _, kind = name.rpartition(".")
-    return kind == "weight" and layer.rpartition(".")[2] in KERNELS
+    return kind == "weight" and layer.rpartition(".")[2] in layers
 
 
 def precision_of(name: str, quantization: str | None) -> str | None:
     """Return how a parameter is quantized in a model that is quantized so; None if it is not."""
-    layer, _, kind = name.rpartition(".")
-    if kind == "weight" and layer.rpartition(".")[2] in INT8_TABLES.get(quantization or "", ()):
+    if is_kernel(name, INT8_TABLES.get(quantization or "", ())):
         return "int8"
     return quantization if is_kernel(name) else None
-
-
-def scale_name(kernel: str) -> str:
-    """Return the name of the scales of a kernel."""
-    return f"{kernel.removesuffix('weight')}scale"
 
 
 def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, Array]:

@@ -67,8 +67,9 @@ class MachinePlan:
         """List the plan as names and values, to be printed."""
         # The smallest topology is an estimate even if this plan was compiled.
         smallest = memory.smallest_topology(self.config, self.planned, self.topology)
-        rollouts: Rows = []
-        if self.planned.kind == "grpo":
+        rollouts = []
+        # the rates of a CPU are unknown
+        if self.planned.kind == "grpo" and self.topology.chip.limits:
             rollouts = rollout_rows(self.config, self.planned, self.mesh, self.topology)
         fitting = f"{smallest[0]}, mesh {smallest[1]} (estimate)" if smallest else "none known"
         return [

@@ -98,16 +98,18 @@ def convert(
     require_local(destination, "destination")
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
-    if "gguf" in (conversion.format, destination.suffix.removeprefix(".")):
+    if (conversion.format or destination.suffix) in ("gguf", ".gguf"):
         return convert_to_gguf(source, destination, conversion, on_progress)
     config = DreamForCausalLM.read_config(source)
     int8 = DreamForCausalLM.is_int8(source)
     checkpoint, kind = source_tensors(source, config, conversion)
-    settings = {
-        "quantization": "int8" if conversion.int8 else None,
-        "allow_nonfinite": conversion.allow_nonfinite,
-    }
-    spec = load_spec(config, int8, dtype=conversion.dtype, **settings)
+    spec = load_spec(
+        config,
+        int8,
+        dtype=conversion.dtype,
+        quantization="int8" if conversion.int8 else None,
+        allow_nonfinite=conversion.allow_nonfinite,
+    )
     read_progress = report_half(on_progress, 0)
     with hidden_folder(destination) as folder:
         # Everything but the weights.
@@ -155,7 +157,7 @@ def convert_to_gguf(
     spec = load_spec(config, False, allow_nonfinite=conversion.allow_nonfinite)
     library = huggingface.require_gguf()
     read_progress = report_half(on_progress, 0)
-    sums: dict[str, TensorChecksum] = {}
+    sums = {}
 
     def encode_all() -> Iterator[tuple[str, np.ndarray, Any]]:
         for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
@@ -184,7 +186,8 @@ def source_tensors(
     Raises:
         CheckpointError: the source is damaged, or a pickle lacks biases.
     """
-    if not (source / PICKLE).is_file() or (source / huggingface.WEIGHTS).is_file():
+    others = (huggingface.WEIGHTS, huggingface.INDEX, ORBAX_FOLDER)
+    if not (source / PICKLE).is_file() or any((source / name).exists() for name in others):
         kinds = {ORBAX_FOLDER: "orbax", GGUF_LINK: "gguf"}
         kind = next((kinds[name] for name in kinds if (source / name).exists()), "huggingface")
         return loading.open_checkpoint(source, config.architecture.tensors), kind

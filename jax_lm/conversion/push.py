@@ -126,7 +126,8 @@ A LoRA adapter of rank {adapter.config.rank}, in {layers} layers of {name or "a 
 def model_card(folder: Path, repo: str, licence: str) -> str:
     """Return a model card with the facts that the files state, and a usage example."""
     config = DreamForCausalLM.read_config(folder)
-    dtype = huggingface.read_json(folder, "config.json").get("torch_dtype")
+    fields = huggingface.read_json(folder, "config.json")
+    dtype = fields.get("torch_dtype") or fields.get("dtype") or "of unstated precision"
     precision = "int8 kernels" if DreamForCausalLM.is_int8(folder) else dtype
     files = sorted(set(huggingface.tensor_files(folder).values()))
     checksum_rows = "\n".join(
@@ -142,7 +143,7 @@ tags: [masked-diffusion, diffucoder, code, jax]
 
 # {repo.split("/")[1]}
 
-A masked-diffusion language model of the Dream architecture: {parameter_count(config):,} parameters,
+A language model for code of the family {config.family.name}: {parameter_count(config):,} parameters,
 {config.num_hidden_layers} layers of width {config.hidden_size:,},
 a vocabulary of {config.vocab_size:,} tokens, {precision}.
 

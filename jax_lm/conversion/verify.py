@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jax_lm.checkpoints import checksums
 from jax_lm.checkpoints.loading import ORBAX_FOLDER, Progress, check_tensors, open_checkpoint
-from jax_lm.checkpoints.stored import CheckpointError
+from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError
 from jax_lm.config import DreamConfig
 from jax_lm.models.dream import DreamForCausalLM, load_spec
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -47,7 +47,8 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
         )
         yield Check("family", family_facts(config))
         source = open_checkpoint(folder, config.architecture.tensors)
-        form = "Orbax" if (folder / ORBAX_FOLDER).is_dir() else "Hugging Face"
+        forms = {ORBAX_FOLDER: "Orbax", GGUF_LINK: "GGUF"}
+        form = next((forms[name] for name in forms if (folder / name).exists()), "Hugging Face")
         size = sum(tensor.nbytes for tensor in source.stored.values())
         yield Check("layout", f"{form}, {len(source.stored)} tensors, {size / 2**20:,.1f} MiB")
         spec = load_spec(config, int8)

@@ -38,6 +38,11 @@ def open_samples(
             raise ValueError(
                 f"{name}_column={column!r}: data={str(data)!r} is tokenised, and has no columns"
             )
+        if form != PLAIN_FORM:
+            raise ValueError(
+                f"data={str(data)!r} is tokenised: --turns and --template are options of "
+                "`diffucoder data tokenize`"
+            )
         shards = TokenShards.open(data, kind, tokenizer.fingerprint)
         logger.info(shards.describe())
         return shards, shards.digest, None

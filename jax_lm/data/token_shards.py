@@ -131,10 +131,9 @@ class TokenShards:
         # A shard with ends [4, 7]: sample 1 is tokens 4 to 6.
         shard, index = locate(self.sample_starts, number)
         ends = self.ends(shard)
-        count = len(self.ends(shard))
         start = int(ends[index - 1]) if index else 0
         stop = int(ends[index])
-        visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), count + index, 1)[0])
+        visible = int(self.map_file(shard, INDEX, np.dtype("<i8"), len(ends) + index, 1)[0])
         ids = self.map_file(shard, TOKENS, self.dtype, start, stop - start).tolist()
         return Row.masked_after(visible, ids)
 

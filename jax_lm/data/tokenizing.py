@@ -101,9 +101,9 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
         # Empty shards would make the same command with better data fail.
-        for done_file in done_files:
-            for path in (out / PLAN, *out.glob(f"{done_file.stem}.*")):
-                path.unlink(missing_ok=True)
+        leftovers = [path for done_file in done_files for path in out.glob(f"{done_file.stem}.*")]
+        for path in (out / PLAN, *leftovers):
+            path.unlink(missing_ok=True)
         raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
     summaries = [
         {"name": shard_name(part), **shard, "refused": len(shard["refused"])}

@@ -10,7 +10,7 @@ as a batch of one.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jax_lm.diffusion.state import (
     SamplerState,
     StepCarry,
     Window,
+    decided_stops,
 )
 from jax_lm.diffusion.step import (
     ROWS,
@@ -88,7 +89,7 @@ class BlockPipeline(Variant):
     length: int
     active: int
     prompt_block: int | None = None
-    begun: ClassVar[int] = 0
+    begun = 0
 
     @classmethod
     def of(
@@ -151,11 +152,7 @@ class BlockPipeline(Variant):
         assert params.add_threshold is not None
         assert params.activate_threshold is not None
         masks = self.masks(state.masked)
-        is_stop = (
-            jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32))
-            & inputs.canvas.holes
-            & ~state.masked
-        )
+        is_stop = decided_stops(state, inputs, config.stop_ids)
         following = self.advance_pipeline(
             pipeline, masks, jnp.any(is_stop, axis=1), params.add_threshold
         )

@@ -19,7 +19,7 @@ NOISE_FLOOR = 1e-3
 
 
 @functools.cache
-def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
+def transfer_ratios(steps: int) -> np.ndarray:
     """Return the share of the remaining masks that each step commits.
 
     It is 1 - s/t on the reference's float32 grid of times t > s, and 1 in the last step.
@@ -31,7 +31,7 @@ def transfer_ratios(steps: int, eps: float = NOISE_FLOOR) -> np.ndarray:
     # rounding per point (a fused multiply-add, which float64 reproduces). A step's counts depend on
     # the last bit.
     start = np.float32(1)
-    end = np.float32(eps)
+    end = np.float32(NOISE_FLOOR)
     width = float((end - start) / np.float32(steps))
     index = np.arange(steps + 1)
     forward = float(start) + width * index

@@ -80,9 +80,11 @@ class Repair:
     def check(self, hole: HoleArrays, step: int) -> bool:
         """Return whether a decoded answer meets the constraint; otherwise find its first error."""
         # Tokens that stayed before are valid: the search for the first error begins after them.
-        answer, stayed = self.constraint.answer(hole.tokens.tolist()), len(self.ids)
-        if (kept := self.constraint.find_error(answer, stayed)) is None:
+        stayed = len(self.ids)
+        answer = self.constraint.tokenizer.until_stop(hole.tokens.tolist())
+        if self.constraint.is_met(answer):
             return True
+        kept = self.constraint.count_valid(answer, stayed)
         self.ids, self.choices = answer[:kept], 1
         # A choice takes a forward pass. A decoding that gets less than a token right with two of them
         # is not worth another one for a while.
@@ -137,7 +139,7 @@ class Repair:
         self.ids = [*self.ids, *tokens]
         self.given += range(start, end)
         rest = np.where(hole.masked, -1, hole.tokens)[end:]
-        answer = self.constraint.answer([*self.ids, *rest.tolist()])
+        answer = self.constraint.tokenizer.until_stop([*self.ids, *rest.tolist()])
         stays = -1 not in answer and self.constraint.is_met(answer)
         for array, value in zip(hole, (tokens, False, step, confidence), strict=True):
             array[start:end] = value

@@ -15,7 +15,7 @@ of its own.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,15 +73,17 @@ class Drafts(Variant):
 
     count: int
     verifies: bool = True
-    keeps_candidates: ClassVar[bool] = True
+    keeps_candidates = True
+    option = "draft"
+    """The generation option that says how many."""
 
     @classmethod
     def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Drafts | None":
-        return cls(options.draft) if options.draft else None
+        return cls(count) if (count := getattr(options, cls.option)) else None
 
     @property
     def request(self) -> str:
-        return f"draft={self.count}"
+        return f"{self.option}={self.count}"
 
     def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
         rows = state.rows()

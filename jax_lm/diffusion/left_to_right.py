@@ -5,7 +5,7 @@ two rows: the one before the column, which predicts it, and that of the column i
 `jax_lm.diffusion.block_pipeline` does the same for a batch whose prompts end in the same column.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax.numpy as jnp
 
@@ -14,7 +14,6 @@ from jax_lm.diffusion.step import Pass, StepConfig, Variant, step
 from jax_lm.models.dream import DreamForCausalLM
 
 
-@dataclass(frozen=True)
 class LeftToRight(Variant):
     """One column at a time, after a first pass that computes all rows of the canvas."""
 

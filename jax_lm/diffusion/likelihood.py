@@ -70,7 +70,7 @@ def log_likelihood(
     # One row for all samples: [pad ..., prompt, completion].
     tokens = np.array([[sampler.mask_id] * padding + prompt + completion], np.int32)
     present = np.arange(width + padding)[None] >= padding
-    values: list[float] = []
+    values = []
     # score, SCORE_ROWS samples at a time
     for first in range(0, samples, SCORE_ROWS):
         counts = levels[first : first + SCORE_ROWS]

@@ -6,38 +6,25 @@ canvas and its branches yields the confidence of their remaining masks, and the 
 step commits. Unlike `jax_lm.diffusion.drafts`, whose rows it shares, it may change the text.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
-from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.drafts import Drafts
 from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
 from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import Scalar, ScalarInt
-from jax_lm.options import GenerationOptions
 
 
-@dataclass(frozen=True)
 class Lookahead(Drafts):
     """Decoding with `count` branches per row; `verifies` says whether a pass computes them."""
 
-    keeps_candidates: ClassVar[bool] = False
-
-    @classmethod
-    def of(
-        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
-    ) -> "Lookahead | None":
-        return cls(options.lookahead) if options.lookahead else None
-
-    @property
-    def request(self) -> str:
-        return f"lookahead={self.count}"
+    keeps_candidates = False
+    option = "lookahead"
 
     def blank(self, rows: SamplerState) -> Any:
         """Return branches that equal their canvas."""

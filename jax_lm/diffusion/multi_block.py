@@ -5,8 +5,7 @@ canvas, including blocks that have not begun, and each step recomputes the whole
 weights distilled for it, and works with any weights with full attention.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -14,17 +13,16 @@ from jaxtyping import Array, Bool, Int
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
 from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.state import BatchInputs, SamplerState
+from jax_lm.diffusion.state import BatchInputs, SamplerState, decided_stops
 from jax_lm.diffusion.step import Pass, StepConfig
 from jax_lm.models.shapes import Scalar
 from jax_lm.options import ACTIVE_BLOCKS, GenerationOptions
 
 
-@dataclass(frozen=True)
 class MultiBlock(BlockPipeline):
     """The blocks of an answer, of which several are filled at once, each seeing the whole canvas."""
 
-    begun: ClassVar[int] = 1
+    begun = 1
 
     @classmethod
     def of(
@@ -67,8 +65,7 @@ class MultiBlock(BlockPipeline):
     ) -> SamplerState:
         """Repeat the first stop token of a row to its end, over tokens that were decided too."""
         # [p, M, S, b, M] -> [p, M, S, S, S]
-        is_stop = jnp.isin(state.tokens, jnp.asarray(config.stop_ids, jnp.int32))
-        is_stop &= inputs.canvas.holes & ~state.masked
+        is_stop = decided_stops(state, inputs, config.stop_ids)
         first = jnp.argmax(is_stop, axis=1)[:, None]
         is_after = jnp.cumsum(is_stop, axis=1) - is_stop > 0
         stops = jnp.take_along_axis(state.tokens, first, axis=1)

@@ -6,8 +6,6 @@ evenly: those with the most confident proposals. A kept MASK becomes its proposa
 as it is, and every other position becomes MASK.
 """
 
-from dataclasses import dataclass, replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,14 +15,15 @@ from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState, StepCarry, rewrite
-from jax_lm.diffusion.step import Pass, StepConfig, Variant, block_columns, evaluate, write
+from jax_lm.diffusion.step import StepConfig, Variant, block_columns, evaluate, write
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import P2, GenerationOptions
 
 
-@dataclass(frozen=True)
 class PathPlanning(Variant):
     """Decoding in which a decided token may become MASK again."""
+
+    ends_early = False  # a stop token may become MASK again
 
     @classmethod
     def of(
@@ -44,10 +43,6 @@ class PathPlanning(Variant):
         # 4 steps: .75, .5, .25, 0
         shares = 1 - np.arange(1, len(params.ratios) + 1) / params.steps
         return params._replace(by_schedule=np.bool_(False), ratios=shares.astype(np.float32))
-
-    def passes(self, passes: list[Pass]) -> list[Pass]:
-        """End no row early: a stop token may become MASK again."""
-        return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
 
     def advance(
         self,

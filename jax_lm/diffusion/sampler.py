@@ -69,7 +69,7 @@ from jax_lm.options import (
     GenerationOptions,
     window_length,
 )
-from jax_lm.sharding import replicate
+from jax_lm.sharding import constrain
 
 # Returns the rows of a state whose text needs no continuation.
 IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
@@ -121,6 +121,8 @@ class Sampler:
         self.config, self.mesh = model.config, model.mesh
         self.mask_id: int = mask_id
         self.growth = growth_of(model.config)
+        # Called after each call of the compiled loop, for the rows that may end early: their masks
+        # become the first stop token.
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, self.params = split_model(model)
@@ -136,14 +138,6 @@ class Sampler:
         model = self.graph.merge(self.params)
         model.model.mesh = mesh
         return self.changed(graph=split_model(model)[0], mesh=mesh)
-
-    def until(self, is_over: IsOver) -> "Sampler":
-        """Make a sampler that also ends rows early, namely those for which `is_over` is True.
-
-        `is_over` is called after each call of the compiled loop. Remaining masks of such rows
-        become the first stop token, so that decoding ends when every row has ended.
-        """
-        return self.changed(is_over=is_over)
 
     def start(self, canvas: Canvas, seed: Seed) -> SamplerState:
         """Return the state before the first step, with MASK in every hole.
@@ -231,7 +225,7 @@ class Sampler:
             # the repeated cache would be sharded differently from those of later refreshes.
             config = replace(config, copies=canvas.copies)
         # decode: one block after another
-        finished: list[Block] = []
+        finished = []
         # a short answer must not shorten the blocks, which are counted from the start of the text
         length = options.decoding.block_columns(canvas.region.length + canvas.phase)
         for block in config.variant.blocks(canvas, length):
@@ -244,7 +238,14 @@ class Sampler:
             if state.logprobs is not None:
                 params = params._replace(keeps_logprobs=jnp.bool_(True))
             passes = block_passes(canvas, block, finished, options.decoding, config, self.config)
-            inputs = BatchInputs(arrays, self.window(state, block, params), params)
+            step, steps = int(state.step), int(params.steps)
+            # After these steps a block ends, even with masks left. Only the strict reference, which
+            # may commit MASK itself, leaves any.
+            until = step + (steps if params.by_schedule else max(steps, block.length))
+            window = Window.of(
+                block=block.start, rows=0, first_step=step, until=until, forwards=NEVER
+            )
+            inputs = BatchInputs(arrays, window, params)
             refresh_steps = decoding.refresh_steps or NEVER
             state, cache = yield from self.fill(state, cache, inputs, passes, refresh_steps, every)
             finished.append(block)
@@ -271,24 +272,16 @@ class Sampler:
         variant = next(method for method in methods if method is not None)
         if variant != PLAIN and hooks != NO_HOOKS:
             raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
-        return replace(
-            self.step_config(options, canvas.region.length),
-            stop_ids=stop_ids if options.early_stop else (),
+        # `block_passes` makes the configurations of blocks from this one.
+        return StepConfig(
+            length=canvas.region.length,
+            rows=None,
+            mask_id=self.mask_id,
+            top_k=options.top_k,
+            stop_ids=stop_ids if options.early_stop and variant.ends_early else (),
             hooks=hooks,
             variant=variant,
         )
-
-    def step_config(self, options: GenerationOptions, length: int) -> StepConfig:
-        """Configure plain steps over a block of `length` columns that recompute every row."""
-        return StepConfig(length=length, rows=None, mask_id=self.mask_id, top_k=options.top_k)
-
-    def window(self, state: SamplerState, block: Block, params: SamplingParams) -> Window:
-        """Return the window of a whole block, which begins at the step of `state`."""
-        step, steps = int(state.step), int(params.steps)
-        # After these steps a block ends, even with masks left. Only the strict reference, which may
-        # commit MASK itself, leaves any.
-        until = step + (steps if params.by_schedule else max(steps, block.length))
-        return Window.of(block=block.start, rows=0, first_step=step, until=until, forwards=NEVER)
 
     def fill(
         self,
@@ -384,8 +377,12 @@ class Sampler:
         state = state._replace(
             tokens=jnp.asarray(tokens), masked=jnp.asarray(holes), step=jnp.int32(step)
         )
-        config = replace(
-            self.step_config(options, region.length), hooks=Hooks(admits_mask=strict_reference)
+        config = StepConfig(
+            length=region.length,
+            rows=None,
+            mask_id=self.mask_id,
+            top_k=options.top_k,
+            hooks=Hooks(admits_mask=strict_reference),
         )
         inputs = one_block(canvas, options, until=step + 1)
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
@@ -544,7 +541,7 @@ def run(
     is_open = variant.is_open(state, inputs.window, config)
     is_broken = jnp.isnan(state.confidence).any()
     progress = jnp.stack([state.step, state.forwards, is_broken, is_open])
-    state, progress = replicate((state, progress), model.mesh)
+    state, progress = constrain((state, progress), model.mesh)
     return state, cache, progress
 
 
@@ -580,7 +577,7 @@ def run_logits(
     # hidden states do not depend on where the holes are
     canvas = CanvasArrays(present, positions, holes=present, hole_starts=positions)
     hidden, cache = block_hidden(model, tokens[None], cache, canvas, window, config)
-    return replicate(model.logits(hidden[:, 0])[0], model.mesh), cache
+    return constrain(model.logits(hidden[:, 0])[0], model.mesh), cache
 
 
 @partial(ModelFunction, static_argnames="graph")

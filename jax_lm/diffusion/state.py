@@ -201,13 +201,19 @@ class Evaluation(NamedTuple):
     logits: RowLogits | None
 
 
+def decided_stops(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> Mask:
+    """Return the columns of holes with a stop token that is decided."""
+    is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids, jnp.int32))
+    return is_stop & inputs.canvas.holes & ~state.masked
+
+
 def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
     """Fill the rest of a hole after a stop token that has no mask before it; nothing reads it."""
     # Stop token S in one hole:
     #   [a, M, S, M, M] -> [a, M, S, M, M]    a mask before S may still become a stop token
     #   [a, b, S, M, M] -> [a, b, S, S, S]
     canvas = inputs.canvas
-    is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids)) & canvas.holes & ~state.masked
+    is_stop = decided_stops(state, inputs, stop_ids)
     if inputs.params.early_stop is not None:
         is_stop &= inputs.params.early_stop
     # masked [0, 1, 0, 1, 1] -> [0, 0, 1, 1, 2]

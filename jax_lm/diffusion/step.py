@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jax_lm.diffusion.candidates import (
     confidence,
     disturbed,
     draw,
+    exclude,
     filtered,
     likeliest_candidates,
     row_entropy,
@@ -74,7 +75,7 @@ class Variant:
 
     This class is plain denoising. A method
 
-    - subclasses it in a file of its own, as a frozen dataclass of its settings (static under jit);
+    - subclasses it in a file of its own, as a frozen dataclass if it has settings (static under jit);
     - keeps its state between steps in `SamplerState.extra`;
     - is listed once, in `jax_lm.diffusion.sampler.METHODS`.
 
@@ -84,7 +85,9 @@ class Variant:
     """
 
     forced: bool = field(default=False, kw_only=True)
-    keeps_candidates: ClassVar[bool] = False
+    ends_early = True
+    """Whether a decided stop token ends the text of its hole."""
+    keeps_candidates = False
     """Whether an evaluation returns its candidates."""
 
     @classmethod
@@ -119,9 +122,7 @@ class Variant:
     # In the compiled loop.
     def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
         """Set the logits of control tokens to -inf, here of the one that expands a hole."""
-        if expand_id is None:
-            return logits
-        return jnp.where(jnp.arange(logits.shape[-1]) == expand_id, -jnp.inf, logits)
+        return exclude(logits, expand_id)
 
     def enter(
         self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: "StepConfig"

@@ -129,8 +129,9 @@ def canvas_hidden(
         present = jnp.repeat(attention_mask, n, axis=0)
         positions = default_positions(present.astype(jnp.int32), present)
         arrays = CanvasArrays(present, positions, present, positions)
-        rows = {"block": block.columns.start, "rows": step.first_row}
-        window = Window.of(**rows, first_step=0, until=0, forwards=0)
+        window = Window.of(
+            block=block.columns.start, rows=step.first_row, first_step=0, until=0, forwards=0
+        )
         window = jax.tree.map(jnp.asarray, window)
         # [b, n, t] -> [b * n, t]
         flat = canvases.reshape(-1, t)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams, disturbed
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
 from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState, StepCarry
-from jax_lm.diffusion.step import Pass, StepConfig, Variant, evaluate, noise
+from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import Mask, RowLogits, Tokens
 from jax_lm.options import GenerationOptions
@@ -85,6 +85,8 @@ class VariableLength(Variant):
     expand_id: int
     delete_id: int
     tokens_per_step: int = 1
+    # The stop token deletes the rest of a hole here, so `resize` ends texts, not `end_rows`.
+    ends_early = False
 
     @classmethod
     def of(
@@ -117,19 +119,14 @@ class VariableLength(Variant):
         ratios = np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 
-    def passes(self, passes: list[Pass]) -> list[Pass]:
-        # The stop token deletes the rest of a hole here, so `resize` ends texts, not `end_rows`.
-        return [each._replace(config=replace(each.config, stop_ids=())) for each in passes]
-
-    def may_expand(self, extent: Extent, masked: Mask) -> Bool[Array, "b"]:
-        """Return which rows have room and budget if every decision of the next step expands."""
-        decided = jnp.minimum(jnp.sum(masked, axis=1), self.tokens_per_step)
-        return (extent.length + decided <= extent.limit) & (extent.budget >= decided)
-
     def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
         """Set the logit of the token that expands to -inf in rows that may not grow."""
+        extent = state.extra
+        # A row may if it has room and budget even if every decision of the next step expands.
+        decided = jnp.minimum(jnp.sum(state.masked, axis=1), self.tokens_per_step)
+        may_expand = (extent.length + decided <= extent.limit) & (extent.budget >= decided)
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
-        is_ruled_out = is_expand & ~self.may_expand(state.extra, state.masked)[:, None, None]
+        is_ruled_out = is_expand & ~may_expand[:, None, None]
         return jnp.where(is_ruled_out, -jnp.inf, logits)
 
     def advance(

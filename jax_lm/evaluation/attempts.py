@@ -153,7 +153,7 @@ class Evaluator:
         """
         # drafts, without those that are too long
         limit = self.engine.config.max_position_embeddings
-        drafts: list[Draft] = []
+        drafts = []
         for draft in self.drafts(problems):
             if draft.width <= limit:
                 drafts.append(draft)

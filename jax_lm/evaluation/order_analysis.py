@@ -14,7 +14,6 @@ A decoded canvas is a trace, a row with these values:
 - `tied`: the share of the text's tokens whose probability was exactly 1.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problem
 from jax_lm.host import terminal
-from jax_lm.host.files import output_folder, write_whole
+from jax_lm.host.files import output_folder, write_json_whole, write_whole
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.shapes import SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
@@ -131,7 +130,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
         "when decided": [*enumerate(decided)],
     }
     # measures of the text by temperature
-    effects: dict[str, list] = {}
+    effects = {}
     for row in rows:
         values = {
             "local@1": row["local_text"][0],
@@ -156,7 +155,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
 def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields) -> None:
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
     output_folder(folder)
-    write_whole(folder / "analysis.json", json.dumps({**facts, **analysis}, indent=1) + "\n")
+    write_json_whole(folder / "analysis.json", {**facts, **analysis})
     pictures = draw_pictures(analysis)
     for name, picture in pictures.items():
         write_picture(folder / f"{name}.svg", picture)

@@ -6,6 +6,7 @@ Started by `jax_lm.grammar.regular`. Needs the extra `grammar`.
 """
 
 import json
+import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,9 @@ def main(kind: str, text: str) -> None:
     try:
         if kind == "json_schema":
             text = library.json_schema.build_regex_from_schema(text)
+        else:
+            # The whole text must match, so anchors around it mean nothing, and the library has none.
+            text = re.sub(r"\A\^|(?<!\\)\$\Z", "", text)
         vocabulary = library.Vocabulary(END, letters)
         # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
         library.Index(text, vocabulary)

@@ -5,9 +5,9 @@ rest of the hole.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain
 
 from jax_lm.grammar import Grammar
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -52,11 +52,6 @@ class Constraint:
             )
         self.known[:] = rest
 
-    def answer(self, ids: Iterable[int]) -> list[int]:
-        """Return the ids before the first stop token."""
-        stops = self.tokenizer.stop_ids
-        return list(takewhile(lambda token: token not in stops, ids))
-
     def rest(self, ids: Sequence[int]) -> list[int] | None:
         """Return tokens that complete `ids`: [] if complete already, None if no end is known."""
         rest = self.search(ids)
@@ -96,14 +91,6 @@ class Constraint:
         # with stops ("\n\n",) the text "a\n\nb" is judged as "a"
         stops = [text.find(stop) for stop in self.stops if stop in text]
         return self.find_end(text[: min(stops)]) == "" if stops else self.rest(ids) == []
-
-    def find_error(self, ids: Sequence[int], least: int) -> int | None:
-        """Return the number of tokens before the first error; None if there is no error.
-
-        Args:
-            least: number of tokens that are known to be valid.
-        """
-        return None if self.is_met(ids) else self.count_valid(ids, least)
 
     def count_valid(self, ids: Sequence[int], least: int) -> int:
         """Return a number of tokens, at least `least`, that have a known end, by bisection."""

@@ -165,7 +165,7 @@ def nearest_bytes(moves: Moves, ends: set[int]) -> dict[int, int | None]:
     and digits are preferred, so that completed texts read well.
     """
     # the moves backwards: next state -> (state, byte), preferred bytes first
-    before: dict[int, list[tuple[int, int]]] = {}
+    before = {}
     for state, steps in moves.items():
         # one byte of each range is enough: (48, 57) -> 48, the digit 0
         bytes_after = [
@@ -220,7 +220,7 @@ def require_supported(schema: Any) -> None:
         if value == [] and name in ("anyOf", "enum", "oneOf", "type"):
             raise ValueError(f"json_schema: {name!r} must not be empty")
         # schemas inside this one
-        parts: list[Any] = []
+        parts = []
         if name in NAMED_PARTS:
             parts = list(value.values()) if isinstance(value, dict) else [value]
         elif name in ("anyOf", "oneOf", "prefixItems"):

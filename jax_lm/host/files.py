@@ -1,11 +1,13 @@
 """Atomic writes of files, with the permissions of the user's umask."""
 
+import json
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from jax_lm.host.interruption import remove_on_exit
 
@@ -40,6 +42,11 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json_whole(path: Path, value: Any, indent: int = 1) -> None:
+    """Write a JSON document whole, see `write_whole`."""
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
 
 
 def require_local(path: Path, name: str = "out") -> None:

@@ -36,6 +36,12 @@ def host_memory(name: str = "MemTotal") -> int | None:
     for limit, used in GROUPS:
         # "max" is no limit
         if Path(limit).is_file() and (text := Path(limit).read_text().strip()).isdigit():
-            taken = int(Path(used).read_text()) if name != "MemTotal" else 0
+            taken = 0
+            if name != "MemTotal":
+                # What caches files is given back when memory is needed.
+                text_of = Path(used).with_name("memory.stat").read_text()
+                parts = dict(line.split() for line in text_of.splitlines())
+                cached = int(parts["active_file"]) + int(parts["inactive_file"])
+                taken = int(Path(used).read_text()) - cached
             size = min(size, max(int(text) - taken, 0))
     return size

@@ -101,7 +101,7 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     """Write a line now and then, for pipes, notebooks and logs."""
     begun = time.monotonic()
     # Time, done, total and note of the first two calls, which may compile, and of the last one.
-    calls: list[tuple[float, int, int, str]] = []
+    calls = []
     is_over = threading.Event()
 
     def report(done: int, total: int, note: str = ""):

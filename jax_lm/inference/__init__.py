@@ -445,7 +445,7 @@ class DiffuCoderInference:
             start_state = self.sampler.start(canvas, seed)._replace(logprobs=logprobs)
         sampler = self.sampler
         if ends is not None:
-            sampler = sampler.until(partial(rows_over, canvas, self.tokenizer, ends))
+            sampler = sampler.changed(is_over=partial(rows_over, canvas, self.tokenizer, ends))
             every = min(every or CHECKED_STEPS, CHECKED_STEPS)
         # decode
         batch, width = canvas.tokens.shape

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
 from jax_lm.models.shapes import Tokens
-from jax_lm.sharding import divisors, first_device, row_axes
+from jax_lm.sharding import MeshShape, divisors, first_device, row_axes
 
 # Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
 # multiples of it.
@@ -109,11 +109,7 @@ def choose_attention(
     device = first_device(mesh)
     (_, t, _, h), (_, heads, s, _) = q.shape, k.shape
     is_long = t == s and t >= MIN_LENGTH.get(device.platform, t + 1)
-    if (
-        not is_long
-        or q.dtype != jnp.bfloat16
-        or (mesh is not None and heads % mesh.shape["tensor"])
-    ):
+    if not is_long or q.dtype != jnp.bfloat16 or heads % MeshShape.of(mesh).tensor:
         return None
     if device.platform == "gpu":
         fits = t % 2 == 0 and h % 8 == 0 and h <= MAX_HEAD_DIM

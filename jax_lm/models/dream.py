@@ -167,7 +167,7 @@ class DreamModel(nnx.Module):
             heads = attention.key_heads
             empty = jnp.zeros((batch, heads, length, attention.head_dim), self.dtype)
             # A head is never cut; if `tensor` does not divide the heads, each device has them all.
-            by_heads = self.mesh is not None and heads % self.mesh.shape["tensor"] == 0
+            by_heads = heads % sharding.MeshShape.of(self.mesh).tensor == 0
             return sharding.shard_rows(empty, self.mesh, "tensor" if by_heads else None)
 
         return tuple(KeyValues(zeros(layer), zeros(layer)) for layer in self.layers)
@@ -200,9 +200,7 @@ class DreamForCausalLM(nnx.Module):
         self.model = DreamModel(config, init=init)
         d = config.hidden_size
         v = config.vocab_size
-        self.lm_head = (
-            None if config.tie_word_embeddings else DreamLinear(d, v, use_bias=False, init=init)
-        )
+        self.lm_head = None if config.tie_word_embeddings else DreamLinear(d, v, init=init)
 
     def __call__(
         self,
@@ -339,8 +337,14 @@ class DreamForCausalLM(nnx.Module):
             template = parameters(cls.abstract(config, quantization=quantization))
             shardings = sharding.tree_shardings(template, config, mesh)
         # weights
-        settings = {"shardings": shardings, "allow_nonfinite": allow_nonfinite}
-        spec = load_spec(config, stored_int8, dtype=dtype, quantization=quantization, **settings)
+        spec = load_spec(
+            config,
+            stored_int8,
+            dtype=dtype,
+            quantization=quantization,
+            shardings=shardings,
+            allow_nonfinite=allow_nonfinite,
+        )
         checkpoint = loading.open_checkpoint(folder, config.architecture.tensors)
         tensors = loading.load_tensors(checkpoint, spec, on_progress=on_progress)
         return cls.from_tensors(config, tensors, mesh=mesh)
@@ -395,10 +399,9 @@ class DreamForCausalLM(nnx.Module):
             for name, value in tensors.items()
         }
         if jax.process_index() == 0:
-            source_fields = {} if source is None else huggingface.read_json(source, "config.json")
-            fields = (
-                self.config.update_fields(source_fields) if source_fields else self.config.to_dict()
-            )
+            fields = self.config.to_dict()
+            if source is not None:
+                fields = self.config.update_fields(huggingface.read_json(source, "config.json"))
             huggingface.save(
                 folder, tensors, set_dtype(fields, str(jnp.dtype(dtype or self.dtype)))
             )

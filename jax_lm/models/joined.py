@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import DreamAttention, DreamLinear, DreamMLP, Hidden, Projections
-from jax_lm.sharding import first_device
+from jax_lm.sharding import MeshShape, first_device
 
 
 class JoinedLinear(DreamLinear):
@@ -91,7 +91,7 @@ def join(model: DreamForCausalLM) -> DreamForCausalLM:
 
     Layers with adapters stay apart, as do q, k and v where devices cannot split the key heads.
     """
-    shards = 1 if model.mesh is None else model.mesh.shape["tensor"]
+    shards = MeshShape.of(model.mesh).tensor
 
     def are_plain(layers: Sequence[nnx.Module]):
         return all(type(layer) is DreamLinear for layer in layers)

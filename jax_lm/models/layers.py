@@ -5,6 +5,7 @@ Attribute names follow the module names of the published checkpoints. Dimension 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,13 @@ Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 Past = tuple[KeyValues, ScalarInt] | None
 
 
+@dataclass
 class Initializer:
     """Draws matrices from Normal(0, std), one key per parameter; vectors get a constant."""
 
-    def __init__(self, std: float, rngs: nnx.Rngs, dtype: DTypeLike):
-        self.std = std
-        self.rngs = rngs
-        self.dtype = dtype
+    std: float
+    rngs: nnx.Rngs
+    dtype: DTypeLike
 
     def __call__(self, shape: tuple[int, ...], constant: float | None = None) -> Array:
         if constant is not None:
@@ -49,7 +50,7 @@ class DreamLinear(nnx.Module):
     byte, and a group of inputs has a further `group_scale` (`jax_lm.checkpoints.stored`).
     """
 
-    def __init__(self, in_size: int, out_size: int, *, use_bias: bool, init: Initializer):
+    def __init__(self, in_size: int, out_size: int, *, use_bias: bool = False, init: Initializer):
         self.weight = nnx.Param(init((out_size, in_size)))
         self.bias = nnx.Param(init((out_size,), 0.0)) if use_bias else None
         self.scale: nnx.Param | None = nnx.data(None)
@@ -132,7 +133,7 @@ class DreamAttention(nnx.Module):
         has_norms = config.architecture.has_qk_norm
         self.q_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None
         self.k_norm = DreamRMSNorm(h, config.rms_norm_eps, init=init) if has_norms else None
-        self.o_proj = DreamLinear(config.num_attention_heads * h, d, use_bias=False, init=init)
+        self.o_proj = DreamLinear(config.num_attention_heads * h, d, init=init)
 
     def __call__(
         self,
@@ -179,9 +180,9 @@ class DreamMLP(nnx.Module):
     def __init__(self, config: DreamConfig, *, init: Initializer):
         d = config.hidden_size
         f = config.intermediate_size
-        self.gate_proj = DreamLinear(d, f, use_bias=False, init=init)
-        self.up_proj = DreamLinear(d, f, use_bias=False, init=init)
-        self.down_proj = DreamLinear(f, d, use_bias=False, init=init)
+        self.gate_proj = DreamLinear(d, f, init=init)
+        self.up_proj = DreamLinear(d, f, init=init)
+        self.down_proj = DreamLinear(f, d, init=init)
 
     def __call__(self, x: Hidden) -> Hidden:
         gate, up = self.project(x)

@@ -52,10 +52,10 @@ def token_log_probs(model: DreamForCausalLM, hidden: Hidden, index: Tokens) -> T
 
 def logit_bytes(model: DreamForCausalLM, rows: int, length: int) -> int:
     """Return the bytes of the float32 logits [rows, length, v] on each device."""
-    sizes = {"data": 1, "fsdp": 1, "tensor": 1} if model.mesh is None else dict(model.mesh.shape)
-    for axis in sharding.row_axes(rows, sizes) or ():
-        rows //= sizes[axis]
-    return 4 * rows * length * model.config.vocab_size // sizes["tensor"]
+    shape = sharding.MeshShape.of(model.mesh)
+    for axis in sharding.row_axes(rows, shape.sizes) or ():
+        rows //= shape.sizes[axis]
+    return 4 * rows * length * model.config.vocab_size // shape.tensor
 
 
 def column_parts(model: DreamForCausalLM, batch: int, columns: int) -> int:
@@ -74,8 +74,7 @@ def vocabulary_blocks(model: DreamForCausalLM, rows: int, length: int) -> int:
     It is the smallest number for which the logits of a block stay below `LOGIT_BYTES` per device,
     and which divides the vocabulary on each device of the `tensor` axis.
     """
-    tensor = 1 if model.mesh is None else model.mesh.shape["tensor"]
-    vocabulary = model.config.vocab_size // tensor
+    vocabulary = model.config.vocab_size // sharding.MeshShape.of(model.mesh).tensor
     least = -(-logit_bytes(model, rows, length) // LOGIT_BYTES)
     return next(
         blocks

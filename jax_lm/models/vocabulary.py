@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from jax_lm.config import VOCABULARY_STEP
 from jax_lm.models.dream import DreamForCausalLM
@@ -13,6 +14,11 @@ from jax_lm.models.layers import DreamEmbedding, DreamLinear
 def vocabulary_tables(model: DreamForCausalLM) -> list[DreamEmbedding | DreamLinear]:
     """Return the tables with a row for each token: the embedding, and the head unless it is tied."""
     return [model.model.embed_tokens, *([] if model.lm_head is None else [model.lm_head])]
+
+
+def mean_row(rows: Float[Array, "v d"]) -> Float[Array, "d"]:
+    """Return the mean of rows, computed in float32."""
+    return jnp.mean(rows, axis=0, dtype=jnp.float32).astype(rows.dtype)
 
 
 def grow_vocabulary(model: DreamForCausalLM, size: int) -> DreamForCausalLM:
@@ -25,9 +31,8 @@ def grow_vocabulary(model: DreamForCausalLM, size: int) -> DreamForCausalLM:
         return model
     for table in vocabulary_tables(model):
         rows = table.weight[...]
-        mean = jnp.mean(rows.astype(jnp.float32), axis=0).astype(rows.dtype)
         table.weight = nnx.Param(
-            jnp.concatenate([rows, jnp.broadcast_to(mean, (missing, rows.shape[1]))])
+            jnp.concatenate([rows, jnp.broadcast_to(mean_row(rows), (missing, rows.shape[1]))])
         )
     model.config = replace(model.config, vocab_size=size)
     return model.on_mesh(model.mesh) if model.mesh else model
@@ -47,7 +52,6 @@ def add_expand_token(model: DreamForCausalLM, expand_id: int) -> DreamForCausalL
     model = grow_vocabulary(model, -(-(expand_id + 1) // VOCABULARY_STEP) * VOCABULARY_STEP)
     for table in vocabulary_tables(model):
         rows = table.weight[...]
-        mean = jnp.mean(rows[:expand_id].astype(jnp.float32), axis=0).astype(rows.dtype)
-        table.weight = nnx.Param(rows.at[expand_id].set(mean))
+        table.weight = nnx.Param(rows.at[expand_id].set(mean_row(rows[:expand_id])))
     model.config = replace(model.config, expand_token_id=expand_id)
     return model

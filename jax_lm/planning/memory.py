@@ -102,7 +102,9 @@ def forward_cost(
     size = 1 if dtype in QUANTIZED else jnp.dtype(dtype).itemsize
     # int4: half a byte, and a byte for the scale of a group; the head is int8
     body_size = 1 / 2 + 1 / GROUP if dtype == "int4" else size
-    weights = int(body * body_size) + head * size
+    # the table of tied embeddings has 2 bytes a number in int8 and fp8
+    head_size = 2 if config.tie_word_embeddings and dtype in ("int8", "fp8") else size
+    weights = int(body * body_size) + head * head_size
     return Cost(flops, weights + batch * key_values * max(size, 2))
 
 
@@ -141,8 +143,8 @@ class PlannedStep:
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal', active_blocks: several blocks at once are not planned for; a step "
-                "is as with 'window' or 'none', of more rows"
+                "cache='causal', active_blocks: decoding from left to right, and several blocks at "
+                "once, are not planned for; a step is as with 'window' or 'none', of other rows"
             )
         if self.is_training and self.quantization not in (None, "int8"):
             raise ValueError(
@@ -153,7 +155,7 @@ class PlannedStep:
             raise ValueError(
                 f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32"
             )
-        if self.lora_rank is not None and (self.lora_rank < 1 or not self.is_training):
+        if self.lora_rank is not None and (self.lora_rank < 1 or self.kind not in ("sft", "grpo")):
             raise ValueError(
                 f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo"
             )
@@ -447,8 +449,10 @@ def cheaper_options(
     new_tokens = max(1, min(planned.new_tokens, length // 2))
     is_served = planned.kind == SERVE
     names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
-    # in training, int8 needs adapters
-    if planned.is_training and planned.lora_rank is None:
+    # in training, int8 needs adapters, which `adapt` does not have
+    if planned.kind == "adapt":
+        first = {}
+    elif planned.is_training and planned.lora_rank is None:
         first = {"--lora-rank 16": replace(planned, lora_rank=16)}
     else:
         first = {"--dtype int8": replace(planned, precision="int8")}
@@ -511,6 +515,11 @@ def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others
     """Format advice: at most three options that save memory, with `others` last."""
     need = estimate_memory(config, planned, mesh).total
     options = [*cheaper_options(config, planned, mesh, need - 1), *others]
+    # the names of the commands that compute, where those of `plan` differ
+    theirs = (
+        ("--dtype", "--quantize") if planned.is_training else ("--max-length", "--max-new-tokens")
+    )
+    options = [option.replace(*theirs) for option in options]
     return f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"
 
 

@@ -3,7 +3,6 @@
 Turns plain data into text; knows no model and no measurement.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jax_lm.host.files import output_folder, write_whole
+from jax_lm.host.files import output_folder, write_json_whole, write_whole
 from jax_lm.reports.charts import render, write_picture
 
 
@@ -111,7 +110,7 @@ class Document:
         """
         output_folder(folder)
         if data is not None:
-            write_whole(folder / f"{name}.json", json.dumps(data, indent=1) + "\n")
+            write_json_whole(folder / f"{name}.json", data)
         for section in self.sections:
             if section.picture and section.name:
                 # The page contains its pictures; Markdown links to files.

@@ -7,13 +7,15 @@ import fcntl
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar
 
-from jax_lm.host.files import output_folder, write_whole
+from flax.traverse_util import flatten_dict
+
+from jax_lm.host.files import output_folder, write_json_whole
 
 SETTINGS = "settings.json"
 LOCK = ".lock"
@@ -23,10 +25,9 @@ SAMPLED_BYTES = 2**20
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "weights.orbax/**/*")
 
 Record = dict[str, Any]
-Log = TypeVar("Log", bound="RunLog")
 
 
-class RunLog(ABC):
+class RunLog(AbstractContextManager):
     """JSON lines of a run in its folder; complete lines survive a kill.
 
     One process at a time holds the folder, which is created if it does not exist. A subclass names
@@ -93,9 +94,6 @@ class RunLog(ABC):
         if self.file is not None:
             self.file.close()
 
-    def __enter__(self: Log) -> Log:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -136,7 +134,7 @@ def require_same(folder: Path, name: str, wanted: Record) -> None:
             raise ValueError(
                 f"out={str(folder)!r} has {name} without {SETTINGS}: give another folder"
             )
-        write_whole(path, json.dumps(wanted, indent=2) + "\n")
+        write_json_whole(path, wanted, 2)
         return
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -154,22 +152,12 @@ def differing_setting(held: Record, wanted: Record, ignored: Collection[str] = (
 
     A setting that one of them lacks counts as None. Nested settings have dotted names.
     """
-    old = dict(list_settings(held))
-    new = dict(list_settings(wanted))
+    old = flatten_dict(held, sep=".")
+    new = flatten_dict(wanted, sep=".")
     for name in sorted(old.keys() | new.keys()):
         if name not in ignored and old.get(name) != new.get(name):
             return f"{name}={old.get(name)!r}, not {new.get(name)!r}"
     return None
-
-
-def list_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a nested mapping by dotted name."""
-    # {"model": {"dtype": "int8"}} -> ("model.dtype", "int8")
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from list_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def weights_digest(*folders: Path) -> str:

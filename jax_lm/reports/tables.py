@@ -82,7 +82,7 @@ def row_chart(title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **a
     Rows with the same value `by` form a line of that name. The vertical axis ends above the largest
     value, unless `axis` has its `bottom` and `top`. Returns an empty string if no row has a `y`.
     """
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines = {}
     for row in rows:
         if row.get(y) is not None:
             lines.setdefault(row.get(by, heading(y)), []).append((row[x], row[y]))

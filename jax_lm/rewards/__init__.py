@@ -104,7 +104,7 @@ def import_callable(path: str) -> Any:
     module, _, attribute = path.rpartition(":")
     try:
         value = getattr(import_file(module), attribute)
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
+    except Exception as error:  # code of the user: it may raise anything
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
     if not callable(value):
         raise ValueError(f"reward {path!r} is not callable: {value!r:.80}")
@@ -123,8 +123,8 @@ def import_file(name: str) -> ModuleType:
     if path is None:
         return import_module(name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     # pickle and dataclasses look the module up in `sys.modules` by its name.
     sys.modules.setdefault(path.stem, module)

@@ -183,7 +183,6 @@ class Code(Reward):
         return scores
 
 
-@dataclass(frozen=True, kw_only=True)
 class BinaryCode(Code):
     """1.0 if `Code` is at least 0.99 (strict reference: more than 0.99), else 0.0."""
 
@@ -197,7 +196,6 @@ class BinaryCode(Code):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompletedCode(Code):
     """The share of tests that `prefix` and the completion, as one program, pass.
 

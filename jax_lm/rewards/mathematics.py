@@ -7,7 +7,7 @@ signal.
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
@@ -54,6 +54,11 @@ class AnswerReward(Reward):
 
     needs = ("solution",)
 
+    def require_columns(self, names: Collection[str]) -> None:
+        # without the extra, a run should end before its first rollout
+        import_module("math_verify")
+        super().require_columns(names)
+
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
         verdicts = correct_answers(texts, columns["solution"])
         lengths = [
@@ -77,7 +82,6 @@ class AnswerReward(Reward):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
 class Accuracy(AnswerReward):
     """1.0 if the answer equals `solution`, else 0.0; None if the solution cannot be parsed."""
 
@@ -118,7 +122,6 @@ class Cosine(AnswerReward):
         return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Length(AnswerReward):
     """0.5 for the shortest text of the call down to -0.5 for the longest; at most 0 if wrong.
 

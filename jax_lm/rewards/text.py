@@ -21,7 +21,6 @@ STEP = re.compile(r"Step \d+:|\A\d+\.|\n[-*]|(?:First|Second|Next|Finally),")
 ENOUGH_STEPS = 3
 
 
-@dataclass(frozen=True, kw_only=True)
 class Format(Reward):
     """1.0 for <think>…</think><answer>…</answer> with each tag on a line of its own, else 0.0.
 
@@ -34,7 +33,6 @@ class Format(Reward):
         return [float(ANSWERED.match(text) is not None) for text in texts]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TagCount(Reward):
     """A quarter for each of the four tags, including its line breaks, that occurs exactly once."""
 
@@ -44,7 +42,6 @@ class TagCount(Reward):
         return [sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS) for text in texts]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReasoningSteps(Reward):
     """1 / ENOUGH_STEPS for each marker of a step ("Step 1:", a bullet, "Next,"), at most 1.0."""
 
@@ -110,7 +107,6 @@ class SoftOverlongPunishment(Reward):
 
     def punishment(self, length: int) -> float:
         # defaults: 12288 tokens -> 0, 14336 -> -0.5, 16384 and more -> -1
-        excess = length - (self.max_completion_len - self.soft_punish_cache)
-        if excess <= 0:
-            return 0.0
-        return -excess / self.soft_punish_cache if length <= self.max_completion_len else -1.0
+        room = self.max_completion_len - self.soft_punish_cache - length
+        # without a cache, any excess is -1
+        return max(-1.0, min(0, room) / max(1, self.soft_punish_cache))

@@ -82,7 +82,9 @@ class Server:
         # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
         is_left_to_right = engine.inference.is_autoregressive
         self.presets = () if is_left_to_right else tuple(PRESETS)
-        self.markers = len(GAP_TOKENS) if is_left_to_right else 0
+        # Texts that grow have a token at their end, and one that deletes.
+        grows = engine.inference.sampler.growth is not None
+        self.markers = len(GAP_TOKENS) if is_left_to_right else 2 * grows
         # slow requests (a grammar, or a prompt to score) are prepared one at a time
         self.turn, self.places = asyncio.Lock(), asyncio.Semaphore(MAX_PREPARING)
 
@@ -150,8 +152,8 @@ class Server:
         """Create the requests for the answers to one prompt."""
         # tokens of the context that are left for the hole
         room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
-        default = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens)
-        length = body.length or max(1, min(default, room))
+        default = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens, room)
+        length = body.length or max(1, default)
         is_gap = gap.after is not None
         # answers to one prompt differ only in their index
         request = jobs.Request(

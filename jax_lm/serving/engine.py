@@ -97,7 +97,6 @@ class Engine:
         self,
         inference: DiffuCoderInference,
         options: EngineOptions = EngineOptions(),
-        metrics: Metrics | None = None,
         *,
         slots_type: type[Slots] = Slots,
     ):
@@ -114,7 +113,7 @@ class Engine:
         self.context = min(limit, options.context or CONTEXTS[0])
         replicas = inference.split()
         self.queue = JobQueue(options.queue, options.slots * len(replicas))
-        self.metrics = metrics or Metrics(options.slots)
+        self.metrics = Metrics(options.slots)
         self.workers = [
             EngineWorker(
                 each,
@@ -153,6 +152,8 @@ class Engine:
             ValueError: a request that the engine cannot decode.
             RejectedError: the queue is full, or the engine is shutting down.
         """
+        if len(requests) > self.options.queue:
+            raise ValueError(f"{len(requests)} completions at once: at most {self.options.queue}")
         # one deadline for all answers of a request
         deadline = time.monotonic() + min(seconds, self.options.timeout)
         jobs = [
@@ -165,8 +166,6 @@ class Engine:
             )
             for each in requests
         ]
-        if len(jobs) > self.options.queue:
-            raise ValueError(f"{len(jobs)} completions at once: at most {self.options.queue}")
         try:
             self.queue.put(jobs)
         except RejectedError as rejected:

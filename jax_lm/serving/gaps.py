@@ -49,7 +49,8 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
     for markers in MARKERS:
         # "<P>a<S>b<M>" -> ["", "<P>", "a", "<S>", "b", "<M>", ""]; linear in the length of the text
         files, *parts = re.split(f"({'|'.join(map(re.escape, markers))})", prompt)
-        if not parts:
+        # <PRE> alone is HTML
+        if not parts or {*parts[::2]} == {CODE_LLAMA[0]}:
             continue
         order, texts = tuple(parts[::2]), parts[1::2]
         prefix, suffix, middle = markers

@@ -36,6 +36,11 @@ class GrowingSequence(Sequence):
     delete_id: int
     is_growing = True
 
+    def __post_init__(self):
+        super().__post_init__()
+        # where decoding begins again after a call of the device that failed
+        self.given = self.tokens, self.masked
+
     def require_batchable(self) -> None:
         """Raise ValueError for options with which a hole cannot grow."""
         self.options.require_growable()
@@ -65,7 +70,8 @@ class GrowingSequence(Sequence):
     def canvas(self, columns: int) -> Canvas:
         """Return a canvas of `columns` columns with the text on the left."""
         # the text with the token that ends it, and which of the columns are masks
-        row = [*self.tokens.tolist(), self.delete_id], [*self.masked.tolist(), False]
+        tokens, masked = self.given
+        row = [*tokens.tolist(), self.delete_id], [*masked.tolist(), False]
         return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
     def take(self, state: SamplerState) -> None:

@@ -134,7 +134,9 @@ class LlamaFormat(AnswerFormat):
         return answers if len(answers) > 1 else answers[0]
 
     def progress(self, index: int, event: Event) -> Iterator[str]:
-        text = self.new_text(index, indented(event.text, self.body.n_indent))
+        # a last line of blanks may get an indentation that is too small
+        known = event.text if event.reason else event.text.rstrip()
+        text = self.new_text(index, indented(known, self.body.n_indent))
         if text and event.job:
             decided = {"tokens_predicted": int(event.job.sequence.final.sum())}
             yield data({"index": index, "content": text, "stop": False} | decided)

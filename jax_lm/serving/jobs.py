@@ -241,8 +241,9 @@ class Job:
         # With `ignore_eos` (no stop tokens), every token counts, even one that adds no text.
         if is_cut or self.sequence.stop_ids:
             # the first tokens that have all of the text; by bisection, as decoding takes long
+            # (lengths would not do: a part of a character is a character, too)
             end = bisect_left(
-                range(end), len(self.text), key=lambda count: len(self.decode(ids[:count]))
+                range(end), True, key=lambda count: self.decode(ids[:count]).startswith(self.text)
             )
         return tuple(map(self.commit, range(end)))
 

@@ -156,7 +156,7 @@ def parse_keys(lines: Sequence[str]) -> dict[bytes, Key]:
     Raises:
         ValueError: a line is not a key, or repeats an earlier one.
     """
-    keys: dict[bytes, Key] = {}
+    keys = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             key = Key(line, number)

@@ -275,8 +275,9 @@ class DecodingBody(Part):
         )
         # fields with the same name and meaning in our options; None leaves the default
         names = {*SERVER_DEFAULTS, "growth"} - {"preset"}
-        given = self.model_dump(include=names, exclude_none=True)
-        if self.top_k in ALL_TOKENS:
+        given = {name: defaults[name] for name in names & defaults.keys()}
+        given |= self.model_dump(include=names, exclude_none=True)
+        if given.get("top_k") in ALL_TOKENS:
             given["top_k"] = DEFAULTS.top_k
         return GenerationOptions(
             max_new_tokens=length,
@@ -284,7 +285,7 @@ class DecodingBody(Part):
             early_stop=not self.ignore_eos and not (self.scores_prompt and length == 1),
             grammar=self.grammar_name,
             decoding=decoding,
-            **{name: value for name, value in defaults.items() if name in names} | given,
+            **given,
         )
 
     @model_validator(mode="after")

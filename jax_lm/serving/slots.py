@@ -42,7 +42,7 @@ from jax_lm.options import BLOCK_LENGTH, window_length
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import TOP_K, TOP_LOGPROBS, Sequence
-from jax_lm.sharding import replicate, shard_rows
+from jax_lm.sharding import constrain, shard_rows
 
 
 class Slots:
@@ -274,7 +274,11 @@ class Slots:
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
-        padded: Any = partial(padded_row, columns=self.columns)
+
+        def padded(values: np.ndarray) -> Any:
+            # columns 5: [1, 2, 3] -> [[1, 2, 3, 0, 0]]
+            return np.pad(values, (0, self.columns - len(values)))[None]
+
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole, block = sequence.hole, sequence.window_start if self.is_cached else 0
         # masks carry the mask id; only those of the current block are open
@@ -309,12 +313,6 @@ class Slots:
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
         return state._replace(extra=extra), inputs
-
-
-def padded_row(values: np.ndarray, columns: int) -> np.ndarray:
-    """Return values by column as a batch of one, padded with zeros on the right."""
-    # columns 5: [1, 2, 3] -> [[1, 2, 3, 0, 0]]
-    return np.pad(values, (0, columns - len(values)))[None]
 
 
 @partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")
@@ -378,7 +376,7 @@ def run_slots(
     )
     started = jax.vmap(partial(config.variant.enter_row, config=config))(states, inputs)
     rows, rows_cache = jax.lax.while_loop(is_running, advance, (started, rows_cache))
-    rows = replicate(rows._replace(keys=keys), model.mesh)
+    rows = constrain(rows._replace(keys=keys), model.mesh)
     if in_place:
         return rows, rows_cache
     if is_window and not isinstance(config.variant, LeftToRight):

@@ -282,7 +282,7 @@ class DiffuCoderTokenizer:
         """
         # "a<|im_end|>b" -> "a<nonce>.0.b" -> template -> "…a", "0", "b…" -> ids
         nonce = secrets.token_hex(16)
-        escaped: list[str] = []
+        escaped = []
 
         def mark(match: re.Match[str]):
             escaped.append(match[0])
@@ -319,12 +319,14 @@ class DiffuCoderTokenizer:
         """Ids of added tokens, whose text is stored literally, not in the byte-level alphabet."""
         return frozenset(self.backend.get_added_tokens_decoder())
 
+    def until_stop(self, ids: Iterable[int]) -> list[int]:
+        """Return the ids before the first stop token."""
+        stops = self.stop_ids
+        return [*takewhile(lambda token: token not in stops, ids)]
+
     def decode_until_stop(self, ids: Iterable[int]) -> str:
         """Decode ids up to the first stop token, without special tokens."""
-        stops = self.stop_ids
-        return self.decode(
-            takewhile(lambda token_id: token_id not in stops, ids), skip_special_tokens=True
-        )
+        return self.decode(self.until_stop(ids), skip_special_tokens=True)
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True

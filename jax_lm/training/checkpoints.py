@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as orbax
 
 from jax_lm.config import Fields
 from jax_lm.host import terminal
+from jax_lm.training.update import named_leaves
 
 terminal.silence_orbax()
 
@@ -98,16 +99,14 @@ class RunCheckpoints(AbstractContextManager):
         text = json.dumps({"leaves": shapes, REST: rest}, default=store)
         content = {"json": text, "arrays": arrays}
         self.checkpointer.wait()
-        if not self.in_background:
-            self.checkpointer.save_checkpointables(step, {STATE: leaves, REST: content}, force=True)
-            return
-        if self.is_cpu:
-            # Orbax copies arrays from an accelerator, but reads those of a CPU in place, where the
-            # next step would overwrite them.
-            leaves = jax.block_until_ready(jax.tree.map(jnp.copy, leaves))
-        self.checkpointer.save_checkpointables_async(
-            step, {STATE: leaves, REST: content}, force=True
-        )
+        save = self.checkpointer.save_checkpointables
+        if self.in_background:
+            save = self.checkpointer.save_checkpointables_async
+            if self.is_cpu:
+                # Orbax copies arrays from an accelerator, but reads those of a CPU in place, where
+                # the next step would overwrite them.
+                leaves = jax.block_until_ready(jax.tree.map(jnp.copy, leaves))
+        save(step, {STATE: leaves, REST: content}, force=True)
 
     def load_rest(self) -> Fields:
         """Load the `rest` of the newest checkpoint; arrays are numpy arrays, tuples are lists."""
@@ -149,12 +148,6 @@ class RunCheckpoints(AbstractContextManager):
             return np.asarray(arrays[value[ARRAY]]) if value.keys() == {ARRAY} else value
 
         return json.loads(saved["json"], object_hook=restore)
-
-
-def named_leaves(tree: Any) -> Fields:
-    """Return the leaves of a tree by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
 def abstract_of(tree: Any) -> Any:

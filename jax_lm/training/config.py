@@ -19,6 +19,7 @@ from jax_lm.options import (
     require_inner_shares,
     require_not_negative,
     require_one_of,
+    require_only,
     require_shares,
     require_sizes,
 )
@@ -342,18 +343,11 @@ class SftConfig:
         free = {"remat", "high_levels"}
         if self.loss.weighting == "plain":
             free.add("weighting")
-        values = asdict(self.loss) | {
-            "packed": self.packed,
-            "condition_share": self.condition_share,
-        }
         # The defaults, which mean that the user has set nothing.
-        required = asdict(SFT_LOSS) | {"packed": False, "condition_share": 0.0}
-        for name, value in required.items():
-            if name not in free and values[name] != value:
-                raise ValueError(
-                    f"{name}={values[name]!r}: "
-                    f"must be {value!r} with expand_delete, whose loss is its own"
-                )
+        required = {name: value for name, value in asdict(SFT_LOSS).items() if name not in free}
+        reason = "with expand_delete, whose loss is its own"
+        require_only(self.loss, required, reason)
+        require_only(self, {"packed": False, "condition_share": 0.0}, reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,13 +382,12 @@ class AdaptConfig:
     def __post_init__(self):
         require_sizes(self, "max_length", "batch_size")
         require_shares(self, "cut_share", "prefix_share", "held_out_share")
-        if self.annealing_steps is not None:
-            require_not_negative(self, "annealing_steps")
-            if self.annealing_steps and self.loss.block_length is not None:
-                raise ValueError(
-                    f"annealing_steps={self.annealing_steps}: must be 0 with block_length, whose "
-                    "blocks see what is before them from the first step on"
-                )
+        require_not_negative(self, "annealing_steps")
+        if self.annealing_steps and self.loss.block_length is not None:
+            raise ValueError(
+                f"annealing_steps={self.annealing_steps}: must be 0 with block_length, whose "
+                "blocks see what is before them from the first step on"
+            )
 
     @property
     def opening_steps(self) -> int:

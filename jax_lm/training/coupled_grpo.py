@@ -35,14 +35,12 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.config import settings_without
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.metrics import Metrics
-from jax_lm.training.policy_loss import forward_process, policy_loss, selective_log_softmax
+from jax_lm.training.policy_loss import policy_loss
 from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
 from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
 from jax_lm.training.update import Params, in_dtype, merge_params, partition
-
-__all__ = ["DiffuGRPOTrainer", "GRPOConfig", "forward_process", "selective_log_softmax"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +105,7 @@ class DiffuGRPOTrainer:
         # Try out rewards that were given by name, so that a broken function fails now.
         if rewards is None:
             first = prompts.prompts[0]
-            judges.try_out(first.content, **first.columns, completion_ids=[])
+            judges.try_out(first.content, **first.columns | {"completion_ids": []})
         prompts, self.held_out = prompts.hold_out(config.held_out_prompts, config.training.seed)
         require_room_for_completions(model, prompts, config)
 

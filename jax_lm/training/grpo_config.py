@@ -217,10 +217,9 @@ class GRPOConfig:
     training: TrainerConfig = PAPER_TRAINING
 
     def __post_init__(self):
-        require_sizes(
-            self, "prompts_per_step", "num_iterations", "max_prompt_length", "score_chunk"
-        )
-        require_sizes(self, "ref_model_sync_steps", "generation_batch_size")
+        sizes = "prompts_per_step num_iterations max_prompt_length score_chunk"
+        more = "ref_model_sync_steps generation_batch_size"
+        require_sizes(self, *sizes.split(), *more.split())
         require_above_zero(self, "num_train_epochs")
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         require_shares(self, "ref_model_mixup_alpha")

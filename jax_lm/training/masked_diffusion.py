@@ -60,8 +60,6 @@ from jax_lm.training.update import (
     split_rows,
 )
 
-# A number for each token.
-
 
 def token_weights(
     config: LossConfig, masked: Mask, samples: Tokens, levels: TokenValues, sizes: TokenValues
@@ -273,6 +271,9 @@ def train(
     """
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
+    # the only result of an evaluation
+    if config.metric_for_best_model not in (None, "loss", "eval_loss"):
+        raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: must be loss")
     # settings that follow from the size of the model
     loss = resolve_blocks(loss, model)
     graph, state = nnx.split(model)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jax_lm.config import Fields
+from jax_lm.host.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -156,9 +157,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     # Written to a temporary file first, so that a kill never leaves half of the entries.
     entries = path.read_text(encoding="utf-8").splitlines() if resumes else []
     text = "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, text)
     with path.open("a", encoding="utf-8") as file:
 
         def write(step: int, metrics: Metrics):

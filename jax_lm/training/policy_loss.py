@@ -279,7 +279,7 @@ def score_in_chunks(
         mesh: devices that split the samples.
     """
     count = len(jax.tree.leaves(rows)[0])
-    chunk = count if chunk is None else chunk
+    chunk = chunk or count
     padded = count + -count % chunk
     if padded > count:
         # 5 samples in chunks of 2 become samples 0 1 2 3 4 0.

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Shaped
@@ -28,7 +28,7 @@ class Prompt:
     Attributes:
         content: text or chat messages, as rewards see it.
         ids: its tokens.
-        columns: the other columns of its row, for rewards.
+        columns: the other columns of the rows, for rewards.
     """
 
     content: Chat
@@ -45,13 +45,11 @@ class PromptSet:
 
     Attributes:
         prompts: the prompts that fit.
-        too_long: number of prompts dropped because they exceed the allowed length.
         width: columns that fit the longest prompt; the same for all, so that everything compiles
             once.
     """
 
     prompts: tuple[Prompt, ...]
-    too_long: int
     width: int
 
     @classmethod
@@ -80,16 +78,19 @@ class PromptSet:
             columns = {name: value for name, value in row.items() if name != PROMPT}
             prompts.append(Prompt(content, tuple(tokenizer.encode(text)), columns))
         # drop prompts that are too long
-        fitting = tuple(prompt for prompt in prompts if len(prompt.ids) <= max_length)
+        fitting = [prompt for prompt in prompts if len(prompt.ids) <= max_length]
         too_long = len(prompts) - len(fitting)
         limit = f"max_prompt_length={max_length} tokens"
         if not fitting:
             raise ValueError(f"no prompt has at most {limit} ({too_long} are longer)")
         if too_long:
             logger.warning("%d prompts dropped: longer than %s", too_long, limit)
+        # a column that only other prompts have is None: its rewards do not apply
+        blank = dict.fromkeys(name for prompt in fitting for name in prompt.columns)
+        filled = (replace(prompt, columns=blank | prompt.columns) for prompt in fitting)
         longest = max(len(prompt.ids) for prompt in fitting)
         # longest == 40: 40 + 24 = 64 columns
-        return cls(fitting, too_long, longest + -longest % WIDTH_BUCKET)
+        return cls(tuple(filled), longest + -longest % WIDTH_BUCKET)
 
     def hold_out(self, count: int, seed: int) -> tuple["PromptSet", tuple[Prompt, ...]]:
         """Split off `count` prompts drawn by the seed; the remaining set keeps its width.
@@ -106,7 +107,7 @@ class PromptSet:
         order = np.random.default_rng((seed, HELD_OUT)).permutation(total)
         held_out = tuple(self.prompts[number] for number in order[:count])
         rest = tuple(self.prompts[number] for number in sorted(order[count:]))
-        return PromptSet(rest, self.too_long, self.width), held_out
+        return PromptSet(rest, self.width), held_out
 
     def select(self, seed: int, first: int, count: int, draw: int = 0) -> list[Prompt]:
         """Select prompts number `first` to `first + count - 1` of an endless sequence of epochs.

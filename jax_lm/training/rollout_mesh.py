@@ -39,7 +39,7 @@ def place_sampler(
     # check the request
     config = sampler.config
     mesh = sampler.mesh
-    training = MeshShape() if mesh is None else MeshShape.of(mesh)
+    training = MeshShape.of(mesh)
     shape = MeshShape.parse(requested) if requested else None
     if shape and shape.size != training.size:
         raise ValueError(

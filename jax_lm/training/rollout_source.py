@@ -27,7 +27,7 @@ from jax_lm.models.graph import ModelGraph
 from jax_lm.models.shapes import Mask, Tokens
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.rewards import WeightedSum
-from jax_lm.sharding import replicate
+from jax_lm.sharding import constrain
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.grpo_config import Estimator, GRPOConfig
 from jax_lm.training.metrics import Metrics
@@ -125,13 +125,13 @@ def policy_scores(
             return trace_log_probs(model, *part, blocks, mask_id, **settings)
 
         parts = tokens, rows.attention_mask, steps
-        return replicate(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
+        return constrain(score_in_chunks(score, parts, chunk, model.mesh), model.mesh)
     # masked copies, then their scores
     keys = jax.random.wrap_key_data(rows.keys)
     length = generation.max_new_tokens
     copies = forward_process(keys, tokens, length, mask_id, masks)
     scores = completion_scores(model, tokens, rows.attention_mask, copies, chunk, **settings)
-    return replicate(scores, model.mesh)
+    return constrain(scores, model.mesh)
 
 
 def make_scorer(graph: ModelGraph, mask_id: int, config: GRPOConfig) -> Callable[..., Array]:

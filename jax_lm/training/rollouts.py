@@ -22,7 +22,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.shapes import HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
-from jax_lm.sharding import divisors, row_devices
+from jax_lm.sharding import row_devices
 from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.metrics import Metrics
@@ -155,7 +155,8 @@ class Rollouts:
         # judge, and replace groups without variance
         rollout = self.judge_rollout(rollout)
         for draw in range(1, 1 + self.config.dynamic_sampling):
-            missing = self.missing(rollout)
+            varied = has_variance(rollout.rewards, self.config.num_generations)
+            missing = self.config.prompts_per_step - int(varied.sum())
             if missing <= 0:
                 break
             # 3 missing: (3 - 1).bit_length() = 2, and 1 << 2 = 4
@@ -200,7 +201,6 @@ class Rollouts:
         """
         count = len(prompts)
         ids = first + jnp.arange(count)
-        limit = self.config.generation_batch_size or count
         if self.shardings is not None:
             policy = jax.device_put(policy, self.shardings)
         return sample_completions(
@@ -210,7 +210,7 @@ class Rollouts:
             self.config.generation,
             keys=sample_keys(self.config.training.seed, number, SAMPLING, ids),
             width=self.prompts.width,
-            batch_size=next(size for size in divisors(count) if size <= limit),
+            batch_size=self.config.generation_batch_size or self.config.completions,
         )
 
     def judge_rollout(self, rollout: Rollout) -> Rollout:
@@ -219,11 +219,6 @@ class Rollouts:
         rollout = judge_completions(self.rewards, rollout, self.config.num_generations)
         self.seconds["reward_seconds"] += time.monotonic() - start
         return rollout
-
-    def missing(self, rollout: Rollout) -> int:
-        """Return how many more groups with variance a rollout needs."""
-        varied = has_variance(rollout.rewards, self.config.num_generations)
-        return self.config.prompts_per_step - int(varied.sum())
 
     def choose_groups(self, rollout: Rollout) -> Rollout:
         """Choose the groups to train on: the first with variance, then the first without.
@@ -308,25 +303,28 @@ def sample_completions(
         options: how completions are sampled.
         keys: one per prompt, so that a completion does not depend on the batch it is sampled in.
         width: columns for prompts.
-        batch_size: rows sampled together, a divisor of their number; None samples all at once.
+        batch_size: rows sampled together; None samples all at once.
     """
     count = len(prompts)
-    batch_size = batch_size or count
+    batch_size = min(batch_size or count, count)
     # prompts [[1, 2], [3]] and width 3 -> [[pad, 1, 2], [pad, pad, 3]]
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
-    # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1.
+    # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1. So does
+    # the last batch: 5 rows by 2 are rows 0 1, 2 3 and 4 0.
     padded_size = batch_size + -batch_size % row_devices(sampler.mesh)
     # decode, one batch after another
     batches = []
     for first in range(0, count, batch_size):
-        rows = first + np.arange(padded_size) % batch_size
+        rows = (first + np.arange(padded_size) % batch_size) % count
         canvas = Canvas.after(ids[rows], mask[rows], options.max_new_tokens)
         state = sampler.generate(canvas, options, seed=keys[rows], stop_ids=tokenizer.stop_ids)
         arrays = state.tokens, canvas.attention_mask, state.commit_step, state.confidence
         # drop the second samples
         batches.append([np.asarray(array)[:batch_size] for array in arrays])
-    tokens, mask, steps, confidence = map(np.concatenate, zip(*batches, strict=True))
+    tokens, mask, steps, confidence = (
+        np.concatenate(parts)[:count] for parts in zip(*batches, strict=True)
+    )
     return cut_at_stop(tokens, mask, steps, confidence, width, tokenizer)
 
 
@@ -370,9 +368,7 @@ def reward_completions(
         rows: completions to reward; None rewards all of them.
     """
     rows = range(len(prompts)) if rows is None else rows
-    # A column that only prompts of other rows have is a column of None.
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    columns = {name: [prompts[row].columns.get(name) for row in rows] for name in names}
+    columns = {name: [prompts[row].columns[name] for row in rows] for name in prompts[0].columns}
     columns["completion_ids"] = [completions.ids(row) for row in rows]
     contents = [prompts[row].content for row in rows]
     return rewards.score(contents, [completions.texts[row] for row in rows], **columns)
@@ -457,7 +453,7 @@ def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
     return {
         "reward": mean_of_judged(rewards),
         "reward_std": float(np.mean(deviations)) if deviations else 0.0,
-        # Such a group has no advantages: it trains on the divergence alone.
+        # Such a group has no advantages, and none of its tokens counts.
         "zero_variance_groups": 1 - float(has_variance(rewards, group_size).mean()),
         "excluded_completions": float(np.isnan(rewards).sum()),
         "completion_tokens": float(rollout.completions.lengths.mean()),

@@ -87,7 +87,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
 
 def log_setup(mesh: AnyMesh | None, **settings: Any) -> Fields:
     """Log on which mesh and how a run computes; returns the mesh for the run's record."""
-    devices = str(MeshShape.of(mesh)) if mesh else "one device"
+    devices = str(MeshShape.of(mesh))
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     logger.info("training on %s: %s", devices, text)
     return {"mesh": devices}

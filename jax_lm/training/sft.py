@@ -28,7 +28,7 @@ from jax_lm.planning.memory import PlannedStep, require_room
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, resolve_blocks, train
-from jax_lm.training.run_defaults import resolve_masks, resolve_trainer
+from jax_lm.training.run_defaults import resolve_masks, resolve_trainer, weight_count
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def fine_tune(
     )
 
 
-def longest_allowed(config: SftConfig, context: int) -> int:
+def longest_allowed(config: SftConfig | AdaptConfig, context: int) -> int:
     """Return the longest sample that is accepted, in tokens.
 
     Raises:
@@ -158,8 +158,8 @@ def require_memory(
 ) -> None:
     """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
     weights = parameters(model)
-    mesh = MeshShape() if model.mesh is None else MeshShape.of(model.mesh)
-    training = resolve_trainer(config.training, sum(leaf.size for leaf in weights.values()))
+    mesh = MeshShape.of(model.mesh)
+    training = resolve_trainer(config.training, weight_count(weights))
     is_int8 = any(leaf.dtype == jnp.int8 for leaf in weights.values())
     assert config.max_length is not None
     planned = PlannedStep(
@@ -200,8 +200,9 @@ def adapt(
         identity: further settings that a resumed run must agree on.
 
     Raises:
-        ValueError: no samples, or another run in `out`.
+        ValueError: no samples, rows that exceed the context, or another run in `out`.
     """
+    longest_allowed(config, model.config.max_position_embeddings)
     config = dataclasses.replace(config, loss=resolve_blocks(config.loss, model))
     stream, held_out = make_streams(samples, config, pad_id, 0)
     require_memory(model, config, "adapt")

@@ -108,10 +108,13 @@ def load_for_training(
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
     # where the result is saved; checked before the weights are loaded, which takes longest
     adapters = found.adapter.config if found.adapter else adapters
-    adapter_fields = (
-        {"adapters": adapters, "base": found.base, "start": found.adapter} if adapters else {}
-    )
-    target = TrainedModel(out, tokenizer, save_dtype, found.folder, **adapter_fields)
+    if not adapters and DreamForCausalLM.is_int8(found.folder):
+        raise ValueError(
+            f"model={str(found.folder)!r}: its int8 weights cannot be trained. "
+            "Set --lora-rank to train adapters, or give the float model"
+        )
+    base = found.base if adapters else None
+    target = TrainedModel(out, tokenizer, save_dtype, found.folder, adapters, base, found.adapter)
     # weights, then adapters
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), quantization="int8" if int8 else None

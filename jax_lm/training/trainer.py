@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,12 @@ from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
 from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
-from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of, named_leaves
+from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of
 from jax_lm.training.config import TrainerConfig
 from jax_lm.training.metrics import Meter, Metrics, Write, open_writers, require_trackers
 from jax_lm.training.optimizer import make_optimizer, schedule
 from jax_lm.training.run_defaults import resolve_trainer, weight_count
-from jax_lm.training.update import Batch, Loss, Params, make_update, placements
+from jax_lm.training.update import Batch, Loss, Params, make_update, named_leaves, placements
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,8 @@ class Trainer:
                 ended = threading.Event()
                 answer = self.leave_on_signal(ended, checkpoints, source, finish)
                 self.owes_evaluation |= evaluates_start and self.state.step == 0
-                with interruption.on_signal(signal.SIGTERM, answer), set_at_end(ended):
+                with interruption.on_signal(signal.SIGTERM, answer), ExitStack() as stack:
+                    stack.callback(ended.set)
                     if evaluate and self.owes_evaluation and self.evaluate_weights(evaluate, write):
                         self.save(checkpoints, source)
                     finished = self.loop(
@@ -349,7 +350,7 @@ class Trainer:
 
     def leave_on_signal(self, over: threading.Event, *run: Any) -> Callable[[], None]:
         """Return what is to be done at each termination signal; `leave` gets the arguments."""
-        times: list[float] = []
+        times = []
 
         def answer():
             times.append(time.monotonic())
@@ -502,15 +503,6 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def set_at_end(event: threading.Event) -> Iterator[None]:
-    """Set an event when the block ends, however it ends."""
-    try:
-        yield
-    finally:
-        event.set()
-
-
-@contextmanager
 def termination() -> Iterator[Callable[[int], bool]]:
     """Watch for SIGTERM.
 
@@ -574,7 +566,8 @@ class BestEvaluation:
             self.step = step
             self.since = 0
             return True
-        self.since += 1
+        # a run that was killed right after its best evaluation makes it again
+        self.since += step != self.step
         return False
 
     @property

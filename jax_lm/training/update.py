@@ -122,16 +122,19 @@ def make_update(
     )
 
 
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
 def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
     """Return shardings that place moments like their parameters, and the rest on every device.
 
     Returns None if the parameters are not on a mesh.
     """
     # path of each weight -> its sharding
-    shardings = {
-        jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    shardings = named_leaves(params)
     mesh = next(
         (x.sharding.mesh for x in shardings.values() if isinstance(x.sharding, NamedSharding)), None
     )
@@ -220,7 +223,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def in_dtype(params: Params, dtype: DTypeLike) -> Params:
+def in_dtype(params: Any, dtype: DTypeLike) -> Any:
     """Cast float leaves to `dtype`; leave others, such as int8 weights, as they are."""
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
@@ -241,7 +244,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
     def copy(path: tuple, weights: Array):
         if weights.dtype == jnp.float32 and jnp.dtype(dtype) == jnp.bfloat16:
             return stochastically_rounded(weights, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        return weights.astype(dtype) if jnp.issubdtype(weights.dtype, jnp.floating) else weights
+        return in_dtype(weights, dtype)
 
     return jax.tree_util.tree_map_with_path(copy, params)
 

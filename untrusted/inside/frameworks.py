@@ -213,7 +213,7 @@ def cases_of(marks: Any) -> Iterator[tuple[Fields, list[Any]]]:
     """
     tables = [m.arguments[:2] for m in marks if m.name == "parametrize"]
     for rows in itertools.product(*(list(rows) for _, rows in tables)):
-        given: Fields = {}
+        given = {}
         case_marks = [*marks]
         for (names, _), row in zip(tables, rows, strict=True):
             columns = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)

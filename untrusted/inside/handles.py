@@ -394,7 +394,7 @@ def build_handle(form: Fields) -> Any:
     kind = str(form.get("k"))
     if kind == "coroutine":
         # Event loops need a real coroutine, which then awaits the program's one.
-        awaited: list[Any] = []
+        awaited = []
         awaited.append(drive(awaited))
         return awaited[0]
     if kind not in IMMUTABLE_KINDS:

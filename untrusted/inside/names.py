@@ -53,7 +53,7 @@ def genuine_imports(code: str) -> Fields:
 
     "import numpy as np; from math import isclose" -> {"np": numpy, "isclose": math.isclose}
     """
-    names: Fields = {}
+    names = {}
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -149,6 +149,10 @@ CONDITIONS = """
 """
 
 
+Condition = tuple[int, int, tuple[int, ...]]
+"""Word of an argument, mask, and the values that it may then have."""
+
+
 def rows_of(table: str) -> list[list[str]]:
     """Return the words of each line of a table, without its comments."""
     rows = [line.partition("#")[0].split() for line in table.splitlines()]
@@ -161,9 +165,9 @@ def parse_table(table: str) -> dict[str, int]:
     return {name: int(number) for name, _, number in pairs}
 
 
-def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
+def conditions(pid: int) -> dict[str, list[Condition]]:
     """Return the conditions of each guarded call: (argument word, mask, allowed values)."""
-    found: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {}
+    found = {}
     for line in CONDITIONS.splitlines():
         names, _, rules = line.partition("#")[0].partition(":")
         for name in names.split():
@@ -171,7 +175,7 @@ def conditions(pid: int) -> dict[str, list[tuple[int, int, tuple[int, ...]]]]:
     return found
 
 
-def parse_condition(rule: str, pid: int) -> tuple[int, int, tuple[int, ...]]:
+def parse_condition(rule: str, pid: int) -> Condition:
     """Read a condition: "2 & 0xf = 1 5" -> (2, 0xf, (1, 5))."""
     subject, _, values = rule.partition("=")
     word, _, mask = subject.partition("&")

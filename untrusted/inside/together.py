@@ -53,7 +53,7 @@ def run_pytest(own: set[str]) -> None:
     """
     from _pytest.config import main
 
-    failures: list[str] = []
+    failures = []
 
     class Plugin:
         def pytest_runtest_logreport(self, report: Any) -> None:

@@ -151,8 +151,10 @@ class Sft:
     @staticmethod
     def implied(given: Fields) -> Fields:
         """Return the default length of a run: three epochs, unless a number of steps is given."""
-        # epochs only where no number of steps is given
-        return {} if "max_steps" in given else {"num_train_epochs": 3.0}
+        if {"max_steps", "num_train_epochs"} <= given.keys():
+            raise ValueError("max_steps, num_train_epochs: only one of them can be given")
+        # the epochs will define the number of steps
+        return {} if "max_steps" in given else {"max_steps": None, "num_train_epochs": 3.0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from jax_lm.templates import Template
 
 def answer_file(arguments: Generate) -> int:
     """Answer the prompts that have no answer yet. Returns the exit status."""
-    assert arguments.prompts is not None
-    assert arguments.out is not None
+    assert arguments.prompts
+    assert arguments.out
     source = arguments.prompts
     out = arguments.out
     if not source.is_file():
@@ -41,7 +41,7 @@ def answer_file(arguments: Generate) -> int:
     model = find_model(arguments.engine.model, arguments.engine.adapter)
     run = settings_digest(arguments, rows, weights_digest(*model.folders))
     answers = read_answers(out, run)
-    templates: list[Template] = []
+    templates = []
     engine = DiffuCoderInference(
         **arguments.engine.settings,
         # refuse a prompt that exceeds the context before the weights are loaded

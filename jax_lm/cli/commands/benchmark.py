@@ -1,6 +1,5 @@
 """The commands that measure: `bench`, `compare`, `experiment` and `parity check`."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from jax_lm.cli.arguments.benchmark import Bench, Compare, Experiment, ParityChe
 from jax_lm.config import SHAPES
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host import terminal
-from jax_lm.host.files import require_new, require_writable, write_whole
+from jax_lm.host.files import require_new, require_writable, write_json_whole
 from jax_lm.inference import BUILTIN_MODEL, fitting_dtype
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.joined import join_on_gpu
@@ -180,7 +179,7 @@ def run_steps(
         document = report(run.outcomes)
     # write results and report
     results = {name: asdict(outcome) for name, outcome in run.outcomes.items()}
-    write_whole(out / "results.json", json.dumps(results, indent=1) + "\n")
+    write_json_whole(out / "results.json", results)
     document.write(out, "report")
     print_report(document)
     print(f"report: {out / 'report.html'}")

@@ -102,9 +102,10 @@ class Dialogue:
                 terminal.say(
                     f"enter a text with <|hole|> marks; end it with a line of a single {END}"
                 )
-            # lines up to the single dot
-            text = "\n".join(iter(lambda: next(self.lines, END), END))
-        self.write(Template.parse(text, self.options.max_new_tokens), shows_given=True)
+            # lines up to the single dot; within one there is a line end only after a backslash
+            lines = iter(lambda: next(self.lines, END), END)
+            text = "\n".join(line.replace("\n", "\\\n") for line in lines)
+        self.write(self.engine.template(text, self.options), shows_given=True)
 
     def write(self, template: Template, *, shows_given: bool) -> str:
         """Fill a template, live if standard output is a terminal. Returns the new text."""

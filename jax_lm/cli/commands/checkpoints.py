@@ -27,7 +27,7 @@ def run_info(arguments: Info) -> int:
     # configuration and tokenizer only: `info` loads no weights
     folder = huggingface.resolve(arguments.model or BUILTIN_MODEL, with_weights=False)
     config = DreamForCausalLM.read_config(folder)
-    facts = model_facts(arguments, config)
+    facts = model_facts(arguments, folder, config)
     if arguments.json:
         print(json.dumps(facts, indent=1))
         return 0
@@ -75,7 +75,7 @@ def describe_tokenizer(folder: Path) -> str:
     return f"{tokenizer.vocab_size:,} tokens, stop ids {stops}, {chat} chat template"
 
 
-def model_facts(arguments: Info, config: DreamConfig) -> Fields:
+def model_facts(arguments: Info, folder: Path, config: DreamConfig) -> Fields:
     """Return the JSON object of `info --json`; memory is in bytes per device."""
     devices = jax.devices()
     count = parameter_count(config)
@@ -95,7 +95,7 @@ def model_facts(arguments: Info, config: DreamConfig) -> Fields:
         "config": asdict(config),
         "device": {"platform": device.platform, "kind": device.device_kind, "count": len(devices)},
         "mesh": str(mesh),
-        "dtype": fitting_dtype(count),
+        "dtype": "int8" if DreamForCausalLM.is_int8(folder) else fitting_dtype(count),
         "memory": memory,
     }
 

@@ -12,9 +12,11 @@ from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import CompilerPackage
 from jax_lm.compilation.machine_plan import MachinePlan, choose_plan_mesh, compile_step
 from jax_lm.config import SHAPES, DreamConfig, Fields
+from jax_lm.diffusion.sampler import restrict_options
 from jax_lm.host import platforms
 from jax_lm.host.files import require_new, write_whole
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import SERVE, PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology, gib
 from jax_lm.planning.serving import FIXED_ROWS, describe_limits, fitting_limits, serving_memory
@@ -28,8 +30,7 @@ def run_plan(arguments: Plan) -> int:
         require_new(arguments.out)
     if arguments.step == SERVE:
         return plan_server(arguments)
-    plan = make_plan(arguments)
-    options = arguments.generation
+    plan, options = make_plan(arguments)
     # On a CPU, compiled memory would lack that of the process and the copy of the state that is
     # made while a checkpoint is written, so the estimate is used.
     if not plan.planned.on_cpu and compiles(arguments, CompilerPackage.of(plan.topology)):
@@ -55,16 +56,17 @@ def print_record(arguments: Plan, record: Fields) -> bool:
     return arguments.json
 
 
-def make_plan(arguments: Plan) -> MachinePlan:
-    """Return the plan by arithmetic, and prepare this process for compiling.
+def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
+    """Return the plan by arithmetic with its options, and prepare this process for compiling.
 
     This must be called first: the compiler is chosen before JAX has a backend.
     """
     topology = Topology.parse(arguments.topology)
     topology.require_precision(arguments.dtype)
-    options = arguments.generation
     compiler.prepare_compiler(topology)
-    config = plan_config(arguments)
+    config, options = plan_config(arguments), arguments.generation
+    if arguments.step == "generate":
+        options = restrict_options(options, config)
     planned = PlannedStep(
         precision=arguments.dtype,
         batch=arguments.batch_size,
@@ -76,9 +78,8 @@ def make_plan(arguments: Plan) -> MachinePlan:
         extra_canvases=options.extra_canvases,
         on_cpu=topology.is_cpu and arguments.step != "generate",
     )
-    return MachinePlan(
-        config, planned, topology, choose_plan_mesh(config, planned, topology, arguments.mesh)
-    )
+    mesh = choose_plan_mesh(config, planned, topology, arguments.mesh)
+    return MachinePlan(config, planned, topology, mesh), options
 
 
 def plan_server(arguments: Plan) -> int:

@@ -64,7 +64,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     require_defaults(defaults)
     # "out/model" is offered as "model"
     source = arguments.engine.adapter or arguments.engine.model or "builtin"
-    name = arguments.name or Path(source).name
+    name = arguments.name or Path(source).absolute().name
     adapters = parse_adapters(arguments.adapters, name)
     require_free_address(listen.host, listen.port)
     configure_logging()
@@ -81,7 +81,8 @@ def run_serve(arguments: Serve) -> NoReturn:
     engine = Engine(inference, options)
     # Keys already protect the server from foreign web pages.
     guards_hosts = not keys and (is_local or arguments.allow_host)
-    hosts = (*LOOPBACK, arguments.host, *arguments.allow_host) if guards_hosts else ()
+    allowed = map(str.lower, (arguments.host, *arguments.allow_host))
+    hosts = (*LOOPBACK, *allowed) if guards_hosts else ()
     settings = ServerSettings(
         model=name,
         adapters=adapters,

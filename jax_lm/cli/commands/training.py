@@ -164,7 +164,7 @@ def run_adapt(arguments: Adapt) -> int:
         arguments.columns.given,
         "text",
         tokenizer,
-        settings.max_length,
+        longest_allowed(settings, config.max_position_embeddings),
         **asdict(arguments.part),
     )
     # model: random weights or those of the causal model
