@@ -1,7 +1,7 @@
 """What attention of one layer of the 7B model takes on a machine that is not here, by each way of
 attending.
 
-    pip install 'jax-diffucoder[plan,plan-gpu]' nvidia-cudnn-cu12
+    pip install '.[plan,plan-gpu]' nvidia-cudnn-cu12
     python experiments/attention.py v5e:1x1 --length 2048 --ways full splash blocks
 
 Compiles the gradients of queries, keys and values (bfloat16, packed rows), and prints a line of

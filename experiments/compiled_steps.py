@@ -1,7 +1,7 @@
 """What XLA makes of a step of the 7B model, for machines that are not here: the tables of
 docs/results/compiled.
 
-    pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/compiled_steps.py
+    pip install '.[plan,plan-gpu]' && python experiments/compiled_steps.py
 
 Compiles every step with `explain_plan.py`, in a process of its own, one after the other (some
 minutes each where the processor is shared), and writes what it says as JSON and as a table. A file
@@ -53,7 +53,7 @@ gate and up in another: XLA would join q, k and v itself, but for cuBLAS it copi
 products apart: there, the output of a joined gate and up is written to memory, on v6e 10 % of the bytes of a step in
 `exact` (compiled on 2026-11-27).
 
-    pip install 'jax-diffucoder[plan,plan-gpu]'
+    pip install '.[plan,plan-gpu]'
     # needs both extras, and an hour of two cores:
     python experiments/compiled_steps.py --again
 """

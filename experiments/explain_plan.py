@@ -1,7 +1,7 @@
 """Explain what the compiler makes of a planned step: kernels, bytes, copies, sorts, communication,
 large buffers.
 
-    pip install 'jax-diffucoder[plan-gpu]'
+    pip install '.[plan-gpu]'
     python experiments/explain_plan.py --model-config 7b --topology h200:1 --preset fast --out step.json
 
 Takes the options of `diffucoder plan`. Compiles every program of the step (a preset with a cache

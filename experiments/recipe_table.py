@@ -1,7 +1,7 @@
 """Compile the recipes of recipes/ with two and three layers, and write the table of
 docs/results/scale.
 
-    pip install 'jax-diffucoder[plan,plan-gpu]' && python experiments/recipe_table.py
+    pip install '.[plan,plan-gpu]' && python experiments/recipe_table.py
 
 Each compilation is a process of its own (`experiments/recipes.py`), one after the other: half a
 minute for GPUs, five minutes and more for TPUs. What is in recipes.jsonl already is kept; --table
@@ -58,7 +58,7 @@ cores. Figures are per device and per update, with all accumulation and chunks.
   blocks of the vocabulary, `lookup` looks up the embedding where its parts are instead of gathering it.
 """
 FOOTER = """
-    pip install 'jax-diffucoder[plan,plan-gpu]'
+    pip install '.[plan,plan-gpu]'
     # needs both extras, and hours of two cores:
     python experiments/recipe_table.py
 """

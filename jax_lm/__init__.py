@@ -7,23 +7,14 @@ Start with `jax_lm.inference.DiffuCoderInference`, or `jax_lm.models.dream` and
 import os
 import sys
 
+try:
+    from jax_lm.host import platforms
 
-class BeforeJax:
-    """Finds no module, but silences the plugins of absent accelerators before JAX is imported.
-
-    The search for plugins takes a tenth of a second, which commands without JAX need not wait.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "jax":
-            sys.meta_path.remove(BeforeJax)
-            from jax_lm.host import platforms
-
-            platforms.silence_absent(os.environ)
-
-
-sys.meta_path.insert(0, BeforeJax)
-if "jax" in sys.modules:
-    # it loads its plugins later
-    BeforeJax.find_spec("jax")
+    # Before any module imports JAX, whose plugins of absent accelerators print twenty lines.
+    platforms.silence_absent(os.environ)
+except KeyboardInterrupt:
+    # As in `__main__`. `python -m jax_lm` has no other name yet.
+    if sys.argv[0] == "-m" or sys.argv[0].endswith("diffucoder"):
+        os.write(2, b"interrupted\n")
+        os._exit(130)
+    raise

@@ -390,8 +390,9 @@ class DreamConfig:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         # JSON may have 1000000 for 1000000.0, which formats with types write differently.
         for name in ("rope_theta", "rms_norm_eps"):
-            if isinstance(fields.get(name), int):
-                fields[name] = float(fields[name])
+            if type(value := fields.get(name)) is int:
+                # as text, because a number beyond all floats is infinite then
+                fields[name] = float(str(value))
         return cls(**fields)
 
     def to_dict(self) -> Fields:

@@ -138,7 +138,7 @@ def check_base(source: ModelSource) -> ModelSource:
     Raises:
         CheckpointError: the adapter was trained on another model.
     """
-    assert source.adapter is not None
+    assert source.adapter
     expected = source.adapter.base
     adapter = f"adapter {str(source.adapter.folder)!r}"
     if expected.fingerprint is not None:

@@ -503,7 +503,8 @@ DEFAULTS = GenerationOptions()
 
 def advise_preset(options: GenerationOptions, width: int, model: DreamConfig) -> str:
     """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
-    settings, columns = options.decoding.settings, options.max_new_tokens
+    settings = options.decoding.settings
+    columns = options.max_new_tokens
     steps = options.steps or columns
     if settings.cache != "none" or settings.commit != "steps" or options.growth == "on":
         return ""

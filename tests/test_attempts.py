@@ -20,7 +20,7 @@ from jax_lm.evaluation.problems import Problem
 from jax_lm.evaluation.prompting import CompletionPrompting
 from jax_lm.options import EXACT, Decoding, GenerationOptions
 from jax_lm.reports.run_folder import SETTINGS
-from untrusted import Local
+from untrusted import Case, Local
 
 ANYWHERE = Local(allow_unsafe=True)
 TURBO = GenerationOptions(max_new_tokens=16, temperature=0.0, decoding=Decoding(preset="turbo"))
@@ -32,6 +32,25 @@ def gap(name, prefix="def double(x):\n    return ", suffix="\n", canonical="x * 
 
 def evaluator_of(engine, options, **settings):
     return Evaluator(engine=engine, executor=ANYWHERE, options=options, **settings)
+
+
+def test_the_tests_of_a_program_have_the_sum_of_their_limits():
+    cases = tuple(Case(str(number), str(number)) for number in range(20))
+    limits = [
+        Attempt(Problem("p", "g", "", "", tests, "", seconds=6.0), "").job.limits.total_seconds
+        for tests in (("assert True",), cases, cases * 50)
+    ]
+    assert limits == [60.0, 120.0, 3600.0]
+
+
+def test_a_few_problems_are_no_larger_batch(engine, monkeypatch):
+    sizes, decode = [], engine.decode
+    monkeypatch.setattr(
+        engine, "decode", lambda rows, *a, **k: sizes.append(len(rows)) or decode(rows, *a, **k)
+    )
+    evaluator = evaluator_of(engine, TURBO, batch_size=25, prompting=CompletionPrompting(8))
+    assert len(list(evaluator.attempts([gap("a"), gap("b")]))) == 2
+    assert sizes == [2]
 
 
 def test_every_problem_is_attempted_once(engine):

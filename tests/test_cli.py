@@ -418,6 +418,7 @@ def test_wrong_options_of_eval_are_one_line(capsys, arguments, named):
         (["infilling", "--data", "x", "--model", "m"], (144, 0.0)),
         (["humaneval", "--data", "x"], (144, 0.2)),
         (["humaneval+", "--data", "x", "--model", "m"], (512, 0.2)),
+        (["humaneval+", "--data", "x", "--adapter", "m"], (512, 0.2)),
         (
             [
                 "mbpp",
@@ -462,6 +463,8 @@ def test_eval_scores_what_is_known(capsys):
         status, _, err = run(capsys, "eval", "builtin", "--empty", *option)
         assert (status, one_error_line(err)) == (2, True)
         assert f"{option[0][2:]}={option[1]}: not with canonical or empty" in err
+    status, _, err = run(capsys, "eval", "builtin", "--empty", "--model", "me/model")
+    assert (status, "me/model: no model with canonical or empty" in err) == (2, True)
 
 
 def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):

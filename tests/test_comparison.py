@@ -64,6 +64,15 @@ def test_what_is_not_a_number_is_not_within(outputs):
     assert (verdict.met, "logits" in verdict.measured) == (False, True)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen2"])
+def test_a_model_that_pytorchs_side_does_not_compute_is_refused(kind, tiny_config):
+    with pytest.raises(ValueError, match="only models that compute as Dream does can be compared"):
+        comparison.require_dream(
+            dataclasses.replace(tiny_config, model_type=kind, mask_token_id=None)
+        )
+    comparison.require_dream(tiny_config)
+
+
 def test_outputs_that_do_not_match_are_refused(outputs):
     with pytest.raises(ValueError, match="one backend alone: logits"):
         find_differences(

@@ -163,7 +163,7 @@ def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypa
     assert len(counts) <= len(ids).bit_length() + 1
 
 
-def test_an_answer_that_ends_inside_no_character_has_all_of_its_tokens(engine):
+def test_an_answer_of_whole_characters_has_all_of_its_tokens(engine):
     for text in ("done \N{PARTY POPPER}", "你好世界"):
         request = ask(engine, PROMPTS[0])
         job = Job(

@@ -12,6 +12,7 @@ import pytest
 from jax_lm.benchmark import comparison, experiment, machine
 from jax_lm.benchmark.settings import ExperimentSettings
 from jax_lm.cli import main as cli
+from jax_lm.model_source import BUILTIN_MODEL
 from jax_lm.planning.memory import OutOfMemoryError
 
 ARGUMENTS = [
@@ -108,6 +109,9 @@ def test_a_run_fails_is_reported_and_goes_on(tiny_folder, tmp_path, monkeypatch,
     assert json.loads((out / "results.json").read_text())["batch"]["row"]["equal"] == 4
     assert "Four prompts together | failed" not in (out / "report.md").read_text()
     capsys.readouterr()
+    # more time is not another experiment
+    assert cli.main([*arguments, "--out", str(out), "--timeout", "900"]) == 0
+    capsys.readouterr()
     assert cli.main([*arguments, "--out", str(out), "--repeats", "2"]) == 2
     assert "was begun with repeats=1, not 2" in capsys.readouterr().err
 
@@ -118,6 +122,14 @@ def test_larger_batches_are_left_out_after_memory_ends():
         steps.stress(4, {"stress 2": {"size": 2, "out_of_memory": "out of memory: 2 x 64 tokens"}})
     with pytest.raises(experiment.LeftOut, match="batch 4 did not run"):
         steps.stress(8, {})
+
+
+def test_limits_are_measured_in_the_precision_of_the_model(monkeypatch):
+    monkeypatch.setattr(experiment, "measure_environment", lambda dtype: dtype)
+    monkeypatch.setattr(experiment, "fitting_dtype", lambda count: "bfloat16")
+    for dtype, measured in ((None, "bfloat16"), ("float32", "float32"), ("int8", "bfloat16")):
+        steps = experiment.ExperimentSteps(BUILTIN_MODEL, ExperimentSettings(dtype=dtype))
+        assert steps.environment({}) == measured
 
 
 @pytest.mark.parametrize(

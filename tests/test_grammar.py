@@ -89,6 +89,17 @@ def test_beginnings_that_are_cut_anywhere(text):
     ast.parse(text + found)
 
 
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [("try:\n  pass", 20), ("def f():\n    try:\n        x = 1\n", 40), ("f" + "(" * 30, 30)],
+)
+def test_ends_are_short(text, most):
+    found = completion(text, "")
+    assert found is not None
+    assert len(found) <= most
+    ast.parse(text + found)
+
+
 @pytest.mark.parametrize("text", WRONG)
 def test_what_no_end_makes_right(text):
     assert completion(text, "") is None

@@ -50,7 +50,7 @@ def test_a_typed_number_of_steps_overrules_the_epochs_of_a_recipe():
     assert (steps.num_train_epochs, steps.training.max_steps) == (None, 4)
     epochs = cli.parse([*words[:1], *words[3:], "--warmup-steps", "1500", "--stop-after", "2000"])
     assert (epochs.settings.num_train_epochs, epochs.settings.training.max_steps) == (3, None)
-    with pytest.raises(ValueError, match="max_steps, num_train_epochs: only one of them"):
+    with pytest.raises(ValueError, match="max_steps=4: must not be given with num_train_epochs"):
         cli.parse([*words, "--max-steps", "4", "--num-train-epochs", "2"])
 
 

@@ -66,6 +66,7 @@ def test_ends_are_the_shortest():
     assert regular_grammar("regex", r"^ab$").completion("a") == "b"
     assert regular_grammar("regex", r"ab$").completion("a") == "b"
     assert regular_grammar("regex", r"a\$").completion("a") == "$"
+    assert regular_grammar("regex", r"a\\$").completion("a") == "\\"
 
 
 @pytest.mark.parametrize(

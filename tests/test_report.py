@@ -1,6 +1,9 @@
 """What the rates depend on, the published scores, and that a page holds what a model wrote as text."""
 
+from dataclasses import asdict
+
 from jax_lm.evaluation.report import evaluation_report, paper_scores
+from jax_lm.options import Decoding, GenerationOptions
 
 SETTINGS = {
     "suite": "humaneval",
@@ -36,6 +39,17 @@ def test_metadata_says_what_was_not_counted():
     assert metadata["outcomes"] == "2 failed, 2 passed, 1 sandbox error, 1 timeout"
     assert metadata["not counted"].startswith("1 programs")
     assert metadata["problems"] == "2 of 164, samples of each: 2"
+
+
+def test_the_decoding_and_the_precision_are_those_of_the_run():
+    options = GenerationOptions(
+        temperature=0.0, tokens_per_step=4, decoding=Decoding(commit="steps", cache="dual")
+    )
+    settings = {"generation": asdict(options), "quantization": "int8", "seed": 3}
+    decoding = report_of(RECORDS, **settings).metadata["decoding"]
+    assert "steps: 4 tokens each" in decoding
+    assert "preset exact, commit steps, cache dual" in decoding
+    assert decoding.endswith("seed 3, int8")
 
 
 def test_published_scores_stand_beside_the_run():

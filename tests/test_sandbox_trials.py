@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import os
 import random
+import re
 import subprocess
 import sys
 import tomllib
@@ -45,6 +46,7 @@ UNJUDGED = {
     "classes": 1,
     "kodcode": 3,
     "library": 1,
+    "readers": 2,
     "cheats outsider": 2,
     "cheats border": 2,
     "cheats values": 1,
@@ -67,6 +69,11 @@ class Trial:
     least: float
     most: float
     owner: bool = False
+
+
+BY_THE_PROGRAM = re.compile(
+    "data that the program has changed|the program's \\w+ is (Assertion|Base)?(Error|Exception)"
+)
 
 
 def read_tests(texts):
@@ -233,12 +240,15 @@ def test_trials_score_what_they_are_worth(tier, battery, request):
     unjudged = [trial for trial, result in results if trial.least == 1 and not result.passed]
     if request.config.getoption("--release"):
         assert len(unjudged) <= UNJUDGED.get(battery, 0), [trial.name for trial in unjudged]
-    # No program can be judged by tests that the right one cannot be judged by.
+    # Every program can be judged by tests that the right one can be judged by, unless it has changed
+    # the test's data, or has a name of its own for AssertionError.
     right = {
         trial.program.tests: result.tests for trial, result in results if trial.kind == "solution"
     }
     for trial, result in results:
-        if result.outcome == "cannot_judge" and trial.program.tests in right:
+        ends = [end for end in result.tests if not BY_THE_PROGRAM.search(end.detail)]
+        unlike = any(end.outcome == "cannot_judge" for end in ends)
+        if unlike and trial.program.tests in right:
             assert any(end.outcome == "cannot_judge" for end in right[trial.program.tests]), (
                 trial.name
             )

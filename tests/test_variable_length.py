@@ -363,6 +363,14 @@ def growing(folder):
     return DiffuCoderInference(folder, verbose=False)
 
 
+def test_the_width_of_a_template_is_that_of_its_canvas(growing, engine):
+    options = GenerationOptions(max_new_tokens=24)
+    template = growing.template("def f(x):\n    <|hole|>\n", options)
+    assert growing.width(template, options) == growing.canvas([template], options).room[0]
+    plain = engine.template("def f(x):\n    <|hole|>\n", options)
+    assert engine.width(plain, options) == engine.canvas([plain], options).tokens.shape[1]
+
+
 def test_a_published_checkpoint_fills_holes_by_their_own_length(growing, folder):
     expand = json.loads((folder / "added_tokens.json").read_text())["<|expand|>"]
     assert growing.config.expand_token_id == expand

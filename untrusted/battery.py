@@ -5,7 +5,6 @@ containment, to detect an attack that could not succeed anywhere. Each attack ge
 folder with a secret, listening sockets, and a process of the same user.
 """
 
-import contextlib
 import os
 import resource
 import secrets
@@ -16,11 +15,12 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import Any
 
 from untrusted.results import Limits, Program
@@ -46,7 +46,7 @@ class AttackResult:
     detail: str
 
 
-class AttackTarget(contextlib.ExitStack):
+class AttackTarget(ExitStack):
     """A folder, sockets and a process to attack, made for one attack and removed afterwards."""
 
     def __enter__(self) -> "AttackTarget":
@@ -145,7 +145,7 @@ def reach(session: Session, name: str) -> AttackResult:
         result = run_program(session, program)
         # A process that outlives the program needs time to act.
         if "orphan" in name:
-            time.sleep(0.8)
+            sleep(0.8)
         harm = target.harm()
     stopped = not harm and (result.passed or KILLED_BY_SECCOMP in result.detail)
     return AttackResult(name, stopped, "; ".join([*harm, result.detail]))
@@ -158,9 +158,9 @@ def exhaust(session: Session, name: str) -> AttackResult:
     seconds = 1.5 if "timeout" in attack["outcomes"] else 15.0
     limits = Limits(seconds=seconds, memory_bytes=256 * 2**20)
     code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"
-    start = time.perf_counter()
+    start = perf_counter()
     result = run_program(session, Program(code, ("assert attack() == 0",), limits))
-    stopped = result.outcome in attack["outcomes"] and time.perf_counter() - start < seconds + 30
+    stopped = result.outcome in attack["outcomes"] and perf_counter() - start < seconds + 30
     return AttackResult(name, stopped, f"{result.outcome}: {result.detail}")
 
 

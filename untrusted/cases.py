@@ -135,14 +135,16 @@ def same_token(expected: str, found: str) -> bool:
     """Whether two tokens are equal, or numbers that are equal within `TOLERANCE`."""
     if expected == found or not (NUMBER.fullmatch(expected) and NUMBER.fullmatch(found)):
         return expected == found
-    want, got = Decimal(expected), Decimal(found)
+    want = Decimal(expected)
+    got = Decimal(found)
     has_fraction = any(sign in expected for sign in ".eE")
     return want == got or abs(want - got) <= TOLERANCE * (max(1, abs(want)) if has_fraction else 1)
 
 
 def same_tokens(expected: str, found: str) -> bool:
     """Whether two lines have the same tokens."""
-    wanted, got = expected.split(), found.split()
+    wanted = expected.split()
+    got = found.split()
     # The cheap comparison first: most lines are equal.
     return wanted == got or (len(wanted) == len(got) and all(map(same_token, wanted, got)))
 

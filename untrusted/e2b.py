@@ -6,9 +6,9 @@ the same results. E2B's own client reads the key from E2B_API_KEY. Tested agains
 calls, not against the service.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class E2B(Executor):
     executor: ExecutorName = "auto"
     allow_unsafe: bool = False
 
-    @contextlib.contextmanager
+    @contextmanager
     def connect(self) -> Iterator[tuple[Any, int]]:
         client = import_client("e2b", "E2B's client")
         if not os.environ.get("E2B_API_KEY"):

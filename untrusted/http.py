@@ -9,7 +9,6 @@ and never printed. There is no encryption: across machines, put the worker behin
 tunnel.
 """
 
-import contextlib
 import hmac
 import json
 import logging
@@ -18,6 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -94,7 +94,7 @@ class Worker(ThreadingHTTPServer):
         # Before the port is opened: a host that cannot contain programs must not listen.
         self.tier = choose_tier(executor, allow_unsafe=allow_unsafe)
         # `server_close` needs it, also if the address cannot be had.
-        self.stack = contextlib.ExitStack()
+        self.stack = ExitStack()
         super().__init__(address, Handler)
         self.sandboxes = self.stack.enter_context(self.local.connect())
         self.queue_size = queue_size
@@ -137,7 +137,8 @@ class Handler(BaseHTTPRequestHandler):
     # Seconds that a client may stay silent.
     timeout = 30.0
     protocol_version = "HTTP/1.1"
-    server_version, sys_version = "diffucoder", ""
+    server_version = "diffucoder"
+    sys_version = ""
 
     def do_GET(self) -> None:
         if self.authorized():
@@ -237,7 +238,7 @@ class HttpWorkers(Executor):
             )
         super().__post_init__()
 
-    @contextlib.contextmanager
+    @contextmanager
     def connect(self) -> Iterator[tuple[str, int]]:
         # Two batches per worker: one runs while the next one waits there.
         yield token_from_environment(), 2 * len(self.urls)
@@ -245,7 +246,8 @@ class HttpWorkers(Executor):
     def send(
         self, client: str, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
-        body, half = self.request_text(programs).encode(), len(programs) // 2
+        body = self.request_text(programs).encode()
+        half = len(programs) // 2
         if len(body) > MAX_BODY:
             if half == 0:
                 detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"

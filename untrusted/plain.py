@@ -3,8 +3,8 @@
 Imports the standard library only.
 """
 
-import contextlib
 import dataclasses
+from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -38,7 +38,7 @@ def from_plain(kind: Any, data: Any, name: str) -> Any:
     if set(data) <= set(hints):
         fields = {field: from_plain(hints[field], value, field) for field, value in data.items()}
         # A required field may be missing.
-        with contextlib.suppress(TypeError):
+        with suppress(TypeError):
             return part(**fields)
     raise ValueError(f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}")
 

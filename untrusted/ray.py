@@ -4,8 +4,8 @@ Each task is a batch of programs, run by the local sandbox of the host that take
 results travel as JSON text. A task that Ray loses is run again, then reported as a sandbox error.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class RayCluster(Executor):
     allow_unsafe: bool = False
     workers: int = 1
 
-    @contextlib.contextmanager
+    @contextmanager
     def connect(self) -> Iterator[tuple[Any, int]]:
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():

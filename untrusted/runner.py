@@ -1,15 +1,15 @@
 """Run programs on this machine: choose the tier, run each test in processes, judge the answers."""
 
-import contextlib
 import functools
 import os
 import platform
 import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any
 
 from untrusted.assertions import Call, call_of, is_script, read_call
@@ -159,7 +159,7 @@ class Local(Executor):
             raise ValueError(f"packages={self.packages}: no package {min(missing)!r} is installed")
         super().__post_init__()
 
-    @contextlib.contextmanager
+    @contextmanager
     def connect(self) -> Iterator[tuple["SimpleQueue[Session | None]", int]]:
         # Raises if programs cannot be contained.
         choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
@@ -202,15 +202,15 @@ class Local(Executor):
 def run_program(session: Session, program: Program, same_process: bool = False) -> Result:
     """Run a program once, test by test; raises SandboxFailureError if the sandbox fails."""
     session.begin(program.limits, same_process)
-    deadline = time.monotonic() + program.limits.total_seconds
+    deadline = monotonic() + program.limits.total_seconds
     results = []
     # Without tests, only the program itself runs, once.
     for test in program.tests or (None,):
-        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        seconds = min(program.limits.seconds, deadline - monotonic())
         results.append(run_test(session, program.code, test, seconds))
     # Second runs come last, so that they take no time from other tests.
     for number, test in enumerate(program.tests if program.limits.canary else ()):
-        seconds = min(program.limits.seconds, deadline - time.monotonic())
+        seconds = min(program.limits.seconds, deadline - monotonic())
         is_trusted = results[number].outcome == "passed" and results[number].border and seconds > 0
         if is_trusted and is_script(test) and passes_changed(session, program.code, test, seconds):
             results[number] = failed(PASSES_CHANGED, "cannot_judge")
@@ -292,7 +292,8 @@ def has_passed(child: Child, test: Fields) -> bool:
 
 def passes_changed(session: Session, code: str, test: str, seconds: float) -> bool:
     """Whether a test passes with changed assertions, too, so that its verdict means nothing."""
-    kept, session.heads = session.heads, {name: bytearray() for name in session.heads}
+    kept = session.heads
+    session.heads = {name: bytearray() for name in session.heads}
     changed, _, tester = exchange_test(session, {"code": code}, test, seconds, changed=True)
     # The output of this run is not part of the result.
     session.heads = kept

@@ -12,8 +12,6 @@ of statements, with the parent on the left:
     from the zygote  {"statuses": [9, 9], "reason": ""}
 """
 
-import contextlib
-import functools
 import io
 import json
 import logging
@@ -23,9 +21,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
 
 from untrusted.cases import MAX_OUTPUT
 from untrusted.inside.channel import Fields
@@ -38,7 +38,8 @@ from untrusted.tiers import PACKAGES, Tier, command, work_folder
 logger = logging.getLogger(__name__)
 
 # Time limits of starting and stopping; a busy host may take long to start an interpreter.
-START_SECONDS, STOP_SECONDS = 20.0, 2.0
+START_SECONDS = 20.0
+STOP_SECONDS = 2.0
 # Bytes per read.
 CHUNK = 2**16
 STREAMS = ("stdout", "stderr")
@@ -92,21 +93,27 @@ class Session:
     """
 
     def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES):
-        self.tier, self.packages = tier, packages
+        self.tier = tier
+        self.packages = packages
         # Setting one of these events stops the running test.
         self.stops: list[Cancel] = []
-        self.limits, self.same_process = Limits(), False
+        self.limits = Limits()
+        self.same_process = False
         # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
         # the host, which is removed when the session is closed, at the latest when this process
         # ends.
         # `nullcontext` does nothing when called: bubblewrap leaves nothing to remove.
-        self.folder, self.remove = work_folder(packages), contextlib.nullcontext
+        self.folder = work_folder(packages)
+        self.remove = nullcontext
         if tier != "bubblewrap":
             made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
-            self.folder, self.remove = made.name, made.cleanup
+            self.folder = made.name
+            self.remove = made.cleanup
         # By stream: output of the running processes, up to `room` bytes, and the beginning of the
         # output of all processes of a program.
-        self.room, self.written, self.heads = 0, {}, {}
+        self.room = 0
+        self.written = {}
+        self.heads = {}
         # By stream: the pipe.
         self.pipes: dict[str, io.FileIO] = {}
         self.control, far = socket.socketpair()
@@ -136,16 +143,13 @@ class Session:
     def start(self) -> None:
         """Wait until the zygote is ready. Raises SandboxFailureError with what the sandbox wrote to stderr."""
         # If the host runs out of memory, the kernel ends the sandbox first.
-        with (
-            contextlib.suppress(OSError),
-            open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file,
-        ):
+        with suppress(OSError), open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file:
             file.write("1000")
         try:
             self.ask(b"")
         except SandboxFailureError:
             self.kill()
-            assert self.process.stderr is not None
+            assert self.process.stderr
             output = self.process.stderr.read().decode("utf-8", "replace").split("\n")
             self.close()
             lines = ["the sandbox did not start", *(line for line in output if line.strip())]
@@ -153,7 +157,8 @@ class Session:
 
     def begin(self, limits: Limits, same_process: bool) -> None:
         """Set the limits of the next program and clear the output."""
-        self.limits, self.same_process = limits, same_process
+        self.limits = limits
+        self.same_process = same_process
         self.heads = {name: bytearray() for name in STREAMS}
 
     def __enter__(self) -> "Session":
@@ -185,7 +190,7 @@ class Session:
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
         children = []
         # Start pipes and processes; our copies of the children's ends are closed at once
-        with contextlib.ExitStack() as theirs:
+        with ExitStack() as theirs:
             outputs = self.open_pipes(theirs)
             peers = [theirs.enter_context(end) for end in socket.socketpair()]
             for position, job in enumerate(jobs):
@@ -193,9 +198,7 @@ class Session:
                 children.append(self.spawn(job, standard_input, [*outputs, *peer]))
         # Run: hand over the jobs, wait until all are confined, then until one answers
         for child in children:
-            self.selector.register(
-                child.socket, selectors.EVENT_READ, functools.partial(self.hear, child)
-            )
+            self.selector.register(child.socket, selectors.EVENT_READ, partial(self.hear, child))
         try:
             if not self.wait(lambda: all(child.started for child in children), START_SECONDS):
                 raise SandboxFailureError("the sandbox did not confine a process in time")
@@ -212,7 +215,8 @@ class Session:
                     self.selector.unregister(child.socket)
                 child.socket.close()
         for child, status in zip(children, collected["statuses"], strict=True):
-            child.status, child.reason = status, collected["reason"]
+            child.status = status
+            child.reason = collected["reason"]
             child.late = 0.0 if answered else seconds
         # What the pipes still hold
         for name, head in self.heads.items():
@@ -227,7 +231,7 @@ class Session:
         is_closed = all(pipe.closed for pipe in self.pipes.values())
         return len(self.written["stdout"]) > MAX_OUTPUT or (is_closed and children[0].ended)
 
-    def open_pipes(self, theirs: contextlib.ExitStack) -> list[int]:
+    def open_pipes(self, theirs: ExitStack) -> list[int]:
         """Open the pipes of one test; returns the ends to write to, which `theirs` will close.
 
         Each test gets new pipes, as a program can change the flags of its end.
@@ -239,7 +243,7 @@ class Session:
             os.set_blocking(end, False)
             self.pipes[name] = io.FileIO(end)
             self.written[name] = bytearray()
-            self.selector.register(end, selectors.EVENT_READ, functools.partial(self.drain, name))
+            self.selector.register(end, selectors.EVENT_READ, partial(self.drain, name))
             writers.append(theirs.enter_context(io.FileIO(far, "w")).fileno())
         return writers
 
@@ -281,11 +285,11 @@ class Session:
 
     def wait(self, done: Callable[[], bool], seconds: float) -> bool:
         """Read until `done()` is true; returns False if `seconds` pass first."""
-        deadline = time.monotonic() + seconds
+        deadline = monotonic() + seconds
         while not done():
             if any(stop.is_set() for stop in self.stops):
                 raise SandboxFailureError("cancelled")
-            left = deadline - time.monotonic()
+            left = deadline - monotonic()
             if left <= 0:
                 return False
             for key, _ in self.selector.select(min(left, TICK)):
@@ -294,7 +298,8 @@ class Session:
 
     def drain(self, name: str) -> None:
         """Read the available output and keep its beginning."""
-        pipe, written = self.pipes[name], self.written[name]
+        pipe = self.pipes[name]
+        written = self.written[name]
         # Bounded, because a program may write endlessly: 16 chunks are 1 MiB.
         for _ in range(0 if pipe.closed else 16):
             chunk = pipe.read(CHUNK)
@@ -334,7 +339,7 @@ class Session:
         return self.heads[name].decode("utf-8", "replace")
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -384,7 +389,7 @@ def parse_answer(child: Child) -> Fields:
     if line is None:
         too_large = {"raised": "ValueError", "message": "the answer is too large"}
         return too_large if len(child.buffer) > MAX_MESSAGE else {}
-    with contextlib.suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError):
         answer = json.loads(line)
         if isinstance(answer, dict):
             return answer

@@ -1,6 +1,5 @@
 """How a process is contained on this host: by bubblewrap, Landlock, or, on request, not at all."""
 
-import functools
 import glob
 import importlib.metadata
 import importlib.util
@@ -10,6 +9,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -46,11 +46,11 @@ class SandboxUnavailableError(OSError):
 
 
 def interpreter() -> str:
-    """Return the real Python behind a virtual environment; it finds its own standard library."""
+    """Return the Python behind a virtual environment, which finds its standard library alone."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-@functools.cache
+@cache
 def library() -> tuple[str, ...]:
     """List the files and folders of the interpreter that every program needs."""
     # The paths of the real interpreter: a virtual environment has no library.
@@ -69,17 +69,19 @@ def library() -> tuple[str, ...]:
         )
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         folder = os.path.join(prefix, "lib")
-        # Next to an interpreter's own library lie the shared libraries that it was built with.
+        # Shared libraries that the interpreter was built with lie next to its own library. The
+        # system's folders are readable anyway (`system_libraries`).
         parts += (
             []
             if folder in SYSTEM_LIBRARIES
             else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
         )
-    # Both names of each: the interpreter is started by its real path and finds its library there.
+    # Each path as it is and with links resolved: the interpreter is started by the resolved one, and
+    # looks for its library from there.
     return tuple(dict.fromkeys(name for part in parts for name in (part, os.path.realpath(part))))
 
 
-@functools.cache
+@cache
 def system_libraries() -> tuple[str, ...]:
     """List the system's folders of shared libraries, only this machine's architecture if possible.
 
@@ -108,7 +110,7 @@ def readable(folders: dict[str, str]) -> list[str]:
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
 
 
-@functools.cache
+@cache
 def shared_libraries(name: str, folder: str) -> str:
     """Return the folder of a package's shared libraries, as wheels install them; it may not exist.
 
@@ -121,7 +123,7 @@ def shared_libraries(name: str, folder: str) -> str:
     return f"{site}/{owners[0].lower().replace('-', '_')}.libs"
 
 
-@functools.cache
+@cache
 def hidden_in(path: str) -> list[str]:
     """List the folders of installed packages within a folder."""
     patterns = [
@@ -145,7 +147,7 @@ def hidden(paths: list[str]) -> list[str]:
     return sorted({folder for path in paths for folder in hidden_in(path)})
 
 
-@functools.cache
+@cache
 def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     """Return the folder of each installed package, or the file of a single module, by name."""
     folders = {}
@@ -160,7 +162,8 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
 def work_folder(packages: tuple[str, ...]) -> str:
     """Return the folder in which programs may write in bubblewrap.
 
-    It is empty at first, so nothing that they may read can lie in it.
+    Nothing readable may lie in it, as it starts empty and is emptied after each program: /tmp, or
+    /tmp/work if packages or the interpreter lie below /tmp.
     """
     paths = readable(package_folders((*packages, *HARNESS)))
     return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"

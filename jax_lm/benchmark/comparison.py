@@ -17,6 +17,7 @@ from jax_lm.benchmark.backend import Tensors
 from jax_lm.benchmark.machine import machine_lines
 from jax_lm.benchmark.settings import Workload
 from jax_lm.benchmark.worker import TORCH_PACKAGES, WorkerRequest, run_worker
+from jax_lm.config import DreamConfig
 from jax_lm.host.terminal import Report
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import Document, Section, Verdict
@@ -95,9 +96,10 @@ def compare(
     Raises:
         ValueError: a prompt does not fit the model's context, or a backend failed.
     """
-    context = DreamForCausalLM.read_config(folder).max_position_embeddings
+    config = DreamForCausalLM.read_config(folder)
+    require_dream(config)
     for cell in workload.edges:
-        cell.require_room(context)
+        cell.require_room(config.max_position_embeddings)
     request = WorkerRequest(
         backend="jax",
         folder=folder,
@@ -122,6 +124,14 @@ def compare(
         "greedy_agreement": equal_share(ours["greedy"], theirs["greedy"]),
         "tolerance": tolerance,
     }
+
+
+def require_dream(config: DreamConfig) -> None:
+    """Raise ValueError for a model that PyTorch's side, Qwen2 under full attention, does not compute."""
+    family = config.family
+    is_dream = family.is_diffusion and family.shifts and config.architecture.has_bias
+    if not is_dream or config.attention_block is not None:
+        raise ValueError(f"{family.name}: only models that compute as Dream does can be compared")
 
 
 def worst(differences: Sequence[Row]) -> Row:
@@ -261,7 +271,8 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
         # One row per layer, one column per kind of output
         by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
         # Equal outputs have no difference to take the logarithm of: they agree in all digits.
-        chart_rows.append(row | {"digits": min(DIGITS, -math.log10(max(relative, 10**-DIGITS)))})
+        digits = min(-math.log10(max(relative, 10**-DIGITS)), DIGITS)
+        chart_rows.append(row | {"digits": digits})
     text = "Norm of the difference over the norm of PyTorch's output, on random tokens."
     picture = row_chart(
         "Decimal digits that agree", chart_rows, "layer", "digits", by="kind", top=DIGITS

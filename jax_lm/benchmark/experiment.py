@@ -25,7 +25,8 @@ from jax_lm.benchmark.worker import Measured, WorkerRequest, outputs_to_compare,
 from jax_lm.conversion.verify import verify
 from jax_lm.evaluation.attempts import Evaluator
 from jax_lm.evaluation.problems import load_held_out_problems
-from jax_lm.inference import DiffuCoderInference
+from jax_lm.inference import DiffuCoderInference, fitting_dtype
+from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.options import GenerationOptions
 from jax_lm.planning.memory import (
     OutOfMemoryError,
@@ -50,11 +51,13 @@ PROMPTS = (
 )
 # Sampling temperature of the published settings.
 PUBLISHED_TEMPERATURE = 0.2
-# Tokens: a row of the forward passes, an answer of the stress test, an answer to a built-in task.
+# Tokens of a row of the forward passes, of an answer of the stress test, and of a built-in task.
 FORWARD_TOKENS = 128
 STRESS_TOKENS = 32
 TASK_TOKENS = 144
+# Built-in tasks decoded together.
 TASK_BATCH = 10
+# What the row of a step keeps of each attempt.
 ATTEMPT_VALUES = ("name", "outcome", "program", "detail")
 # The generation that is also timed on the CPU; short, because a large model is slow there.
 CPU_CELL = Cell(batch=1, prompt_tokens=32, new_tokens=8)
@@ -131,7 +134,7 @@ class ExperimentSteps:
         return run_worker(request, limit=self.settings.timeout)
 
     def decode(self, prompts: Sequence[str], tokens: int, temperature: float = 0.0) -> DecodedBatch:
-        """Decode answers of full length, so that every batch is the same work."""
+        """Decode answers of full length, so that equal batches are the same amount of work."""
         options = GenerationOptions(
             max_new_tokens=tokens, temperature=temperature, early_stop=False
         )
@@ -141,9 +144,9 @@ class ExperimentSteps:
 
     def environment(self, done: Rows) -> Row:
         """Describe devices and versions, and measure the machine's limits."""
-        return measure_environment(
-            "bfloat16" if self.settings.dtype == "int8" else self.settings.dtype or "float32"
-        )
+        count = parameter_count(DreamForCausalLM.read_config(self.folder))
+        dtype = self.settings.dtype or fitting_dtype(count)
+        return measure_environment("bfloat16" if dtype == "int8" else dtype)
 
     def checkpoint(self, done: Rows) -> Row:
         """Verify the checkpoint, as `diffucoder verify` does."""
@@ -178,7 +181,7 @@ class ExperimentSteps:
             texts.append(answer.rows[0].text)
             return answer
 
-        # From the disk cache, the first call would not show the time of compilation.
+        # The first call should show the time of compilation, so it must not use the disk cache.
         with without_stored_compilations():
             timing = time_call(complete, self.settings.repeats)
         return {
@@ -200,7 +203,7 @@ class ExperimentSteps:
         engine = self.engine
         rows = []
         width = min(FORWARD_TOKENS, engine.config.max_position_embeddings)
-        for batch in self.settings.batch_sizes:
+        for batch in sorted(set(self.settings.batch_sizes)):
             row: Row = {"batch": batch}
             rows.append(row)
             planned = engine.job(batch=batch, canvas=width)
@@ -275,7 +278,7 @@ class ExperimentSteps:
         return {"here": here, "cpu": there, "ratio": there["seconds"] / here["seconds"]}
 
     def recorded(self, done: Rows) -> Row:
-        """Check recorded outputs on this device."""
+        """Repeat the recorded computations on this device, and compare the outputs."""
         if self.settings.recorded is None:
             raise LeftOut("no folder with recorded outputs was given (--recorded)")
         return {
@@ -292,9 +295,14 @@ class ExperimentSteps:
             raise LeftOut(
                 "int8 kernels differ from PyTorch's on purpose; --recorded has bounds for them"
             )
+        try:
+            comparison.require_dream(self.engine.config)
+        except ValueError as error:
+            raise LeftOut(str(error)) from error
         shape = comparison.COMPARED_SHAPE
         theirs, outputs = self.run_on_cpu("pytorch", compared_shape=shape)
-        ours, greedy = outputs_to_compare(JaxBackend(self.engine.sampler), shape)
+        # Loaded again: on a GPU, the engine has joined the layers whose outputs are compared.
+        ours, greedy = outputs_to_compare(JaxBackend.load(self.folder, self.dtype), shape)
         return {
             "differences": comparison.find_differences(ours, outputs),
             "tolerance": comparison.TOLERANCES[self.dtype],

@@ -136,7 +136,7 @@ CRITERIA: tuple[Criterion, ...] = (
               "Loading reads the files once: put them on a local disk."),
     Criterion("first call", "within 120 s, compilation included", "single",
               judge_value("first_seconds", le, 120, "{first_seconds:.1f} s"),
-              "Keep compilations between runs (JAX_COMPILATION_CACHE_DIR)."),
+              "The next start reads the programs from the cache, which this step leaves out."),
     Criterion("later calls compile nothing", "0 compilations", "single",
               judge_value("recompilations", le, 0, "{recompilations}"), DEFECT),
     Criterion("same seed, same text", "every call", "single",

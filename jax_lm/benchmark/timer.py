@@ -4,9 +4,9 @@ Knows no model.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
@@ -70,10 +70,10 @@ class Timing(NamedTuple):
 def time_once(call: Callable[[], Any]) -> tuple[tuple[float, int], Any]:
     """Call a function; returns its seconds and compilations, and its result."""
     before = compile_clock().count
-    start = time.perf_counter()
+    start = perf_counter()
     # JAX returns before it has computed, so wait for the result.
     result = jax.block_until_ready(call())
-    return (time.perf_counter() - start, compile_clock().count - before), result
+    return (perf_counter() - start, compile_clock().count - before), result
 
 
 def time_call(

@@ -7,12 +7,12 @@ Memory and time of one backend then do not include imports and allocations of th
 import multiprocessing
 import os
 import pkgutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 import jax
@@ -90,9 +90,9 @@ def measure_backend(request: WorkerRequest) -> Measured:
     is_torch = request.backend == "pytorch"
     # Load
     before = resident_bytes()
-    start = time.perf_counter()
+    start = perf_counter()
     backend = load()
-    load_seconds = time.perf_counter() - start
+    load_seconds = perf_counter() - start
     is_on_device = backend.device_peak() is not None
 
     def peak():

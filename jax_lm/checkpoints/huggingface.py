@@ -136,10 +136,14 @@ def require_gguf() -> ModuleType:
 
 
 def published_name(folder: Path) -> str:
-    """Return the name of a checkpoint: that of its folder, or of its repository on the hub."""
+    """Return the name of a checkpoint: of its repository on the hub, or of its folder.
+
+    If the folder is a link, its own name and that of its target, with a blank between them.
+    """
     # In the hub's cache: models--owner--name/snapshots/1a2b3c
-    parts = folder.resolve().parts
-    return next((part for part in parts if part.startswith("models--")), parts[-1])
+    places = {Path(os.path.abspath(folder)): None, folder.resolve(): None}
+    cached = (part for place in places for part in place.parts if part.startswith("models--"))
+    return next(cached, " ".join(place.name for place in places))
 
 
 def read_json(folder: Path, name: str) -> Fields:
@@ -224,7 +228,7 @@ def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
 
 
 def raw_bytes(tensor: StoredTensor) -> np.ndarray:
-    assert tensor.view is not None
+    assert tensor.view
     return np.ascontiguousarray(tensor.view()).reshape(-1).view(np.uint8)
 
 

@@ -5,9 +5,9 @@ kernel is quantized as soon as it has been read, so neither host nor devices eve
 Knows formats and names, but not the model.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -268,6 +268,6 @@ def convert_tensor(name: str, tensor: Array, spec: LoadSpec) -> dict[str, Array]
     return {f"{layer}{kind}": part for kind, part in parts.items()}
 
 
-@functools.cache
+@cache
 def jit_quantize(precision: str, shardings: tuple[tuple[str, Sharding], ...]) -> Callable:
-    return jax.jit(functools.partial(quantize, precision=precision), out_shardings=dict(shardings))
+    return jax.jit(partial(quantize, precision=precision), out_shardings=dict(shardings))

@@ -72,7 +72,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     """
 
     def read_one(request: TensorRequest):
-        assert request.tensor.view is not None
+        assert request.tensor.view
         view = request.tensor.view()
         # np.array copies: the result must not depend on the file, which may be replaced.
         return jax.make_array_from_callback(

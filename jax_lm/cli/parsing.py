@@ -49,10 +49,10 @@ def parse_words(kind: type[T], words: Sequence[str], command: str) -> T:
     # "builtin" is the default of commands whose model may be None
     if given.get("model") == "builtin" and find_option(kind, "--model", prog)[0].takes_none:
         given = given | {"model": None}
-    # options that follow from others, unless they are given
-    if implied := getattr(kind, "implied", None):
-        given = implied(given) | given
     try:
+        # options that follow from others, unless they are given
+        if implied := getattr(kind, "implied", None):
+            given = implied(given) | given
         return kind(**arguments_of(kind, given, prog))
     except ValueError as error:
         # errors begin with the field: "batch_size=0: must be at least 1"

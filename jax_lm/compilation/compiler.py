@@ -203,7 +203,7 @@ def compile_program(program: StepProgram) -> Compiled:
 def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
     """Return bytes of the arguments on each device, and of everything else at peak memory."""
     memory = compiled.memory_analysis()
-    assert memory is not None
+    assert memory
     arguments = memory.argument_size_in_bytes
     working = memory.peak_memory_in_bytes - arguments
     if not on_tpus(compiled):

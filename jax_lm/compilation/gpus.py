@@ -38,6 +38,6 @@ device_description_str: "{name}"
 def target_config(family: str) -> str:
     """Return a card's description for XLA's compiler, a GpuTargetConfigProto in text format."""
     chip = CHIPS[family]
-    assert chip.limits is not None
+    assert chip.limits
     bandwidth = chip.limits.copy_bytes
     return TARGET.format(**chip.card, bandwidth=bandwidth, memory=chip.memory, name=chip.names[0])

@@ -4,8 +4,8 @@ Their arguments are shapes with shardings. A generation is the loop over a block
 runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
 """
 
-import functools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -160,7 +160,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
 
     trained = partition(params, is_trained)
     others = partition(params, lambda name: not is_trained(name))
-    frozen = jax.eval_shape(functools.partial(in_dtype, dtype=planned.dtype), others)
+    frozen = jax.eval_shape(partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
     loss, batch = UPDATES[planned.kind](graph, config, planned, mesh)
     transform = make_optimizer(OPTIMIZER, STEPS)
@@ -247,6 +247,6 @@ def make_grpo_inputs(
 # The inputs of an update, by the kind of the planned step.
 UPDATES = {
     "sft": make_sft_inputs,
-    "adapt": functools.partial(make_sft_inputs, is_adapted=True),
+    "adapt": partial(make_sft_inputs, is_adapted=True),
     "grpo": make_grpo_inputs,
 }

@@ -143,7 +143,7 @@ tags: [masked-diffusion, diffucoder, code, jax]
 
 # {repo.split("/")[1]}
 
-A language model for code of the family {config.family.name}: {parameter_count(config):,} parameters,
+A language model for code, of the family {config.family.name}: {parameter_count(config):,} parameters,
 {config.num_hidden_layers} layers of width {config.hidden_size:,},
 a vocabulary of {config.vocab_size:,} tokens, {precision}.
 

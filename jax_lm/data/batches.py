@@ -219,7 +219,7 @@ class Order:
         If no row has room and `OPEN_ROWS` are open, the fullest of them is closed.
         """
         # capacity 8, lengths 5, 6, 3, 2 -> rows [5, 3] and [6, 2]
-        assert self.capacity is not None
+        assert self.capacity
         done = []
         rows = []
         room = []

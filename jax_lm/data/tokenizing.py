@@ -162,7 +162,7 @@ def open_pool(count: int) -> Iterator[Callable]:
 def end_with_parent() -> None:
     """End this process once its parent has ended, even by SIGKILL, or after SIGTERM."""
     parent = multiprocessing.parent_process()
-    assert parent is not None
+    assert parent
 
     def leave(*_: object):
         discard_unfinished()

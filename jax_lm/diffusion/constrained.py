@@ -70,12 +70,14 @@ class Repair:
     """
 
     def __init__(self, constraint: Constraint, options: GenerationOptions):
-        self.constraint, self.temperature = constraint, options.temperature
+        self.constraint = constraint
+        self.temperature = options.temperature
         self.is_cached = options.decoding.settings.cache != "none"
         self.window = LogitsWindow()
         self.ids: list[int] = []
         self.given: list[int] = []
-        self.choices, self.patience = 0, FIRST_PATIENCE
+        self.choices = 0
+        self.patience = FIRST_PATIENCE
 
     def check(self, hole: HoleArrays, step: int) -> bool:
         """Return whether a decoded answer meets the constraint; otherwise find its first error."""
@@ -85,11 +87,13 @@ class Repair:
         if self.constraint.is_met(answer):
             return True
         kept = self.constraint.count_valid(answer, stayed)
-        self.ids, self.choices = answer[:kept], 1
+        self.ids = answer[:kept]
+        self.choices = 1
         # A choice takes a forward pass. A decoding that gets less than a token right with two of them
         # is not worth another one for a while.
         if 2 * (kept - stayed) < len(np.unique(hole.commit_step[stayed : len(answer)])):
-            self.choices, self.patience = self.patience, 2 * self.patience
+            self.choices = self.patience
+            self.patience = 2 * self.patience
         self.window = LogitsWindow()
         self.force(hole, step)
         return False
@@ -135,7 +139,8 @@ class Repair:
         valid string ", ", which nobody meant.
         """
         # [a, b, x, c] with x replaced by y: hole[2:3] is decided, hole[3:] is masked
-        start, end = len(self.ids), len(self.ids) + len(tokens)
+        start = len(self.ids)
+        end = len(self.ids) + len(tokens)
         self.ids = [*self.ids, *tokens]
         self.given += range(start, end)
         rest = np.where(hole.masked, -1, hole.tokens)[end:]
@@ -159,13 +164,15 @@ def constraints_of(
     """
     if options.grammar is None:
         return []
-    grammar, constraints = find_grammar(options.grammar), []
+    grammar = find_grammar(options.grammar)
+    constraints = []
     for tokens, holes, present in zip(
         canvas.tokens, canvas.holes, canvas.attention_mask, strict=True
     ):
         # holes [0, 1, 1, 0]: columns [1, 2], start 1, end 3
         columns = np.flatnonzero(holes)
-        start, end = columns[0], columns[-1] + 1
+        start = columns[0]
+        end = columns[-1] + 1
         if len(columns) < end - start:
             raise ValueError(f"grammar={options.grammar!r}: takes one hole, not several")
         # the texts around the hole
@@ -191,7 +198,8 @@ def constrained_states(
 
     With a grammar, any token may be decoded again, and `state` is ignored.
     """
-    stop_ids, constraints = tokenizer.stop_ids, constraints_of(canvas, options, tokenizer)
+    stop_ids = tokenizer.stop_ids
+    constraints = constraints_of(canvas, options, tokenizer)
     if not constraints:
         yield from sampler.stream(
             canvas, options, seed=seed, every=every, stop_ids=stop_ids, state=state
@@ -226,7 +234,8 @@ def meet(
             state = state._replace(tokens=np.where(state.masked, sampler.mask_id, state.tokens))
             state = sampler.generate(canvas, options, stop_ids=stop_ids, state=state)
         state = on_host(state)
-        holes, step = holes_of(state, canvas), int(state.step)
+        holes = holes_of(state, canvas)
+        step = int(state.step)
         wrong = [row for row, hole in enumerate(holes) if not repairs[row].check(hole, step)]
         if not wrong:
             return state
@@ -234,7 +243,8 @@ def meet(
         keys = np.asarray(jax.random.key_data(state.keys))
         while wrong := [row for row in wrong if repairs[row].choices]:
             for row in wrong:
-                repair, padding = repairs[row], int(canvas.attention_mask[row].argmax())
+                repair = repairs[row]
+                padding = int(canvas.attention_mask[row].argmax())
                 column = int(canvas.holes[row].argmax()) + len(repair.ids)
                 # padding on the left, column 3: [-, -, a, M, b] -> [a, M, b, -, -], column 1
                 opened = state.masked[row].copy()

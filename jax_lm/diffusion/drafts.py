@@ -190,7 +190,7 @@ class Drafts(Variant):
     ) -> DraftCanvases:
         """Take steps with the candidates of a forward pass over an earlier canvas."""
         candidates = evaluation.candidates
-        assert candidates is not None
+        assert candidates
         config = replace(config, variant=replace(self, forced=False))
         positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
@@ -42,7 +43,7 @@ def in_parts(decide: Callable[..., Any], logits: Float[Array, "b c v"], *others:
     # a power of two, which divides most blocks: 6 rows fit, and 32 are 8 parts of 4
     if (parts := -(-count // (1 << fitting.bit_length() - 1))) == 1:
         return decide(logits, *others)
-    return jax.lax.platform_dependent(
+    return lax.platform_dependent(
         logits, *others, cpu=partial(map_columns, decide, parts), default=decide
     )
 
@@ -61,13 +62,13 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     starts = jnp.minimum(jnp.arange(0, count, size), count - size)
 
     def compute(start: ScalarInt):
-        return function(*(jax.lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
+        return function(*(lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
 
     # [p, b, s, ...] -> [b, c, ...]: column 4 is in part 2, at index 4 - 3.
     columns = jnp.arange(count)
     part = columns // size
     index = columns - starts[part]
-    results = jax.lax.map(compute, starts)
+    results = lax.map(compute, starts)
     return jax.tree.map(lambda a: jnp.moveaxis(a[part, :, index], 0, 1), results)
 
 
@@ -110,9 +111,9 @@ def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[A
 
 def top_k(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
     """Call `jax.lax.top_k` such that XLA's CPU compiler does not sort all columns."""
-    best, index = jax.lax.top_k(values, count)
+    best, index = lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
-    return jax.lax.optimization_barrier(best), jax.lax.optimization_barrier(index)
+    return lax.optimization_barrier(best), lax.optimization_barrier(index)
 
 
 def unsigned_zeros(values: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -133,14 +134,14 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
         # One reduction with several operands: given several reductions, XLA's CPU compiler would
         # write the operand of each to memory.
-        return tuple(jax.lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
+        return tuple(lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
 
     def in_terms(*parts: Array):
         # XLA's CPU compiler turns a sum of adjacent values, or of many terms, into a serial loop.
         sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
 
-    return jax.lax.platform_dependent(*parts, cpu=in_terms, default=summed)
+    return lax.platform_dependent(*parts, cpu=in_terms, default=summed)
 
 
 def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
@@ -149,14 +150,14 @@ def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
     def stored(*operands: Array):
         # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
         # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
-        return jax.lax.cond(
+        return lax.cond(
             scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands
         )
 
     def barred(*operands: Array):
-        return jax.lax.optimization_barrier(exponential(*operands))
+        return lax.optimization_barrier(exponential(*operands))
 
-    return jax.lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
+    return lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
 
 
 def exponential(logits: Array, peak: Array, scale: Array) -> Array:
@@ -177,7 +178,7 @@ def nucleus(logits: RowLogits, weights: RowLogits, top_p: Scalar, needed: RowMas
     limit = top_p * jnp.sum(weights, axis=-1, keepdims=True)
     nearest, is_inside = border_among(*largest(logits, GROUP), weights, limit)
     is_open = ~is_inside & needed[..., None] & (top_p < 1)
-    border = jax.lax.cond(
+    border = lax.cond(
         jnp.any(is_open),
         lambda: border_where(is_open, bisected(logits, weights, limit), nearest),
         lambda: nearest,
@@ -219,7 +220,7 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
         return jnp.where(bits < 0, least - bits, bits)
 
     def logit(key: Int[Array, "..."]) -> Float[Array, "..."]:
-        return jax.lax.bitcast_convert_type(flipped(key), jnp.float32)
+        return lax.bitcast_convert_type(flipped(key), jnp.float32)
 
     def mass_above(value: RowValue):
         return jnp.sum(jnp.where(logits > value, weights, 0.0), axis=-1, keepdims=True)
@@ -232,10 +233,10 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
         return jnp.where(is_inside, outside, middle), jnp.where(is_inside, middle, inside)
 
     def key_of(values: Array) -> Int[Array, "b r 1"]:
-        return flipped(jax.lax.bitcast_convert_type(values, jnp.int32))
+        return flipped(lax.bitcast_convert_type(values, jnp.int32))
 
     peak = key_of(jnp.max(logits, axis=-1, keepdims=True))
-    _, key = jax.lax.fori_loop(0, 32, halve, (key_of(jnp.full_like(limit, -jnp.inf)), peak))
+    _, key = lax.fori_loop(0, 32, halve, (key_of(jnp.full_like(limit, -jnp.inf)), peak))
     value = logit(key)
     weight = jnp.max(jnp.where(logits == value, weights, 0.0), axis=-1, keepdims=True)
     # Equal tokens stay as long as the mass before each is within the limit.

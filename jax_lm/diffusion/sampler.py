@@ -118,7 +118,8 @@ class Sampler:
             raise ValueError(
                 "config mask_token_id=None: this checkpoint is not a masked-diffusion model"
             )
-        self.config, self.mesh = model.config, model.mesh
+        self.config = model.config
+        self.mesh = model.mesh
         self.mask_id: int = mask_id
         self.growth = growth_of(model.config)
         # Called after each call of the compiled loop, for the rows that may end early: their masks
@@ -209,8 +210,10 @@ class Sampler:
                 f"grammar={options.grammar!r}: must be None; only DiffuCoderInference applies one"
             )
         # start: state, cache and static configuration
-        decoding, is_fresh = options.decoding.settings, state is None
-        arrays, state = CanvasArrays.of(canvas), state or self.start(canvas, seed)
+        decoding = options.decoding.settings
+        is_fresh = state is None
+        arrays = CanvasArrays.of(canvas)
+        state = state or self.start(canvas, seed)
         if hooks.tokens is not None:
             state = rewrite(state, hooks.tokens(-1, state.tokens, None), arrays.holes, self.mask_id)
         cache = KVCache()
@@ -238,7 +241,8 @@ class Sampler:
             if state.logprobs is not None:
                 params = params._replace(keeps_logprobs=jnp.bool_(True))
             passes = block_passes(canvas, block, finished, options.decoding, config, self.config)
-            step, steps = int(state.step), int(params.steps)
+            step = int(state.step)
+            steps = int(params.steps)
             # After these steps a block ends, even with masks left. Only the strict reference, which
             # may commit MASK itself, leaves any.
             until = step + (steps if params.by_schedule else max(steps, block.length))
@@ -308,9 +312,11 @@ class Sampler:
         Raises:
             FloatingPointError: logits were not finite.
         """
-        limit, is_open = int(inputs.window.until), True
+        limit = int(inputs.window.until)
+        is_open = True
         first_column = int(inputs.window.block)
-        step, forwards = int(state.step), int(state.forwards)
+        step = int(state.step)
+        forwards = int(state.forwards)
         # Uploaded once; each call then uploads the limits of its window alone.
         inputs = jax.device_put(inputs)
         # With refresh_steps == 4, forward passes 0, 4, 8, ... of the block are refreshes.
@@ -324,7 +330,8 @@ class Sampler:
                 until=limit if every is None else min(limit, step + every),
                 forwards=forwards + 1 if is_refresh else refresh_at,
             )
-            inputs, config = inputs._replace(window=window), current.config
+            inputs = inputs._replace(window=window)
+            config = current.config
             # Only the refresh that begins the block forces its first token, and only there can
             # whole groups of rows still be equal.
             if refresh_at > 0:
@@ -371,7 +378,8 @@ class Sampler:
             The tokens after the step, and the confidence by which it chose positions (-inf at
             given text).
         """
-        region, holes = canvas.region, canvas.holes & (tokens == self.mask_id)
+        region = canvas.region
+        holes = canvas.holes & (tokens == self.mask_id)
         # Only the masks of `tokens` are open; the schedule counts from step 0, not from `step`.
         state = self.start(canvas, seed=0)
         state = state._replace(
@@ -413,7 +421,8 @@ class Sampler:
             cache = run_empty_cache(self.graph, self.params, (1, width), False)
             # [19, 52) for column 20; at most the last rows of the text, however wide the canvas is
             end = max(rows, min(column - 1 + rows, length))
-            rows, start = width, 0
+            rows = width
+            start = 0
         config = StepConfig(length=1, rows=rows, mask_id=self.mask_id, top_k=None)
         place = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
         result, cache = run_logits(
@@ -476,7 +485,8 @@ def block_passes(
     # attention blocks of 8 (phase 4) it covers rows 0 to 7 for block [4, 8), and 0 to 15 for
     # [8, 12): nothing after a block is attended to, and earlier blocks are final.
     copies = 1 if finished else config.copies
-    config, settings = replace(config, length=block.length, copies=1), decoding.settings
+    config = replace(config, length=block.length, copies=1)
+    settings = decoding.settings
     # A first token is forced where a block of the model's attention begins; without those, always.
     # Region [5, 12), phase 1 and attention blocks of 4: column 8 begins one.
     column = block.start - canvas.region.start + canvas.phase
@@ -485,12 +495,14 @@ def block_passes(
     if settings.cache == "none":
         steps = [Pass(replace(config, variant=variant), 0), Pass(config, 0)]
         return config.variant.passes(steps if forces else steps[1:])
-    first_row, end_row = 0, canvas.attended(block.start).end
+    first_row = 0
+    end_row = canvas.attended(block.start).end
     if finished and canvas.attention_block > 1:
         first_row = canvas.attended(finished[-1].start).start
     elif finished and len(finished) % settings.refresh_every:
         # Between two full refreshes: the previous block, whose tokens are final now, and this one.
-        first_row, end_row = max(finished[-1].start - 1, 0), block.end
+        first_row = max(finished[-1].start - 1, 0)
+        end_row = block.end
     elif finished and settings.freeze_prompt:
         first_row = max(canvas.region.start - 1, 0)
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
@@ -527,7 +539,8 @@ def run(
         State, cache, and what the host reads: step, forward passes, whether logits were not
         finite, and whether a mask is left in the block.
     """
-    model, variant = graph.merge(params), config.variant
+    model = graph.merge(params)
+    variant = config.variant
 
     def is_going(carry: StepCarry) -> ScalarBool:
         return variant.is_going(carry[0], inputs.window, config)
@@ -572,7 +585,8 @@ def run_logits(
     config: StepConfig,
 ) -> tuple[Float[Array, "v"], KVCache]:
     """Return the logits of one column, the window's block, of a canvas that is padded on the right."""
-    model, positions = graph.merge(params), jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    model = graph.merge(params)
+    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
     present = positions < length
     # hidden states do not depend on where the holes are
     canvas = CanvasArrays(present, positions, holes=present, hole_starts=positions)

@@ -63,7 +63,8 @@ class SamplerState(NamedTuple):
         A decided token never changes: [7, 8, 9] with commit steps [0, 2, 0] was [7, M, 9] after
         steps 0 and 1, and [7, 8, 9] after step 2.
         """
-        tokens, commit_step = np.asarray(self.tokens), np.asarray(self.commit_step)
+        tokens = np.asarray(self.tokens)
+        commit_step = np.asarray(self.commit_step)
         steps = range(int(self.step))
         return np.stack([np.where(commit_step <= step, tokens, mask_id) for step in steps])
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion import commit_rules
@@ -64,7 +65,8 @@ from jax_lm.options import ALGS, GenerationOptions
 # predicts column p + 1.
 
 # Names of the mapped axes: over rows, and over the canvases of a row that are computed together.
-ROWS, CANVASES = "rows", "canvases"
+ROWS = "rows"
+CANVASES = "canvases"
 # Fewest rows that the head is compiled for, unless the block is shorter.
 SMALLEST_HEAD = 16
 
@@ -279,7 +281,7 @@ def write(
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
         if config.length == values.shape[1]:
             return new
-        return jax.lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
+        return lax.dynamic_update_slice_in_dim(values, new, inputs.window.block, axis=1)
 
     state = state._replace(
         tokens=updated(state.tokens, proposal.tokens),
@@ -304,7 +306,8 @@ def skip_idle(state: SamplerState, inputs: BatchInputs, config: StepConfig) -> S
 
     Texts are unchanged at temperature 0; above it, their distribution is unchanged.
     """
-    params, window = inputs.params, inputs.window
+    params = inputs.params
+    window = inputs.window
     masked = block_columns(state.masked, window, config)
     can_idle = params.by_schedule & ~params.is_by_chance & jnp.any(masked)
     # 3 masks, ratios [0.25, 0.25, 0.5, 1] and the next step 0: counts [0, 0, 1, 3], so steps 0 and
@@ -321,7 +324,7 @@ def block_columns(values: Array, window: Window, config: StepConfig) -> Array:
     # length == 2, window.block == 3: in [[a, b, c, d, e, f]] out [[d, e]]
     if config.length == values.shape[1]:
         return values
-    return jax.lax.dynamic_slice_in_dim(values, window.block, config.length, axis=1)
+    return lax.dynamic_slice_in_dim(values, window.block, config.length, axis=1)
 
 
 def block_hidden(
@@ -348,7 +351,7 @@ def block_hidden(
     else:
         assert cache.layers is not None
         tokens, positions = (
-            jax.lax.dynamic_slice_in_dim(values, window.rows, config.rows, axis=1)
+            lax.dynamic_slice_in_dim(values, window.rows, config.rows, axis=1)
             for values in (tokens, canvas.position_ids)
         )
         hidden, layers = model.model.recompute(
@@ -362,7 +365,7 @@ def block_hidden(
         # A window that ends before row 4, which predicts no column of the block. The shift drops
         # the row that is appended here: shifted [h2, h2, h3] as well.
         hidden = jnp.concatenate([hidden, hidden[:, -1:]], axis=1)
-    aligned = jax.lax.dynamic_slice_in_dim(
+    aligned = lax.dynamic_slice_in_dim(
         align_rows(hidden, model.config), window.block - window.rows, config.length, axis=1
     )
     if cache.tail is None:
@@ -413,7 +416,7 @@ def propose(
         rows = jnp.take_along_axis(hidden, index[..., None], axis=1)
         parts = [jnp.take_along_axis(part, index, axis=1) for part in (positions, masked)]
         # Under `jax.vmap` the mapped canvases are further sequences.
-        batch = len(index) * math.prod(map(jax.lax.axis_size, config.axes))
+        batch = len(index) * math.prod(map(lax.axis_size, config.axes))
         compact = map_columns(decide_rows, column_parts(model, batch, size), rows, *parts)
         batch = jnp.arange(len(index))[:, None]
 
@@ -439,8 +442,8 @@ def propose(
     needed = jnp.max(jnp.sum(masked, axis=1))
     # Under `jax.vmap` all rows must take the same branch, or every branch would run.
     if config.axes:
-        needed = jax.lax.pmax(needed, config.axes)
-    return jax.lax.cond(needed > half, lambda: gathered(config.length), lambda: gathered(half))
+        needed = lax.pmax(needed, config.axes)
+    return lax.cond(needed > half, lambda: gathered(config.length), lambda: gathered(half))
 
 
 def decide_tokens(
@@ -467,8 +470,10 @@ def decide_tokens(
     # draw and score
     by_entropy = params.entropy_bound >= 0
     entropy = if_any(by_entropy, lambda: row_entropy(logits, excluded_id), jnp.zeros(shape), config)
-    proposal, logprobs = draw_proposal(candidates, entropy, state, positions, params), None
-    tokens, scores = proposal.tokens, proposal.scores
+    proposal = draw_proposal(candidates, entropy, state, positions, params)
+    logprobs = None
+    tokens = proposal.tokens
+    scores = proposal.scores
     # The order `untied` needs log-probabilities from before the filters.
     is_untied = params.alg == ALGS.index("untied")
     unfiltered = if_any(
@@ -497,8 +502,8 @@ def if_any(wanted: ScalarBool, compute: Callable[[], Any], nothing: Any, config:
     Under `jax.vmap` a predicate per row would run both branches.
     """
     if config.axes:
-        wanted = jax.lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
-    return jax.lax.cond(wanted, compute, lambda: nothing)
+        wanted = lax.pmax(wanted.astype(jnp.int32), config.axes) > 0
+    return lax.cond(wanted, compute, lambda: nothing)
 
 
 def draw_proposal(
@@ -519,7 +524,8 @@ def choose(
     proposal: Proposal, state: SamplerState, inputs: BatchInputs, config: StepConfig
 ) -> RowMask:
     """Choose the masked positions that this step commits, by the commit rule and in score order."""
-    params, window = inputs.params, inputs.window
+    params = inputs.params
+    window = inputs.window
     masked = block_columns(state.masked, window, config)
     if config.variant.forced:
         return masked & (jnp.arange(config.length) == 0)
@@ -534,7 +540,7 @@ def choose(
     holes = jnp.sum(block_columns(inputs.canvas.holes, window, config), axis=1)
     # By probability: `factor`, else `threshold` or `dynamic`.
     probability = proposal.probability
-    probable = jax.lax.cond(
+    probable = lax.cond(
         params.factor > 0,
         lambda: commit_rules.longest_run(params.factor, rank, probability, masked),
         lambda: commit_rules.above_threshold(

@@ -86,13 +86,15 @@ class Attempt:
     def job(self) -> Program:
         """The program with its tests, for the sandbox."""
         seconds = self.problem.seconds
+        tests = group_tests(self.problem.tests)
         limits = Limits(
             seconds=seconds,
-            total_seconds=max(seconds, 60.0),
+            # an hour is the longest that the sandbox allows
+            total_seconds=min(max(seconds * len(tests), 60.0), 3600.0),
             memory_bytes=MEMORY_BYTES,
             canary=self.problem.canary,
         )
-        return Program(self.program, group_tests(self.problem.tests), limits)
+        return Program(self.program, tests, limits)
 
     def record(self) -> Record:
         """Return the attempt as plain data."""
@@ -168,7 +170,8 @@ class Evaluator:
             # A batch with one attempt left is decoded whole, so that its numbers do not change.
             if any(draft.attempt.key not in done for draft in batch):
                 report = terminal.batch_progress(on_progress, start, len(batch), len(drafts))
-                attempts = self.decode_batch(batch, batch_seed(self.seed, number), report)
+                size = min(self.batch_size, len(drafts))
+                attempts = self.decode_batch(batch, size, batch_seed(self.seed, number), report)
                 yield from execute_attempts(
                     self.executor, [attempt for attempt in attempts if attempt.key not in done]
                 )
@@ -181,7 +184,7 @@ class Evaluator:
         for problem in problems:
             # With several lengths to try, the longest decides whether the problem fits.
             templates = self.prompting.templates(self.engine, problem, self.options)
-            width = max(template.width(self.engine.tokenizer) for template in templates)
+            width = max(self.engine.width(each, self.options) for each in templates)
             prompt = self.prompting.prompt(self.engine, problem)
             yield Draft(
                 Attempt(problem, "", sample=seen[problem.name], prompt=prompt), templates, width
@@ -189,9 +192,9 @@ class Evaluator:
             seen[problem.name] += 1
 
     def decode_batch(
-        self, batch: Sequence[Draft], seed: int, on_progress: terminal.Report | None = None
+        self, batch: Sequence[Draft], size: int, seed: int, on_progress: terminal.Report | None
     ) -> Iterator[Attempt]:
-        """Decode a batch of drafts. The attempts are not executed."""
+        """Decode a batch of drafts, filled up to `size` of them. The attempts are not executed."""
         is_over = self.prompting.is_over
         rows = [
             (template, partial(is_over, draft.attempt.problem))
@@ -199,7 +202,7 @@ class Evaluator:
             for template in draft.templates
         ]
         # Pad the last batch by repeating its last row: another size would compile the loop again.
-        rows += [rows[-1]] * (self.batch_size * len(batch[0].templates) - len(rows))
+        rows += [rows[-1]] * (size * len(batch[0].templates) - len(rows))
         templates, ends = zip(*rows, strict=True)
         decoded = self.engine.decode(
             templates, self.options, seed=seed, ends=ends, on_progress=on_progress

@@ -207,7 +207,7 @@ def decode_traces(
         for state in engine.states(canvas, options, seed=seed, every=None if report is None else 8):
             if report:
                 report(holes - int(np.asarray(state.masked).sum()), holes)
-    assert state is not None
+    assert state
     # Select the holes, the same number in each row: [b, width] -> [b * t] -> [b, t]
     arrays = [
         np.asarray(array)[canvas.holes]

@@ -47,7 +47,7 @@ SCORES = {
     "95 % interval": "{low:.1f} to {high:.1f}",
 }
 DECODING = (
-    "{max_new_tokens} new tokens, steps: {steps}, {alg}, preset {decoding[preset]}, "
+    "{max_new_tokens} new tokens, steps: {steps}, {alg}, {decoding}, "
     "temperature {temperature:g}, top_p {top_p}, top_k {top_k}, seed {seed}, {dtype}"
 )
 
@@ -120,7 +120,21 @@ def evaluation_metadata(
     }
     if generation := settings.get("generation"):
         steps = generation["num_steps"] or "one per token, or as the preset decides"
-        metadata["decoding"] = DECODING.format_map({**generation, **settings, "steps": steps})
+        if count := generation["tokens_per_step"]:
+            steps = f"{count} tokens each"
+        # "preset fast, threshold 0.8"
+        given = [f"{name} {value}" for name, value in generation["decoding"].items() if value]
+        given += [
+            f"{name} {value}"
+            for name in ("draft", "lookahead", "grammar")
+            if (value := generation[name])
+        ]
+        texts = {
+            "steps": steps,
+            "decoding": ", ".join(given),
+            "dtype": settings["quantization"] or settings["dtype"],
+        }
+        metadata["decoding"] = DECODING.format_map({**generation, **settings, **texts})
     metadata["outcomes"] = count_outcomes(record["outcome"] for record in records)
     metadata["sandbox"] = (
         ", ".join(sorted({record["tier"] for record in records if record["tier"]})) or "not used"

@@ -1,6 +1,7 @@
-"""The grammar of JSON objects, for the answer alone; ends are the shortest. Needs no package.
+"""The grammar of JSON objects: the answer is one object, whatever the prompt is.
 
-Objects may be nested up to `MAX_DEPTH`, which no regular expression can describe.
+Ends are the shortest possible. Needs no package. Objects may be nested up to `MAX_DEPTH`; a regular
+expression for that depth would be far too large.
 """
 
 import re
@@ -15,10 +16,11 @@ ESCAPE = re.compile(
 )
 CHARACTERS = rf'"(?:[^"\\\x00-\x1f]|{ESCAPE.pattern})*'
 STRING = re.compile(f'{CHARACTERS}"')
-# A string without its end, which may be cut inside an escape.
+# A string without its end, which may be cut inside an escape: \ud800\udc00 is the longest, and its
+# cut beginnings have at most 11 characters after the backslash.
 OPEN_STRING = re.compile(rf'{CHARACTERS}(\\[^"]{{0,11}})?')
 ESCAPE_ENDS = (r"\n", r"\u0000", r"\ud800\udc00")
-# Numbers of a length that Python can read.
+# Numbers of a length that Python can read, with nothing after them that would go on with them.
 NUMBER = re.compile(
     r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?(?![0-9.eE+-])"
 )
@@ -27,7 +29,8 @@ LITERAL = re.compile("|".join(LITERALS))
 # White space between tokens: enough for indentation, but not a whole canvas of it.
 SPACE = re.compile(r"[ \t\n\r]{0,64}")
 
-# What may come next in a text, and its shortest form before everything open is closed.
+# What may come next in a text, and the shortest text that must still come before the open brackets
+# can be closed: nothing for "item" and "first key", as [] and {} may be empty.
 SHORTEST = {
     "object": "{}",
     "value": "0",
@@ -88,11 +91,11 @@ class JsonObjectGrammar:
 
 def after_scalar(expects: str) -> str:
     """Return what may come after a string, a number or a literal."""
-    return "colon" if "key" in expects else "next"
+    return "colon" if expects in KEYS else "next"
 
 
 def token_length(text: str, place: int, expects: str, closer: str) -> int:
-    """Return the length of the token at a place; 0 if it is unexpected or incomplete."""
+    """Return the length of the token at `place`; 0 if it is unexpected or incomplete."""
     char = text[place]
     # punctuation that each state accepts
     marks = {

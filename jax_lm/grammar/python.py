@@ -1,9 +1,9 @@
 """The grammar of Python: what the parser of the running Python accepts.
 
-The parser alone decides what is valid. The end of a program is searched for by trial: pieces of
-code are tried one after another, inner brackets first, until the parser accepts the whole text. So
-an end that is returned is valid on any version of Python. If no end is found, there may still be
-one.
+The parser alone decides what is valid. The end of a program, a text that completes it, is searched
+for by trial: pieces of code are tried one after another, inner brackets first, until the parser
+accepts the whole text. So an end is valid for the Python that runs, whichever version that is. If
+no end is found, there may still be one.
 """
 
 import ast
@@ -19,14 +19,15 @@ from keyword import kwlist, softkwlist
 INCOMPLETE_INPUT = 0x4000
 
 FILE = "<grammar>"
+# Warnings about the texts that are tried, such as invalid escapes, are of no interest.
 warnings.filterwarnings("ignore", module=FILE)
 
 # Maximum number of texts that one search parses.
 MAX_PARSES = 300
-# Maximum number of pieces of an end.
-MAX_DEPTH = 40
+# Pieces of an end, beside those that close brackets: short ends are searched for first.
+DEPTHS = (2, 4, 40)
 
-# Brackets that are closed in the reverse order of their opening.
+# The closing bracket of each opening one.
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
 # Comments, strings with or without their end, and brackets.
 MARKS = re.compile(
@@ -35,7 +36,7 @@ MARKS = re.compile(
 )
 # Pieces that complete an expression.
 OPERANDS = ("x", " x", " else x", " in x")
-# Pieces that complete a statement, mostly the header of a block.
+# Pieces that complete a statement, mostly the header of a block; "0" completes 0x and 1e.
 HEADERS = (
     ": pass",
     ":",
@@ -53,8 +54,8 @@ HEADERS = (
 CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
 KEYWORDS = (*kwlist, *softkwlist)
 LAST_WORD = re.compile(r"\w+\Z")
-# Statements that may stand on a line of their own.
-SUITES = ("pass", "finally: pass", "except: pass", "def f(): pass", "case _: pass")
+# Lines that may follow: a statement, or a clause that a `try` or `match` still lacks.
+LINES = ("pass", "finally: pass", "except: pass", "def f(): pass", "case _: pass")
 
 
 class ParserVerdict(Enum):
@@ -67,9 +68,20 @@ class ParserVerdict(Enum):
 
 @lru_cache(maxsize=4096)
 def find_end(text: str, after: str = "") -> str | None:
-    """Search for an end, depth first, with pieces after which the text can still be continued."""
+    """Search for text that makes `text`, it and `after` a program; None if none is found."""
     if verdict(text + after) is ParserVerdict.WHOLE:
         return ""
+    # Without a limit, "try:" would go on with 39 lines of `pass` before it ends.
+    brackets = len(scan(text)[1])
+    ends = (search_end(text, after, depth + brackets) for depth in DEPTHS)
+    return next((end for end in ends if end is not None), None)
+
+
+def search_end(text: str, after: str, most: int) -> str | None:
+    """Search for an end of at most `most` pieces.
+
+    Depth first: a candidate is extended by a further piece as long as it can still be continued.
+    """
     # a stack: the piece that was yielded first is tried first
     tried = set()
     waiting = [(text + piece, 1) for piece in reversed(list(first_pieces(text)))]
@@ -88,10 +100,10 @@ def find_end(text: str, after: str = "") -> str | None:
         if after:
             result = verdict(candidate)
         # No piece ends a string that is still open.
-        if depth == MAX_DEPTH or scan(candidate)[0]:
+        if depth == most or scan(candidate)[0]:
             continue
-        # Go on only from the beginning of a program: the parser expects more, perhaps on the last
-        # line, if a backslash continues it.
+        # Extend only what is the beginning of some program: the parser expects more, here or at
+        # least if a backslash continues the last line.
         continued = candidate + " \\\n"
         if result is not ParserVerdict.WRONG or verdict(continued) is ParserVerdict.OPEN:
             more = reversed(list(pieces(candidate)))
@@ -121,7 +133,7 @@ def first_pieces(text: str) -> Iterator[str]:
             for length in range(len(quote), 0, -1):
                 yield filling + quote[:length]
         return
-    # a comment reaches to the end of its line, so that code goes on in a new one
+    # a comment reaches to the end of its line, so code goes on in a new one
     if in_comment:
         yield from line_pieces(text)
         if brackets:
@@ -143,11 +155,11 @@ def pieces(text: str) -> Iterator[str]:
     _, brackets, _ = scan(text)
     if brackets:
         yield brackets[-1]
-    # after a word, only pieces that begin with a blank are separate tokens
     is_word = text[-1:].isalnum() or text[-1:] == "_"
     if not brackets:
         yield from HEADERS[:1]
         yield from line_pieces(text)
+    # after a word, a piece must begin with a blank to be a token of its own (False <= True)
     yield from (piece for piece in OPERANDS if is_word <= piece.startswith(" "))
     yield from HEADERS[1:]
     if text.endswith("\\"):
@@ -166,7 +178,7 @@ def line_pieces(text: str) -> Iterator[str]:
             # last line "  ", indentation "    " -> two more blanks
             is_begun = not last.strip() and indent.startswith(last)
             start = indent[len(last) :] if is_begun else f"\n{indent}"
-            yield from (start + suite for suite in SUITES)
+            yield from (start + line for line in LINES)
 
 
 def scan(text: str) -> tuple[str, list[str], bool]:

@@ -233,7 +233,8 @@ def require_supported(schema: Any) -> None:
         if len(given := [name for name in group.split() if name in schema]) > 1:
             raise ValueError(f"json_schema: {' and '.join(given)} cannot be combined")
     # an expression has no other properties
-    required, known = schema.get("required", []), [*schema.get("properties", ())]
+    required = schema.get("required", [])
+    known = [*schema.get("properties", ())]
     if not (isinstance(required, list) and all(each in known for each in required)):
         raise ValueError("json_schema: 'required' must list names of 'properties'")
 

@@ -4,9 +4,9 @@ Reading an executable from the compilation cache counts as compiling.
 """
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 import jax
 
@@ -35,7 +35,7 @@ class CompileClock:
     def record_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(EVENTS):
             # Events are reported when they end.
-            now = time.perf_counter()
+            now = perf_counter()
             self.intervals.append((now - duration_secs, now))
             self.count += event == COMPILE_EVENT
 
@@ -50,7 +50,7 @@ def compile_clock() -> CompileClock:
 def compile_seconds() -> Iterator[Callable[[], float]]:
     """Yield a function that returns the seconds spent compiling since the block began."""
     clock = compile_clock()
-    start = time.perf_counter()
+    start = perf_counter()
     clock.intervals.clear()
     yield lambda: union_seconds(
         [(max(begin, start), end) for begin, end in clock.intervals if end > start]

@@ -39,9 +39,17 @@ def host_memory(name: str = "MemTotal") -> int | None:
             taken = 0
             if name != "MemTotal":
                 # What caches files is given back when memory is needed.
-                text_of = Path(used).with_name("memory.stat").read_text()
-                parts = dict(line.split() for line in text_of.splitlines())
-                cached = int(parts["active_file"]) + int(parts["inactive_file"])
-                taken = int(Path(used).read_text()) - cached
+                cached = cached_bytes(Path(used).with_name("memory.stat"))
+                taken = max(int(Path(used).read_text()) - cached, 0)
             size = min(size, max(int(text) - taken, 0))
     return size
+
+
+def cached_bytes(statistics: Path) -> int:
+    """Return the bytes by which a container caches files; 0 if they are not known."""
+    # "active_file 4096"
+    try:
+        sizes = dict(line.split() for line in statistics.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return sum(int(sizes.get(name, 0)) for name in ("active_file", "inactive_file"))

@@ -4,7 +4,6 @@ Progress is written to standard error: as a bar if that is a terminal, else as a
 `NO_RICH_LOGGING=1` turns both off.
 """
 
-import errno
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -218,7 +218,7 @@ def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
 
 
 # Messages of the operating system for a full disk, an exceeded quota and a file that is too large.
-DISK_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+DISK_FULL = tuple(os.strerror(number) for number in (ENOSPC, EDQUOT, EFBIG))
 
 
 def explain_failure(error: BaseException) -> str | None:

@@ -8,11 +8,11 @@ Chooses device and dtype, checks requests, pads batches; the decoding itself is 
 import copy
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,7 +114,7 @@ class DiffuCoderInference:
             require_one_of("dtype", dtype, (*DTYPES, *QUANTIZED))
         if dtype == "fp8":
             require_fp8_here()
-        start = time.perf_counter()
+        start = perf_counter()
         # files: model, adapter and tokenizer, which must belong together
         self.source = find_model(model_path, adapter)
         folder = self.source.folder
@@ -131,7 +131,8 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.replicas, self.mesh_shape = replicas, choose_mesh(self.config, mesh, replicas)
+        self.replicas = replicas
+        self.mesh_shape = choose_mesh(self.config, mesh, replicas)
         stored = "int8" if DreamForCausalLM.is_int8(folder) else None
         self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)
@@ -158,7 +159,7 @@ class DiffuCoderInference:
             # joined products are copies of the weights that adapters need
             self.sampler = Sampler(model if more else join_on_gpu(model))
             self.adapters = {name: self.adapted(name, each) for name, each in more.items()}
-        self.load_seconds = time.perf_counter() - start
+        self.load_seconds = perf_counter() - start
         if verbose:
             sys.stderr.write(f"{self.describe()}\n")
 
@@ -187,7 +188,7 @@ class DiffuCoderInference:
             return [self]
         replicas = []
         samplers = {"": self.sampler, **self.adapters}
-        assert self.sampler.mesh is not None
+        assert self.sampler.mesh
         params = {name: each.params for name, each in samplers.items()}
         for mesh, own in split_data(params, self.sampler.mesh, self.replicas):
             replica = copy.copy(self)
@@ -196,7 +197,8 @@ class DiffuCoderInference:
                 for name, each in samplers.items()
             }
             replica.sampler = replica.adapters.pop("")
-            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
+            replica.mesh_shape = MeshShape.of(mesh)
+            replica.replicas = 1
             replicas.append(replica)
         return replicas
 
@@ -431,7 +433,7 @@ class DiffuCoderInference:
             ValueError: no template, one that exceeds the context, or contradictory options.
             OutOfMemoryError: the batch does not fit; the message states the memory needed.
         """
-        start = time.perf_counter()
+        start = perf_counter()
         options = self.fit(options)
         canvas = self.canvas(templates, options)
         # Steps between two states. Without a callback, the compiled loop runs as far as it can.
@@ -465,11 +467,11 @@ class DiffuCoderInference:
                 if on_state:
                     on_state(canvas, state)
             # read texts
-            assert state is not None
+            assert state
             rows = tuple(self.generations(canvas, state))
             forwards = int(state.forwards)
             return DecodedBatch(
-                rows, forwards, seconds=time.perf_counter() - start, compile_seconds=compiled()
+                rows, forwards, seconds=perf_counter() - start, compile_seconds=compiled()
             )
 
     def stream(
@@ -543,6 +545,17 @@ class DiffuCoderInference:
             templates = [template.left_to_right(self.tokenizer) for template in templates]
         return lay_out(templates, self.tokenizer, options, self.config)
 
+    def width(self, template: Template, options: GenerationOptions) -> int:
+        """Return the columns that a template takes, without making its row."""
+        if self.is_autoregressive:
+            template = template.left_to_right(self.tokenizer)
+        width = template.width(self.tokenizer)
+        if grows(self.sampler.growth, [template], options):
+            # the beginning and the end of the text, and room for the holes
+            spare = (max(options.max_new_tokens - length, 0) for length in template.lengths)
+            width += len(self.tokenizer.begin_ids) + 1 + sum(spare)
+        return width
+
     def fit(self, options: GenerationOptions) -> GenerationOptions:
         """Adapt the options to the model's family, see `restrict_options`."""
         return restrict_options(options, self.config)
@@ -580,10 +593,10 @@ class DiffuCoderInference:
             tokens = jnp.full((batch, seq_length), self.sampler.mask_id, jnp.int32)
             # warm-up, which compiles
             self.sampler.forward(tokens).block_until_ready()
-            start = time.perf_counter()
+            start = perf_counter()
             for _ in range(num_iterations):
                 self.sampler.forward(tokens).block_until_ready()
-            seconds = (time.perf_counter() - start) / num_iterations
+            seconds = (perf_counter() - start) / num_iterations
             results[f"batch_{batch}"] = {
                 "avg_time_seconds": seconds,
                 "throughput_tokens_per_second": batch * seq_length / seconds,

@@ -5,8 +5,8 @@ JAX's splash attention or blocks of queries on TPUs, and cuDNN's kernel on NVIDI
 docs/results/scale has the memory that this saves, as compiled.
 """
 
-import functools
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -341,7 +341,7 @@ def cudnn_backward(gradients: Callable, cotangent: Array) -> tuple[Array, Array,
 differentiable_cudnn.defvjp(cudnn_forward, cudnn_backward)
 
 
-@functools.cache
+@cache
 def has_cudnn() -> bool:
     """Whether JAX finds cuDNN.
 
@@ -350,10 +350,7 @@ def has_cudnn() -> bool:
     heads = jax.ShapeDtypeStruct((1, LANES, 1, LANES), jnp.bfloat16)
     try:
         jax.eval_shape(
-            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"),
-            heads,
-            heads,
-            heads,
+            partial(jax.nn.dot_product_attention, implementation="cudnn"), heads, heads, heads
         )
     except RuntimeError:
         return False

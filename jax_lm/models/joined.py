@@ -3,10 +3,10 @@
     model = join_on_gpu(DreamForCausalLM.from_pretrained(folder))
 
 q, k and v become one matrix, and gate and up another. A step over few rows is bound by launching
-kernels and reading weights, so it gains from fewer and larger products: the compiler would copy the
-weights of q, k and v side by side at every step, for cuBLAS, and it does not join gate and up at
-all. TPUs and CPUs gain nothing (docs/results/compiled). Only the sampler of a loaded model is
-joined: training, adapters and files have the published layers.
+kernels and reading weights, so it gains from fewer and larger products. XLA does not get there by
+itself: for q, k and v it copies the three weights next to each other at every step, to make one
+cuBLAS call, and gate and up it leaves apart. TPUs gain nothing (docs/results/compiled). Only the
+model of a sampler is joined: training, adapters and files have the published layers.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from jax_lm.sharding import MeshShape, first_device
 
 
 class JoinedLinear(DreamLinear):
-    """Linear layers of one input as one product; their outputs are computed by `split`."""
+    """Linear layers of one input as one product; `split` computes it and splits the result."""
 
     def __init__(self, layers: Sequence[DreamLinear], shards: int):
         """Join layers; each of `shards` devices along `tensor` has its part of every layer."""
@@ -71,7 +71,7 @@ class JoinedAttention(DreamAttention):
 
 
 class JoinedMLP(DreamMLP):
-    """Feed-forward network whose gate is computed together with what it scales."""
+    """Feed-forward network whose gate and up projections are one product."""
 
     def __init__(self, mlp: DreamMLP, layers: Sequence[DreamLinear], shards: int):
         self.gate_up_proj = JoinedLinear(layers, shards)
@@ -89,14 +89,14 @@ def join_on_gpu(model: DreamForCausalLM) -> DreamForCausalLM:
 def join(model: DreamForCausalLM) -> DreamForCausalLM:
     """Join the products of a model in place; returns it.
 
-    Layers with adapters stay apart, as do q, k and v where devices cannot split the key heads.
+    Layers with adapters stay apart, as do q, k and v if `tensor` does not divide the key heads.
     """
     shards = MeshShape.of(model.mesh).tensor
 
     def are_plain(layers: Sequence[nnx.Module]):
         return all(type(layer) is DreamLinear for layer in layers)
 
-    # One layer after another, so that the memory of no more than one is taken twice.
+    # One layer at a time, so that at most one layer's weights are in memory twice.
     for layer in model.model.layers:
         attention = layer.self_attn
         mlp = layer.mlp

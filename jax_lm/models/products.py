@@ -14,11 +14,12 @@ The second purpose of this module is to work around two optimizations of XLA:CPU
   of each operand. See `contract_flat`.
 """
 
-import functools
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int8, Real
@@ -59,7 +60,7 @@ def product(
     return rounded_product(a, b, dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     if b.dtype == jnp.int8:
         return int8_product(a, b)
@@ -71,7 +72,7 @@ def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     axes = (a.ndim - 1,), (b.ndim - 1,), b.ndim - 2
     if dtype == jnp.float32:
         return contract(a, b, *axes)
-    return jax.lax.platform_dependent(
+    return lax.platform_dependent(
         a,
         b,
         # XLA:CPU has no fast kernel that rounds its own results.
@@ -90,7 +91,7 @@ def product_backward(
     a, b = operands
     g = cotangent.astype(a.dtype)
     if b.dtype == jnp.int8:
-        g, b = jax.lax.optimization_barrier((g, b))
+        g, b = lax.optimization_barrier((g, b))
         return contract(g, b.astype(g.dtype), (g.ndim - 1,), (0,), 0).astype(g.dtype), None
     # Dimensions of `b` before its matrix; those of `a` and `g` between them and the last are rows.
     batch = b.ndim - 2
@@ -101,7 +102,7 @@ def product_backward(
         db = contract(g, a, rows, rows, batch)
     else:
         # The gradient of a weight sums over batch and position, and only XLA:CPU needs them merged.
-        db = jax.lax.platform_dependent(
+        db = lax.platform_dependent(
             g, a, cpu=contract_flat, default=lambda g, a: contract(g, a, rows, rows, 0)
         )
     return da.astype(a.dtype), db.astype(b.dtype)
@@ -123,7 +124,7 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
     halves = 2 if x.shape[-2] <= SPLIT_ROWS or len(weight) < x.shape[-1] else 1
     # Behind a barrier that depends on `x`. Otherwise XLA may widen the kernels of all layers ahead
     # of a loop, and keep the very copy that int8 is meant to save.
-    x, weight = jax.lax.optimization_barrier((x, weight))
+    x, weight = lax.optimization_barrier((x, weight))
     is_few = x.dtype == jnp.bfloat16 and x.shape[-2] * halves <= INT8_ROWS
 
     def widened():
@@ -141,7 +142,7 @@ def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float
         high, *rest = jnp.split(sums, halves, axis=-2)
         return sum((low / 254 for low in rest), high) * scale
 
-    return jax.lax.platform_dependent(cpu=quantized if is_few else widened, default=widened)
+    return lax.platform_dependent(cpu=quantized if is_few else widened, default=widened)
 
 
 def fp8_product(x: Float[Array, "*z m i"], weight: Float[Array, "o i"]) -> Float[Array, "*z m o"]:
@@ -155,13 +156,13 @@ def fp8_product(x: Float[Array, "*z m i"], weight: Float[Array, "o i"]) -> Float
     # `initial` as in `int8_product`.
     scale = jnp.max(jnp.abs(x32), axis=-1, keepdims=True, initial=1e-30) / FP8_LIMIT
     rows = (x32 / scale).astype(FP8)
-    sums = jax.lax.platform_dependent(
+    sums = lax.platform_dependent(
         rows,
         weight,
         # CPUs have no fp8; as bfloat16, the numbers are the same. Widened behind a barrier, one
         # kernel at a time.
         cpu=lambda *operands: product(
-            *(part.astype(jnp.bfloat16) for part in jax.lax.optimization_barrier(operands))
+            *(part.astype(jnp.bfloat16) for part in lax.optimization_barrier(operands))
         ),
         default=lambda rows, weight: contract(rows, weight, (x.ndim - 1,), (1,), 0),
     )
@@ -180,9 +181,7 @@ def contract(
     axes = tuple(range(batch))
     # By default, accelerators round float32 inputs to a mantissa of 10 bits or fewer.
     with jax.default_matmul_precision("highest" if a.dtype == jnp.float32 else "default"):
-        return jax.lax.dot_general(
-            a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=dtype
-        )
+        return lax.dot_general(a, b, ((a_axes, b_axes), (axes, axes)), preferred_element_type=dtype)
 
 
 def contract_flat(a: Float[Array, "*z m"], b: Float[Array, "*z n"]) -> Float[Array, "m n"]:
@@ -205,7 +204,7 @@ def scale_columns(x: Float[Array, "*b d"], weight: Float[Array, "d"]) -> Float[A
     return (x.astype(jnp.float32) * weight.astype(jnp.float32)).astype(x.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lookup(table: Table, ids: Tokens, mesh: Mesh | None) -> Real[Array, "b t d"]:
     """Look up rows of a table by id, in its dtype; on a `mesh`, sharded by rows of the batch.
 
@@ -257,8 +256,8 @@ def tie_operands(platform: str, *operands: Any) -> tuple[Any, ...]:
     Everything computed from one of the results then depends on all operands, so XLA cannot move it
     out of a loop that changes any of them. Values are unchanged; other platforms get no barrier.
     """
-    barrier = {platform: lambda *values: tuple(jax.lax.optimization_barrier(values))}
-    return jax.lax.platform_dependent(*operands, **barrier, default=lambda *values: values)
+    barrier = {platform: lambda *values: tuple(lax.optimization_barrier(values))}
+    return lax.platform_dependent(*operands, **barrier, default=lambda *values: values)
 
 
 def free_row_axis(ids: Array, mesh: Mesh) -> str | None:

@@ -143,8 +143,8 @@ class PlannedStep:
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal', active_blocks: decoding from left to right, and several blocks at "
-                "once, are not planned for; a step is as with 'window' or 'none', of other rows"
+                "cache='causal', active_blocks: several blocks at once are not planned for; a step "
+                "is as with 'window' or 'none', of more rows"
             )
         if self.is_training and self.quantization not in (None, "int8"):
             raise ValueError(
@@ -342,7 +342,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     size = sum(step.bytes for step in steps)
     mean = Cost(flops, size) // len(steps)
     limits = topology.chip.limits
-    assert limits is not None
+    assert limits
     seconds = sum(step.seconds(limits) for step in steps) / len(steps)
     # one token per row and step, unless the commit rule decides how many
     tokens = None
@@ -515,12 +515,13 @@ def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others
     """Format advice: at most three options that save memory, with `others` last."""
     need = estimate_memory(config, planned, mesh).total
     options = [*cheaper_options(config, planned, mesh, need - 1), *others]
-    # the names of the commands that compute, where those of `plan` differ
-    theirs = (
-        ("--dtype", "--quantize") if planned.is_training else ("--max-length", "--max-new-tokens")
-    )
-    options = [option.replace(*theirs) for option in options]
-    return f"Try {', or '.join(options[:3])}; `diffucoder plan` shows more"
+    text = ", or ".join(options[:3])
+    # where the names of the commands that compute differ from those of `plan`
+    if planned.is_training:
+        text = text.replace("--dtype", "--quantize")
+    if planned.kind in ("generate", "grpo"):
+        text = text.replace("--max-length", "prompt plus answer within")
+    return f"Try {text}; `diffucoder plan` shows more"
 
 
 @contextmanager

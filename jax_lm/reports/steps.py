@@ -4,11 +4,11 @@ Knows nothing about what the steps do. steps.jsonl in its folder has a line when
 another when it ends.
 """
 
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 from jax_lm.host.interruption import Terminated
 from jax_lm.host.terminal import Report
@@ -120,7 +120,7 @@ class Steps(RunLog):
         rows = {
             name: outcome.row for name, outcome in self.outcomes.items() if outcome.state == DONE
         }
-        start = time.perf_counter()
+        start = perf_counter()
         try:
             state = DONE
             row = step.action(rows)
@@ -136,7 +136,7 @@ class Steps(RunLog):
             state = FAILED
             row = {}
             reason = error_text(error)
-        seconds = round(time.perf_counter() - start, 3)
+        seconds = round(perf_counter() - start, 3)
         self.append(
             {"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds}
         )

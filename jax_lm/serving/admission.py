@@ -44,7 +44,8 @@ def sequence_of(
     """
     # limits of the server
     config = inference.config
-    options, hole = inference.fit(request.options), request.options.max_new_tokens
+    options = inference.fit(request.options)
+    hole = request.options.max_new_tokens
     if inference.is_autoregressive and request.after:
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
@@ -66,7 +67,8 @@ def sequence_of(
         # blocks that are counted from the end of the prompt need no alignment
         "attention_block": config.attention_block or 1 if config.family.prompt == "start" else 1,
     }
-    tokenizer, growth = inference.tokenizer, inference.sampler.growth
+    tokenizer = inference.tokenizer
+    growth = inference.sampler.growth
     # a hole that finds its own length
     is_growing = inference.is_growing(options)
     if growth is not None and is_growing and request.is_gap:
@@ -114,8 +116,9 @@ def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> F
 
 def constraint_of(request: Request, inference: DiffuCoderInference) -> Constraint:
     """Create the constraint of a request. This may take seconds."""
-    options, texts = request.options, ("", "")
-    assert options.grammar is not None
+    options = request.options
+    texts = ("", "")
+    assert options.grammar
     if not request.is_message:
         texts = (
             inference.tokenizer.decode(ids, skip_special_tokens=True)

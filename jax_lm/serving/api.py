@@ -9,10 +9,10 @@ engine's thread and the event loop never wait for each other. Knows no JAX.
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -78,15 +78,18 @@ class Server:
     """The endpoints of one engine."""
 
     def __init__(self, engine: Engine, settings: ServerSettings):
-        self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
+        self.engine = engine
+        self.settings = settings
+        self.tokenizer = engine.tokenizer
         # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
         is_left_to_right = engine.inference.is_autoregressive
         self.presets = () if is_left_to_right else tuple(PRESETS)
-        # Texts that grow have a token at their end, and one that deletes.
+        # A text with holes that grow has a token before it, and one after it.
         grows = engine.inference.sampler.growth is not None
         self.markers = len(GAP_TOKENS) if is_left_to_right else 2 * grows
         # slow requests (a grammar, or a prompt to score) are prepared one at a time
-        self.turn, self.places = asyncio.Lock(), asyncio.Semaphore(MAX_PREPARING)
+        self.turn = asyncio.Lock()
+        self.places = asyncio.Semaphore(MAX_PREPARING)
 
     # Create jobs from request bodies.
 
@@ -106,10 +109,12 @@ class Server:
             Refusal: there is no such model.
         """
         # Some clients send an empty name if the user has not set one.
-        name, offered = name or self.settings.model, (self.settings.model, *self.settings.adapters)
+        name = name or self.settings.model
+        offered = (self.settings.model, *self.settings.adapters)
         model, _, preset = name.rpartition("@")
         if name in offered or preset not in self.presets:
-            model, preset = name, ""
+            model = name
+            preset = ""
         if model not in offered:
             message = f"model={name!r}: this server offers {', '.join(map(repr, offered))}"
             if self.presets:
@@ -179,7 +184,7 @@ class Server:
         """
         body = answer_format.body
         # the timeout of a request counts from its arrival
-        deadline = time.monotonic() + self.engine.options.timeout
+        deadline = monotonic() + self.engine.options.timeout
 
         def prepare():
             try:
@@ -190,7 +195,7 @@ class Server:
                     for request in self.requests(body, gap)
                 ]
                 answer_format.begin(gaps, requests)
-                seconds = min(body.seconds, deadline - time.monotonic())
+                seconds = min(body.seconds, deadline - monotonic())
                 stream.jobs = self.engine.submit(requests, stream.listen, seconds)
             except ValueError as error:
                 raise invalid(error, body) from error
@@ -241,7 +246,8 @@ class Server:
 
     async def unless_gone(self, work: Awaitable[Any], stream: EventStream, http: Request) -> Any:
         """Wait for a result. If the client disconnects first, its jobs are cancelled."""
-        task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())
+        task = asyncio.ensure_future(work)
+        disconnect = asyncio.ensure_future(http.receive())
         try:
             await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -296,7 +302,8 @@ class Server:
         Raises:
             Refusal: a job ended without an answer.
         """
-        opening, is_begun = answer_format.opening(), False
+        opening = answer_format.opening()
+        is_begun = False
         async for number, event in self.events(stream, answer_format):
             if event.reason and not answer_format.is_answer(event):
                 raise failure(event.reason)
@@ -304,7 +311,8 @@ class Server:
                 pieces = (": waiting\n\n",) if is_begun else ()
             else:
                 # the opening is exhausted after the first event
-                pieces, is_begun = (*opening, *answer_format.progress(number, event)), True
+                pieces = (*opening, *answer_format.progress(number, event))
+                is_begun = True
             for piece in pieces:
                 yield piece
         for piece in answer_format.closing():
@@ -357,7 +365,8 @@ class Server:
         """Return the tokens of a text or of a conversation."""
         self.find(body.model)
         try:
-            tokens, texts = body.gaps(self.tokenizer, self.engine.context)[0].before, None
+            tokens = body.gaps(self.tokenizer, self.engine.context)[0].before
+            texts = None
         except ValueError as problem:
             raise invalid(problem) from problem
         if body.return_token_strs:

@@ -21,7 +21,8 @@ from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
 
 class TextPart(Part):
-    neutral, unread = NEUTRAL["text part"], ("cache_control",)
+    neutral = NEUTRAL["text part"]
+    unread = ("cache_control",)
     type: Literal["text", "input_text", "output_text"]
     text: Text
 
@@ -35,7 +36,8 @@ def as_parts(value: Any) -> Any:
 class ChatMessage(Part):
     """A message of a conversation; `name` is not used, as chat templates have no names."""
 
-    neutral, unread = NEUTRAL["message"], ("cache_control", "id", "status")
+    neutral = NEUTRAL["message"]
+    unread = ("cache_control", "id", "status")
     nullable = ("content",)
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
@@ -171,7 +173,8 @@ class DenoiseBody(SourceBody, DecodingBody):
 class TokenizeBody(SourceBody):
     """POST /tokenize, as vLLM has it; `content`, llama.cpp's name, is another name of `prompt`."""
 
-    neutral, other_names = NEUTRAL["tokenize"], ("content",)
+    neutral = NEUTRAL["tokenize"]
+    other_names = ("content",)
     model: str | None = Field(None, max_length=200)
     prompt: Text | None = Field(None, validation_alias=AliasChoices("prompt", "content"))
     return_token_strs: bool = False

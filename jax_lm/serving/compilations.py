@@ -8,10 +8,10 @@ compiled when requests need them (`Slots.missing`), on another thread while the 
 import logging
 import re
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from time import monotonic
 from typing import Any
 
 from jax_lm.inference import DiffuCoderInference
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds until the next attempt after a failed compilation, for example because no file descriptor
 # was left. They double with each failure, up to the limit.
-FIRST_PAUSE, MAX_PAUSE = 1.0, 300.0
+FIRST_PAUSE = 1.0
+MAX_PAUSE = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +76,13 @@ class CompileScheduler:
     """
 
     def __init__(self, inference: DiffuCoderInference, groups: Sequence[Slots], context: int):
-        self.inference, self.groups, self.context = inference, groups, context
-        self.seconds, self.failed = 0.0, set[Slots]()
-        self.pause, self.retry_at = FIRST_PAUSE, 0.0
+        self.inference = inference
+        self.groups = groups
+        self.context = context
+        self.seconds = 0.0
+        self.failed = set[Slots]()
+        self.pause = FIRST_PAUSE
+        self.retry_at = 0.0
         self.is_cancelled = False
         # never started: `is_alive` is False until the first compilation
         self.thread = threading.Thread()
@@ -139,7 +144,7 @@ class CompileScheduler:
             for slots in self.groups
             for number, size in slots.missing()
         ]
-        is_free = not self.thread.is_alive() and time.monotonic() >= self.retry_at
+        is_free = not self.thread.is_alive() and monotonic() >= self.retry_at
         if not missing or not is_free or self.is_cancelled:
             return
         size, _, number, slots = min(missing, key=lambda each: each[:3])
@@ -165,16 +170,16 @@ class CompileScheduler:
         """Wait after an error, each time for longer."""
         logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
         self.failed.add(slots)
-        self.retry_at = time.monotonic() + self.pause
+        self.retry_at = monotonic() + self.pause
         self.pause = min(2 * self.pause, MAX_PAUSE)
 
     def compile(self, slots: Slots, number: int, size: int) -> None:
         """Compile a pass of some slots for `size` sequences."""
         if self.is_cancelled:
             return
-        begun = time.monotonic()
+        begun = monotonic()
         slots.compile(number, size, self.sequence(slots))
-        self.seconds = time.monotonic() - begun
+        self.seconds = monotonic() - begun
         return_freed_memory()
 
     def sequence(self, slots: Slots) -> Any:

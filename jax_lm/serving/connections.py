@@ -14,7 +14,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Default and minimum of the number of connections.
-MOST, LEAST = 1024, 8
+MOST = 1024
+LEAST = 8
 # Connections that the event loop accepts in one go, before it reads from any of them.
 ACCEPTED_AT_ONCE = 8
 # Connections that wait in the kernel to be accepted.
@@ -123,7 +124,8 @@ class Connection(H11Protocol):
     def __init__(self, connections: Connections, **arguments: Any):
         super().__init__(**arguments)
         # not `connections`, which is uvicorn's own set
-        self.all_connections, self.address = connections, ""
+        self.all_connections = connections
+        self.address = ""
         self.waiting_since = self.unread_since = 0.0
         self.unread = 0
 
@@ -165,7 +167,8 @@ class Connection(H11Protocol):
         # bytes that the client has not read; any progress starts the time anew
         unread = self.transport.get_write_buffer_size()
         if unread != self.unread or not unread:
-            self.unread, self.unread_since = unread, now
+            self.unread = unread
+            self.unread_since = now
         if now - self.unread_since > limits.unread_seconds:
             return True
         # the head of a request is incomplete for too long

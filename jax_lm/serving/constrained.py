@@ -100,7 +100,8 @@ class ConstrainedSequence(Sequence):
 
     def score(self, column: int, log_probs: LogProbs) -> None:
         """Keep the log-probabilities of a decided token and of the most likely ones."""
-        token, top = self.tokens[column], most_likely(log_probs, TOP_LOGPROBS)
+        token = self.tokens[column]
+        top = most_likely(log_probs, TOP_LOGPROBS)
         own = (log_probs[token], log_probs[top], top)
         for values, value in zip(self.logprobs or (), own, strict=True):
             values[column] = value
@@ -122,7 +123,9 @@ class Repairs:
         widths: Collection[int],
         device: AbstractContextManager,
     ):
-        self.samplers, self.widths, self.device = samplers, sorted(widths), device
+        self.samplers = samplers
+        self.widths = sorted(widths)
+        self.device = device
         self.readers = ThreadPoolExecutor(READERS, "grammar")
         self.compiled: set[tuple[str, int]] = set()
         self.pending: dict[Any, Future] = {}
@@ -160,7 +163,8 @@ class Repairs:
 
         This runs on a reader's thread. Meanwhile no other thread reads the sequence.
         """
-        repair, arrays = sequence.repair, sequence.arrays
+        repair = sequence.repair
+        arrays = sequence.arrays
         for _ in range(CHOICES_PER_TURN):
             if repair.choices:
                 self.choose(sequence)
@@ -169,7 +173,9 @@ class Repairs:
             if sequence.is_met:
                 break
         # The next steps begin the block of the first mask again.
-        sequence.extra, sequence.block, sequence.first_step = None, 0, sequence.step
+        sequence.extra = None
+        sequence.block = 0
+        sequence.first_step = sequence.step
         sequence.next_block()
         # tokens that no step has decided
         for place in repair.given if sequence.keeps_logprobs else ():
@@ -183,11 +189,13 @@ class Repairs:
 
     def choose(self, sequence: ConstrainedSequence) -> None:
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
-        column, repair = sequence.fixed, sequence.repair
+        column = sequence.fixed
+        repair = sequence.repair
         masked = sequence.masked_from(column)
         found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)
         repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
-        sequence.step, sequence.forwards = sequence.step + 1, sequence.forwards + 1
+        sequence.step = sequence.step + 1
+        sequence.forwards = sequence.forwards + 1
 
     def logits(
         self,
@@ -198,7 +206,8 @@ class Repairs:
         window: LogitsWindow,
     ) -> tuple[LogProbs, LogitsWindow]:
         """Compute the logits of a column, as `Sampler.logits_at` does."""
-        sampler, length = self.samplers[adapter], len(tokens)
+        sampler = self.samplers[adapter]
+        length = len(tokens)
         width = next(width for width in self.widths if width >= length)
         if (adapter, width) not in self.compiled:
             # before the device is held, so that nobody waits for it: all rows, and then a block

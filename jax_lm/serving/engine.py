@@ -104,7 +104,8 @@ class Engine:
         inference.fit(
             GenerationOptions(draft=options.draft, decoding=Decoding(preset=options.preset))
         )
-        self.inference, self.options = inference, options
+        self.inference = inference
+        self.options = options
         self.tokenizer = inference.tokenizer
         # the model's own limit bounds the context
         limit = inference.config.max_position_embeddings
@@ -128,7 +129,8 @@ class Engine:
         ]
         for worker in self.workers:
             worker.siblings = self.workers
-        self.ready, self.stopped = threading.Event(), threading.Event()
+        self.ready = threading.Event()
+        self.stopped = threading.Event()
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -244,7 +246,8 @@ class Engine:
     def on_end(self, failure: BaseException | None) -> None:
         """End all jobs after a failure, or once every worker has ended."""
         if failure is not None and self.failure is None:
-            self.failure, self.queue.refusal = failure, "engine_failed"
+            self.failure = failure
+            self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback
             is_known = isinstance(failure, OutOfMemoryError)
             logger.critical(

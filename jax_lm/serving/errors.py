@@ -54,7 +54,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = ERROR_TYPES.get(status, kind)
         error = {"message": message, "type": kind, "param": param and param[:100], "code": code}
-        self.status, self.body = status, {"error": error}
+        self.status = status
+        self.body = {"error": error}
         self.headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         if status not in WORTH_RETRYING:
             self.headers["x-should-retry"] = "false"
@@ -85,9 +86,11 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
         param = body.length_field
         message = message.replace("max_tokens", param, 1)
     # errors of grammars begin with their kind; "grammar='cobol': …" names the field already
-    field, is_bare = body and body.grammar_field, not message.startswith("grammar=")
+    field = body and body.grammar_field
+    is_bare = not message.startswith("grammar=")
     if field is not None and is_bare and param in ("grammar", "regex", "json_schema"):
-        message, param = f"{field}: {message.removeprefix('grammar: ')}", field
+        message = f"{field}: {message.removeprefix('grammar: ')}"
+        param = field
     return Refusal(400, message, param=param)
 
 

@@ -52,7 +52,8 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
         # <PRE> alone is HTML
         if not parts or {*parts[::2]} == {CODE_LLAMA[0]}:
             continue
-        order, texts = tuple(parts[::2]), parts[1::2]
+        order = tuple(parts[::2])
+        texts = parts[1::2]
         prefix, suffix, middle = markers
         if order == markers and texts[2].strip() in ENDS:
             before, after, _ = texts

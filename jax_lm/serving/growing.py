@@ -4,11 +4,11 @@ The columns of such a canvas move, so sequences share only the compiled program.
 sampler loop, and they take turns. Knows neither text nor queues.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 import jax
@@ -85,7 +85,8 @@ class GrowingSequence(Sequence):
         # tokens of the hole are those with a hole number; others have -1
         grown = int(np.sum(np.asarray(state.extra.hole[0]) >= 0))
         self.hole = Block(self.hole.start, self.hole.start + grown)
-        self.step, self.forwards = int(state.step), int(state.forwards)
+        self.step = int(state.step)
+        self.forwards = int(state.forwards)
 
 
 class GrowingSlots(Slots):
@@ -113,13 +114,13 @@ class GrowingSlots(Slots):
 
     def advance(self, steps: int, first: Sequence | None = None) -> list[Sequence]:
         """Take steps with `first`, or the sequence that has waited longest, and return it."""
-        begun = time.monotonic()
+        begun = monotonic()
         sequence: Any = first or min(self.sequences, key=lambda each: each.served_at)
         if sequence not in self.loops:
             self.loops[sequence] = self.loop(sequence, steps)
         if (state := next(self.loops[sequence], None)) is not None:
             sequence.take(state)
-        sequence.served_at = time.monotonic()
+        sequence.served_at = monotonic()
         sequence.seconds += sequence.served_at - begun
         return [sequence]
 

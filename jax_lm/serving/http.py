@@ -94,7 +94,9 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
     ):
-        self.engine, self.options, self.announce = engine, options, announce
+        self.engine = engine
+        self.options = options
+        self.announce = announce
         self.connections = connections.Connections(options.connections)
         # timeouts of uvicorn are whole seconds
         protocol: Any = partial(connections.Connection, self.connections)

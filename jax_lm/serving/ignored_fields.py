@@ -82,7 +82,8 @@ class Part(BaseModel):
     def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
         """Add the fields that the validator below accepts to the JSON schema."""
         # pydantic's schema does not know that null means "not given"
-        properties, required = schema["properties"], schema.get("required", ())
+        properties = schema["properties"]
+        required = schema.get("required", ())
         for name in properties.keys() - set(required):
             properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
         for name, values in kind.neutral.items():
@@ -103,7 +104,8 @@ class Part(BaseModel):
             return given
         supported = {each.alias or name for name, each in cls.model_fields.items()}
         supported.update(cls.other_names)
-        fields, record = {}, ignored()
+        fields = {}
+        record = ignored()
         for name, value in given.items():
             if (value is None and name not in cls.nullable) or name in cls.unread:
                 continue

@@ -165,7 +165,8 @@ class LlamaFormat(AnswerFormat):
 
     def timings(self, end: Event) -> Fields:
         """Return llama.cpp's timings of an answer; prompts are not processed separately."""
-        seconds, tokens = end.job.sequence.seconds if end.job else 0.0, len(end.tokens)
+        seconds = end.job.sequence.seconds if end.job else 0.0
+        tokens = len(end.tokens)
         return {
             "prompt_n": self.prompt_tokens,
             "prompt_ms": 0.0,

@@ -6,12 +6,12 @@ Decodes tokens to text, and ends answers at stop texts. Knows neither queue nor 
 import asyncio
 import logging
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,7 @@ class Job:
     tokenizer: DiffuCoderTokenizer
     listen: Listener
     deadline: float
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = field(default_factory=monotonic)
     started: float | None = None
     is_cancelled: bool = False
     end: Event | None = None
@@ -159,7 +159,7 @@ class Job:
     @property
     def age(self) -> float:
         """Seconds since the request arrived."""
-        return time.monotonic() - self.arrived
+        return monotonic() - self.arrived
 
     def deliver(self, event: Event) -> None:
         """Call the listener on the current thread, unless it has received the last event."""
@@ -183,7 +183,8 @@ class Job:
         """Return the event with everything that has become final since the last one."""
         # 1. positions that the client does not know yet
         commits = self.commits()
-        sequence, is_done = self.sequence, self.sequence.is_done
+        sequence = self.sequence
+        is_done = self.sequence.is_done
         # 2. text before the first mask and the first stop token
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
         ids = [*takewhile(lambda token: token not in sequence.stop_ids, ids)]
@@ -193,7 +194,8 @@ class Job:
             text = text.rstrip(REPLACEMENT)
         # 3. the end of the answer: a stop text, a stop token, or the end of the hole
         stops = [text.find(stop) for stop in self.request.stop if stop in text]
-        reason, tokens = None, ()
+        reason = None
+        tokens = ()
         if stops or is_done:
             reason = "stop" if stops or sequence.is_stopped else "length"
             self.text = text[: min(stops)] if stops else text
@@ -222,9 +224,11 @@ class Job:
 
     def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
-        sequence, column = self.sequence, self.sequence.hole.start + position
+        sequence = self.sequence
+        column = self.sequence.hole.start + position
         # positions count from the hole, columns from the start of the canvas
-        token, logprobs = int(sequence.tokens[column]), []
+        token = int(sequence.tokens[column])
+        logprobs = []
         if self.request.logprobs is not None and sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
             top_ids = ids[: self.request.logprobs].tolist()
@@ -291,8 +295,10 @@ class EventStream:
     """
 
     def __init__(self, *, with_progress: bool):
-        self.with_progress, self.jobs = with_progress, list[Job]()
-        self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self.with_progress = with_progress
+        self.jobs = list[Job]()
+        self.loop = asyncio.get_running_loop()
+        self.queue = asyncio.Queue[Event]()
 
     def listen(self, event: Event) -> None:
         """Receive an event on the engine's thread."""

@@ -23,7 +23,8 @@ class Metrics:
         sizes = tuple(2**power for power in range(slots.bit_length()))
 
         common = {"namespace": "diffucoder", "registry": self.registry}
-        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
+        counter = partial(Counter, **common)
+        gauge = partial(Gauge, **common)
         histogram = partial(Histogram, **common)
         # counters
         self.http_requests = counter(

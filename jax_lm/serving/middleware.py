@@ -10,10 +10,10 @@ import logging
 import math
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -106,8 +106,10 @@ class Key:
                 "label (KEY alice), or with a label and requests per minute (KEY alice 60)"
             )
         self.digest = digest_of(match["secret"])
-        self.label, self.rate = match["label"] or f"key{number}", int(match["rate"] or 0)
-        self.left, self.counted_at = float(self.rate), time.monotonic()
+        self.label = match["label"] or f"key{number}"
+        self.rate = int(match["rate"] or 0)
+        self.left = float(self.rate)
+        self.counted_at = monotonic()
 
     def take(self) -> dict[str, str]:
         """Count a request. Returns the rate limit headers of the answer.
@@ -118,7 +120,7 @@ class Key:
         if not self.rate:
             return {}
         # a token bucket: with 60 per minute, one more request each second, at most 60
-        now = time.monotonic()
+        now = monotonic()
         self.left = min(self.rate, self.left + (now - self.counted_at) * self.rate / 60)
         self.counted_at = now
         if self.left < 1:
@@ -179,7 +181,9 @@ class Guard:
     def __init__(
         self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
     ):
-        self.app, self.limits, self.metrics = app, limits, metrics
+        self.app = app
+        self.limits = limits
+        self.metrics = metrics
         self.keys = parse_keys(limits.keys)
         self.open_requests = 0
 
@@ -204,7 +208,9 @@ class Guard:
         given = headers.get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = identity
-        start, status, own_headers = time.monotonic(), 500, {}
+        start = monotonic()
+        status = 500
+        own_headers = {}
         ignored = Ignored(is_lenient=self.limits.is_lenient)
         IGNORED.set(ignored)
 
@@ -236,7 +242,7 @@ class Guard:
             await response(scope, receive, answer)
         finally:
             self.open_requests -= 1
-            seconds = round(time.monotonic() - start, 4)
+            seconds = round(monotonic() - start, 4)
             fields = {"request_id": identity, "method": method, "seconds": seconds}
             if TRACE.fullmatch(headers.get("traceparent", "")):
                 fields["traceparent"] = headers["traceparent"]
@@ -276,7 +282,9 @@ class Guard:
         Raises:
             Refusal: the body is too long or takes too long, or the client has disconnected.
         """
-        limit, parts, size = self.limits.body_bytes, bytearray(), 0
+        limit = self.limits.body_bytes
+        parts = bytearray()
+        size = 0
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 while True:
@@ -309,7 +317,8 @@ class Guard:
         route = scope.get("route")
         path = getattr(route, "path", "other")
         # recorded by the endpoint: tokens, time in the queue, how the answers ended
-        noted, key = scope["state"].get("noted", {}), scope["state"].get("key", "")
+        noted = scope["state"].get("noted", {})
+        key = scope["state"].get("key", "")
         self.metrics.http_requests.labels(path, str(status), key).inc()
         self.metrics.key_tokens.labels(key).inc(noted.get("completion_tokens", 0))
         fields |= {"path": path, "status": status, **noted, **({"key": key} if key else {})}

@@ -22,7 +22,8 @@ class RejectedError(Exception):
 
     def __init__(self, code: str, retry_after: int | None = None):
         super().__init__(code)
-        self.code, self.retry_after = code, retry_after
+        self.code = code
+        self.retry_after = retry_after
 
 
 class JobQueue:
@@ -42,7 +43,8 @@ class JobQueue:
     """
 
     def __init__(self, capacity: int, slots: int):
-        self.capacity, self.slots = capacity, slots
+        self.capacity = capacity
+        self.slots = slots
         self.waiting: list[Job] = []
         self.running: dict[Sequence, Job] = {}
         self.closes_at: float | None = None

@@ -13,7 +13,8 @@ from jax_lm.serving.responses import AnswerFormat, Json, data
 class ResponsesFormat(AnswerFormat):
     """Format of the answers of /v1/responses: a message per choice."""
 
-    prefix, error_event = "resp", "error"
+    prefix = "resp"
+    error_event = "error"
     sequence_number = 0
 
     def whole(self, ends: Sequence[Event]) -> Json:
@@ -86,7 +87,8 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("output_text.delta", **self.place(index), delta=text, logprobs=[])
         if event.reason:
             self.ends[index] = event
-            place, text = self.place(index), event.text
+            place = self.place(index)
+            text = event.text
             yield self.event("output_text.done", **place, text=text, logprobs=[])
             yield self.event("content_part.done", **place, part=self.part(text))
             item = self.item(index, event)

@@ -40,9 +40,10 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
     """Format log-probabilities of a completion: OpenAI's lists, confidences and commit steps.
 
     Args:
-        tokens: tokens of the prompt, if it is repeated, and of the answer. The first of a prompt
-            has no log-probability.
-        count: number of most likely tokens to report.
+        tokens: tokens of the prompt, if it is echoed, and of the answer. The first of a prompt has
+            no log-probability.
+        count: number of most likely tokens that the request asked for, which `tokens` have; with 0
+            none are listed.
     """
     # OpenAI's lists of top tokens include the chosen token
     top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
@@ -96,14 +97,17 @@ class AnswerFormat:
         allows_partial: whether, after a timeout, the text that is final counts as an answer.
     """
 
-    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    prefix = "cmpl"
     error_event: str | None = None
     allows_partial = streams = False
 
     def __init__(self, identity: str, model: str, body: DecodingBody):
         self.body: Any = body
         self.is_stream: bool = getattr(body, "stream", self.streams)
-        self.identity, self.model = identity, model
+        self.identity = identity
+        self.model = model
         self.frame = {
             "id": f"{self.prefix}-{identity}",
             "created": int(time.time()),
@@ -116,12 +120,13 @@ class AnswerFormat:
         self.choices = [gap for gap in gaps for _ in range(self.body.choices)]
         self.requests = requests
         # progress of a stream: tokens of all choices, and characters sent of each
-        self.tokens, self.sent = 0, [0] * len(self.choices)
+        self.tokens = 0
+        self.sent = [0] * len(self.choices)
 
     def whole(self, ends: Sequence[Event]) -> Any:
         """Format an answer in one piece. Choices that were not done in time are left out.
 
-        The others keep their index, which says whose prompt they answer.
+        The others keep their index, which says which prompt they answer.
         """
         done = [
             each
@@ -136,7 +141,7 @@ class AnswerFormat:
         }
 
     def is_answer(self, end: Event) -> bool:
-        """Whether an end is an answer."""
+        """Whether a choice ended with an answer; with `allows_partial`, a late end is one too."""
         return end.is_answer or (self.allows_partial and end.is_late)
 
     def opening(self) -> Iterator[str]:
@@ -195,7 +200,8 @@ class AnswerFormat:
         }
 
     def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
-        count, scored = self.body.logprobs, self.choices[index].scored
+        count = self.body.logprobs
+        scored = self.choices[index].scored
         if count is None:
             return None
         logprobs = completion_logprobs([*scored, *tokens], count)
@@ -205,7 +211,9 @@ class AnswerFormat:
 class ChatFormat(AnswerFormat):
     """Format of the answers of /v1/chat/completions."""
 
-    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
 
     def choice(self, index: int, gap: Gap, end: Event) -> Json:
         message = {"role": "assistant", "content": end.text, "refusal": None}
@@ -226,7 +234,8 @@ class ChatFormat(AnswerFormat):
 class DenoiseFormat(AnswerFormat):
     """Format of /v1/denoise: the events `start`, any number of `commits`, and `done`."""
 
-    error_event, streams = "error", True
+    error_event = "error"
+    streams = True
 
     def opening(self) -> Iterator[str]:
         (request,) = self.requests

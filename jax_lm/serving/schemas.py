@@ -22,16 +22,21 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # Limits of one request: answers per prompt, prompts, and stop texts. The total number of answers is
 # limited by the length of the queue.
-MAX_CHOICES, MAX_PROMPTS, MAX_STOPS = 128, 2048, 256
+MAX_CHOICES = 128
+MAX_PROMPTS = 2048
+MAX_STOPS = 256
 # Length of the hole if a request does not set one.
 DEFAULT_TOKENS = 128
 # Maximum alternatives per position, as in OpenAI's two endpoints.
-MAX_COMPLETION_LOGPROBS, MAX_LOGPROBS = 5, 20
+MAX_COMPLETION_LOGPROBS = 5
+MAX_LOGPROBS = 20
 # Characters of a text, or ids in a list of token ids.
 MAX_TEXT = 200_000
-MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+MIN_SEED = -(2**63)
+MAX_SEED = 2**64 - 1
 # The seed, and the values of `top_k`, that clients send for "no preference".
-ANY_SEED, ALL_TOKENS = -1, (-1, 0)
+ANY_SEED = -1
+ALL_TOKENS = (-1, 0)
 # Fields that set the length of an answer, in order of precedence.
 LENGTH_FIELDS = ("max_completion_tokens", "max_output_tokens", "n_predict", "max_tokens")
 # Fields of a request that a server may have defaults for.
@@ -120,10 +125,12 @@ def prompt_gap(
     """Encode a prompt. Ids are used as they are, if the tokenizer knows all of them."""
     if isinstance(prompt, str):
         before, after = split_prompt(prompt, suffix)
-        ids, echo = tokenizer.encode_plain(before), prompt
+        ids = tokenizer.encode_plain(before)
+        echo = prompt
     else:
         ids = known_ids("prompt", prompt, tokenizer)
-        echo, after = tokenizer.decode(ids), suffix
+        echo = tokenizer.decode(ids)
+        after = suffix
     return Gap(ids, None if after is None else tokenizer.encode_plain(after), echo)
 
 
@@ -152,7 +159,8 @@ class DecodingBody(Part):
     - `seed` has up to 64 bits; -1 draws one.
     """
 
-    neutral, unread = NEUTRAL["request"], (*UNREAD, "reasoning_effort")
+    neutral = NEUTRAL["request"]
+    unread = (*UNREAD, "reasoning_effort")
     reported = ("repetition_penalty", "repeat_penalty", "samplers")
     model: str | None = Field(None, max_length=200)
     max_tokens: int | None = Field(None, ge=0)
@@ -444,7 +452,8 @@ def error_line(problem: Mapping[str, Any]) -> tuple[str, str | None]:
     parts = [str(part) for part in problem["loc"]]
     parts = [part for part in parts if part != "body" and not part.startswith("#")]
     field = ".".join(parts).encode("ascii", "backslashreplace").decode()
-    kind, value = problem["type"], problem.get("input")
+    kind = problem["type"]
+    value = problem.get("input")
     templates = {
         "missing": "must be given",
         "extra_forbidden": "not supported by this server",

@@ -36,7 +36,8 @@ def score(
     Raises:
         TimeoutError: the deadline has passed.
     """
-    tokens, columns = np.array(ids, np.int32), np.arange(len(ids))
+    tokens = np.array(ids, np.int32)
+    columns = np.arange(len(ids))
     commits = [describe(tokenizer, 0, ids[0])]
     for column in range(1, len(ids)):
         if time.monotonic() > deadline:

@@ -108,7 +108,8 @@ class Sequence:
 
     def require_batchable(self) -> None:
         """Raise ValueError for options that a batch of different sequences does not support."""
-        options, decoding = self.options, self.options.decoding.settings
+        options = self.options
+        decoding = self.options.decoding.settings
         # The token before the hole is needed because each logit predicts the next position.
         if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
             raise ValueError(
@@ -124,7 +125,9 @@ class Sequence:
         require_only(options, SAME_OPTIONS, IN_A_BATCH)
         require_only(decoding, WITHOUT_REFRESHES, IN_A_BATCH)
         # settings that depend on each other
-        steps, cache, commit = options.steps, decoding.cache, decoding.commit
+        steps = options.steps
+        cache = decoding.cache
+        commit = decoding.commit
         if cache not in ("none", "window") and not self.is_left_to_right:
             raise ValueError(f"cache={cache!r}: must be none or window")
         if options.decoding.is_pipelined and not self.is_left_to_right:
@@ -231,7 +234,8 @@ class Sequence:
 
     def params(self, columns: int) -> SamplingParams:
         """Return the sampling parameters of the current block, for canvases of `columns`."""
-        length, options = self.blocks[self.block].length, self.options
+        length = self.blocks[self.block].length
+        options = self.options
         params = SamplingParams.of(options, length, self.most, columns=columns)
         # All sequences of a batch run the same program, so that every setting needs a number.
         return params._replace(
@@ -244,7 +248,9 @@ class Sequence:
 
     def take(self, state: SamplerState) -> None:
         """Copy what steps have decided from a state [1, columns] on the host."""
-        self.step, self.forwards, self.extra = int(state.step), int(state.forwards), state.extra
+        self.step = int(state.step)
+        self.forwards = int(state.forwards)
+        self.extra = state.extra
         # copy only columns of the current block that the steps decided
         fresh = self.open & ~state.masked[0, : len(self.tokens)]
         # a batch keeps log-probabilities if any of its sequences does
@@ -269,4 +275,5 @@ class Sequence:
         self.masked[columns] = True
         self.commit_step[columns] = NEVER
         self.confidence[columns] = 0
-        self.step, self.extra = self.first_step, None
+        self.step = self.first_step
+        self.extra = None

@@ -10,11 +10,11 @@ is one compilation per number of sequences, width and pass, with and without a c
 text nor queues.
 """
 
-import time
 from collections.abc import Iterable
 from copy import copy
 from functools import partial
 from operator import itemgetter
+from time import monotonic
 from typing import Any
 
 import jax
@@ -79,7 +79,9 @@ class Slots:
         draft: int = 0,
         pace: Pace | None = None,
     ):
-        self.sampler, self.columns, self.is_cached = sampler, columns, is_cached
+        self.sampler = sampler
+        self.columns = columns
+        self.is_cached = is_cached
         # `held[i]` is the sequence in slot i; with a cache, slot i is row i of the cache.
         self.held: list[Sequence | None] = [None] * count
         # sequences that steps have left in the middle of a block; with a cache, it has their keys and
@@ -90,9 +92,12 @@ class Slots:
         # same
         self.last_call: tuple[list[Sequence | None], int] | None = None
         self.on_device: Any = None
-        self.stop_ids, self.draft = stop_ids, draft
-        self.passes, self.pace = self.slot_passes(), pace or Pace()
-        self.sizes, self.peak = [list(sizes) for _ in self.passes], 0
+        self.stop_ids = stop_ids
+        self.draft = draft
+        self.passes = self.slot_passes()
+        self.pace = pace or Pace()
+        self.sizes = [list(sizes) for _ in self.passes]
+        self.peak = 0
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -156,7 +161,8 @@ class Slots:
             sequence: any sequence that fits.
         """
         trial = copy(self)
-        trial.held, trial.cache = [sequence, *[None] * (len(self.held) - 1)], KVCache()
+        trial.held = [sequence, *[None] * (len(self.held) - 1)]
+        trial.cache = KVCache()
         # with 0 steps, the program is compiled but does not run, which could take long
         trial.run([sequence], number, 0, size)
         self.sizes[number].append(size)
@@ -179,7 +185,8 @@ class Slots:
             for each, number in zip(active, pass_numbers, strict=True)
             if number == pass_numbers[0]
         ]
-        number, rows = pass_numbers[0], self.rows(pass_numbers[0])
+        number = pass_numbers[0]
+        rows = self.rows(pass_numbers[0])
         size = cheapest_size(self.sizes[number], len(same_pass), rows, self.pace.fixed_rows)
         chosen = same_pass[:size]
         for sequence in chosen:
@@ -212,7 +219,8 @@ class Slots:
 
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int) -> None:
         """Run a pass for some of the sequences, in the program for `size` of them."""
-        begun, config = time.monotonic(), self.passes[number].config
+        begun = monotonic()
+        config = self.passes[number].config
         # 5 sequences in the program for 16: eleven rows are blank
         batch: list[Sequence | None] = [*sequences, *[None] * (size - len(sequences))]
         if size == len(self.held):
@@ -220,13 +228,15 @@ class Slots:
             batch = [sequence if sequence in sequences else None for sequence in self.held]
         call = batch, steps
         if call != self.last_call or not self.begun.issuperset(sequences):
-            self.on_device, self.last_call = self.upload(*call), call
+            self.on_device = self.upload(*call)
+            self.last_call = call
         states, *given = self.on_device
         # allocated on first use
         if self.is_cached and self.cache.layers is None:
             self.cache = self.empty_cache()
         # The cache is donated: if the call fails, it is lost, and open blocks must be restarted.
-        cache, self.cache = self.cache, KVCache()
+        cache = self.cache
+        self.cache = KVCache()
         state, self.cache = run_slots(
             self.sampler.graph, self.sampler.params, cache, states, *given, config
         )
@@ -239,11 +249,12 @@ class Slots:
         taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
         for row, sequence in rows:
             sequence.take(jax.tree.map(itemgetter(row), state))
-        now = time.monotonic()
+        now = monotonic()
         spent = now - begun
         self.pace.observe(size * self.rows(number), taken, spent)
         for sequence in sequences:
-            sequence.served_at, sequence.seconds = now, sequence.seconds + spent / len(sequences)
+            sequence.served_at = now
+            sequence.seconds = sequence.seconds + spent / len(sequences)
 
     def empty_cache(self) -> KVCache:
         """Return an empty cache for all slots.
@@ -280,7 +291,8 @@ class Slots:
             return np.pad(values, (0, self.columns - len(values)))[None]
 
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
-        hole, block = sequence.hole, sequence.window_start if self.is_cached else 0
+        hole = sequence.hole
+        block = sequence.window_start if self.is_cached else 0
         # masks carry the mask id; only those of the current block are open
         tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens)
         counters: Any = {
@@ -342,7 +354,8 @@ def run_slots(
     states, inputs = jax.tree.map(lambda part: shard_rows(part, model.mesh), (states, inputs))
     # log-probabilities of this call's commits, for sequences that report them
     no_logprobs = TokenLogProbs.empty(states.tokens.shape, TOP_LOGPROBS)
-    keys, columns = states.keys, states.tokens.shape[-1]
+    keys = states.keys
+    columns = states.tokens.shape[-1]
     states = states._replace(keys=jax.random.wrap_key_data(keys), logprobs=no_logprobs)
     window = inputs.window
     if is_refresh := config.rows == columns:

@@ -7,9 +7,9 @@ text, no HTTP. `compilations` decides which programs are compiled.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import jax
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 STEPS_PER_CALL = 4
 # A sequence is young until the device has spent YOUNG_SECONDS on it. Young sequences go first,
 # except in one of OLD_TURN calls.
-YOUNG_SECONDS, OLD_TURN = 1.0, 8
+YOUNG_SECONDS = 1.0
+OLD_TURN = 8
 # Seconds between checks while jobs wait for a program, or something is being compiled.
 POLL_SECONDS = 0.02
 
@@ -72,10 +73,14 @@ class EngineWorker:
         draft: int,
         slots_type: type[Slots] = Slots,
     ):
-        self.inference, self.queue, self.metrics = inference, queue, metrics
+        self.inference = inference
+        self.queue = queue
+        self.metrics = metrics
         self.running: dict[Sequence, Job] = {}
         self.device = threading.Lock()
-        self.siblings, self.pace, self.calls = [self], Pace(), 0
+        self.siblings = [self]
+        self.pace = Pace()
+        self.calls = 0
         make_slots = partial(
             slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
@@ -151,7 +156,8 @@ class EngineWorker:
 
     def end_overdue(self) -> None:
         """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
-        now, closes_at = time.monotonic(), self.queue.closes_at
+        now = monotonic()
+        closes_at = self.queue.closes_at
         for job in [*self.queue.waiting, *self.running.values()]:
             if job.is_cancelled:
                 self.end(job.ending("cancelled"))
@@ -177,7 +183,7 @@ class EngineWorker:
                 continue
             slots.join(sequence)
             self.running[sequence] = job
-            job.started = time.monotonic()
+            job.started = monotonic()
             self.metrics.queue_seconds.observe(job.age)
 
     def is_busier(self, sequence: Sequence) -> bool:

@@ -42,6 +42,8 @@ from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
 from jax_lm.training.update import Params, in_dtype, merge_params, partition
 
+__all__ = ["DiffuGRPOTrainer", "GRPOConfig"]
+
 logger = logging.getLogger(__name__)
 
 # Allowed |s - s_old| before a rollout's first update: two programs may round differently.

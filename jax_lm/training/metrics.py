@@ -9,11 +9,11 @@ import json
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from jax_lm.config import Fields
 from jax_lm.host.files import write_whole
@@ -59,7 +59,7 @@ class Meter:
     tokens: int = 0
     seconds: float = 0.0
     earlier: float = 0.0
-    clock: float = field(default_factory=time.monotonic)
+    clock: float = field(default_factory=monotonic)
 
     def add(self, metrics: Metrics, tokens: int) -> None:
         """Count a step."""
@@ -83,13 +83,16 @@ class Meter:
             "seconds": self.earlier + elapsed,
         }
         # reset
-        self.sums, self.tokens, self.seconds, self.earlier = {}, 0, 0.0, self.earlier + elapsed
-        self.clock = time.monotonic()
+        self.sums = {}
+        self.tokens = 0
+        self.seconds = 0.0
+        self.earlier = self.earlier + elapsed
+        self.clock = monotonic()
         return metrics | speed
 
     def elapsed(self) -> float:
         """Measure the seconds since the last entry."""
-        return self.seconds + time.monotonic() - self.clock
+        return self.seconds + monotonic() - self.clock
 
     def save(self) -> Fields:
         """Return the arguments of a `Meter` that continues from here."""

@@ -8,10 +8,10 @@ and lie whole on every device; model and scores split them.
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import jax
@@ -257,10 +257,10 @@ class RolloutSource:
             jax.block_until_ready(state.params)
             if self.finished_at is not None:
                 # Time since the previous rollout, including the trainer's work between updates.
-                metrics["update_seconds"] = time.monotonic() - self.finished_at
+                metrics["update_seconds"] = monotonic() - self.finished_at
             self.batches, rollout_metrics = self.make(self.policy(state.params), number)
             metrics |= rollout_metrics
-            self.finished_at = time.monotonic()
+            self.finished_at = monotonic()
         return self.batches[iteration], metrics
 
     def make(self, policy: Params, number: int) -> tuple[list[PolicyBatch], Metrics]:

@@ -6,9 +6,9 @@ Knows the sampler and rewards, no loss.
 """
 
 import math
-import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 import jax
@@ -177,7 +177,7 @@ class Rollouts:
             draw: number of the draw within the rollout.
             count: prompts to draw; None draws as many as a rollout has.
         """
-        start = time.monotonic()
+        start = monotonic()
         config = self.config
         first = number * config.prompts_per_step
         count = count or config.prompts_per_step
@@ -185,7 +185,7 @@ class Rollouts:
         # prompts [p, q] in groups of 2 -> [p, p, q, q]
         prompts = np.repeat(np.array(selected, object), config.num_generations)
         completions = self.complete(policy, prompts, number, first=draw * config.completions)
-        self.seconds["rollout_seconds"] += time.monotonic() - start
+        self.seconds["rollout_seconds"] += monotonic() - start
         return Rollout(prompts, completions, None, OrderedDict())
 
     def complete(
@@ -215,9 +215,9 @@ class Rollouts:
 
     def judge_rollout(self, rollout: Rollout) -> Rollout:
         """Reward the completions of a rollout."""
-        start = time.monotonic()
+        start = monotonic()
         rollout = judge_completions(self.rewards, rollout, self.config.num_generations)
-        self.seconds["reward_seconds"] += time.monotonic() - start
+        self.seconds["reward_seconds"] += monotonic() - start
         return rollout
 
     def choose_groups(self, rollout: Rollout) -> Rollout:
@@ -310,8 +310,8 @@ def sample_completions(
     # prompts [[1, 2], [3]] and width 3 -> [[pad, 1, 2], [pad, pad, 3]]
     ids, mask = pad_left([prompt.ids for prompt in prompts], tokenizer.pad_id, multiple_of=width)
     # A mesh computes rows that it cannot split on every device, so some rows are sampled twice
-    # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1. So does
-    # the last batch: 5 rows by 2 are rows 0 1, 2 3 and 4 0.
+    # and their second sample is dropped: 6 rows on 4 devices become rows 0 1 2 3 4 5 0 1. The last
+    # batch is filled up in the same way: 5 rows by 2 are rows 0 1, 2 3 and 4 0.
     padded_size = batch_size + -batch_size % row_devices(sampler.mesh)
     # decode, one batch after another
     batches = []

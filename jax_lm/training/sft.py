@@ -161,7 +161,7 @@ def require_memory(
     mesh = MeshShape.of(model.mesh)
     training = resolve_trainer(config.training, weight_count(weights))
     is_int8 = any(leaf.dtype == jnp.int8 for leaf in weights.values())
-    assert config.max_length is not None
+    assert config.max_length
     planned = PlannedStep(
         precision="int8" if is_int8 else training.dtype,
         batch=-(-config.batch_size // training.gradient_accumulation_steps),
@@ -239,7 +239,7 @@ def make_streams(
     """
     seed = config.training.seed
     share = config.held_out_share
-    assert config.max_length is not None
+    assert config.max_length
     # tokenised texts are concatenated and cut into rows; each other sample lies in one row, packed
     # or alone
     if isinstance(samples, TokenShards) and samples.kind == "text":

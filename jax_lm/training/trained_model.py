@@ -21,7 +21,7 @@ from jax_lm.training.run_defaults import training_mesh
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The trained parameters of a model, and where they are saved.
+    """Which parameters a run trains, and where they are saved; holds no weights.
 
     Attributes:
         out: folder of the run.
@@ -42,7 +42,8 @@ class TrainedModel:
     start: StoredAdapter | None = None
 
     def __post_init__(self):
-        # A folder that cannot be written should be reported before the training, not after it.
+        # Report a folder that cannot be written before the training, not after it. Nor may the
+        # result overwrite what it is made from.
         require_writable(self.out)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)
 
@@ -56,20 +57,20 @@ class TrainedModel:
         """Settings of the adapters that a resumed run must share."""
         if self.adapters is None:
             return None
-        assert self.base is not None
+        assert self.base
         sizes = {name: getattr(self.adapters, name) for name in ("rank", "alpha", "targets")}
         # Checksums, because a file of the same name may hold another adapter.
         start = {"start": [sha256(path) for path in self.start.files]} if self.start else {}
         return {**sizes, "base": self.base.fingerprint, **start}
 
     def trained(self, name: str) -> bool:
-        """Whether a parameter is trained: any parameter, or those of adapters."""
+        """Whether a parameter is trained: all are, or with adapters only theirs."""
         return self.adapters is None or lora.is_lora(name)
 
     def save(self, model: DreamForCausalLM) -> None:
         """Save the model or its adapters."""
         if self.adapters:
-            assert self.base is not None
+            assert self.base
             lora.save_adapter(model, self.folder, self.adapters, self.base, dtype=self.dtype)
         else:
             model.save_pretrained(
@@ -91,11 +92,11 @@ def load_for_training(
 
     Args:
         found: the model, and its adapter if it has one.
-        adapters: size of new adapters; ignored if the model has an adapter.
+        adapters: settings of new adapters; ignored if the model has an adapter.
         out: folder of the run.
         save_dtype: dtype of the weights that are saved at the end.
         mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
-        int8: quantize the kernels below the adapters.
+        int8: quantize the kernels of the base model, to which the adapters add.
         seed: seed of new adapters.
 
     Raises:
@@ -106,7 +107,7 @@ def load_for_training(
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    # where the result is saved; checked before the weights are loaded, which takes longest
+    # what is trained, and where it is saved; checked before the weights, which take longest
     adapters = found.adapter.config if found.adapter else adapters
     if not adapters and DreamForCausalLM.is_int8(found.folder):
         raise ValueError(
@@ -119,7 +120,7 @@ def load_for_training(
     model = DreamForCausalLM.from_pretrained(
         found.folder, mesh=training_mesh(config, mesh), quantization="int8" if int8 else None
     )
-    # A stored adapter is trained further; otherwise new ones begin at zero.
+    # A stored adapter is trained further. New ones change nothing at first: their B is zero.
     if found.adapter:
         lora.load_adapter(model, found.adapter)
     elif adapters:
@@ -151,7 +152,7 @@ def add_expansion(
     model.config = replace(model.config, expand_token_id=target.tokenizer.expand_id)
     # The token that ends a text also deletes.
     growth = growth_of(model.config)
-    assert growth is not None
+    assert growth
     expansion = Expansion(
         tokenizer=target.tokenizer,
         delete_id=growth.delete_id,

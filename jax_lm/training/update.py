@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -188,7 +189,7 @@ def gradient(
             gradients, terms = differentiate(*tie_operands("tpu", params, rows))
             return jax.tree.map(jnp.add, sums, gradients), terms
 
-        gradients, terms = jax.lax.scan(
+        gradients, terms = lax.scan(
             add, jax.tree.map(jnp.zeros_like, params), split_rows(batch, parts)
         )
     # divide once: parts with sums 6 and 3 over 2 and 1 tokens have the mean 9 / 3
@@ -259,9 +260,7 @@ def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
     # Number of each element: in a [2, 3] array, element [1, 2] is 1 * 3 + 2 = 5.
     hashed = jnp.zeros(weights.shape, jnp.uint32)
     for axis, size in enumerate(weights.shape):
-        hashed = hashed * jnp.uint32(size) + jax.lax.broadcasted_iota(
-            jnp.uint32, weights.shape, axis
-        )
+        hashed = hashed * jnp.uint32(size) + lax.broadcasted_iota(jnp.uint32, weights.shape, axis)
     hashed ^= jnp.uint32(salt)
     # The finalizer of MurmurHash3.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -269,8 +268,8 @@ def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
     draw = (hashed ^ (hashed >> 16)) & 0xFFFF
     # bfloat16 is the upper half of float32. Adding a draw from 0 to 0xFFFF to the lower half
     # carries into the upper one with probability lower / 0x10000.
-    bits = jax.lax.bitcast_convert_type(weights, jnp.uint32) + draw
-    upper = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+    bits = lax.bitcast_convert_type(weights, jnp.uint32) + draw
+    upper = lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isfinite(weights), upper, weights.astype(jnp.bfloat16))
 
 

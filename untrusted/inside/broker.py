@@ -9,14 +9,26 @@ and use.
 Imports the standard library only. Source: seccomp_unotify(2).
 """
 
-import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import stat
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from errno import (
+    EACCES,
+    EBADF,
+    EFAULT,
+    EFBIG,
+    EINVAL,
+    EIO,
+    ENAMETOOLONG,
+    ENOENT,
+    ENOSPC,
+    ENOTDIR,
+    ERANGE,
+)
 from typing import Any
 
 from untrusted.inside import syscalls
@@ -31,18 +43,28 @@ from untrusted.inside.world import Place, World, os_error
 # arguments
 # seccomp_notif_resp: id, value, negative error number, flags
 # seccomp_notif_addfd: id, flags, source descriptor, target descriptor, descriptor flags
-RECEIVE, SEND, ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40182103
-NOTIFICATION, ANSWER, ADDED = "=QIIiIQ6Q", "=QqiI", "=QIIII"
+RECEIVE = 0xC0502100
+SEND = 0xC0182101
+ADD_DESCRIPTOR = 0x40182103
+NOTIFICATION = "=QIIiIQ6Q"
+ANSWER = "=QqiI"
+ADDED = "=QIIII"
 # newfstatat's number and the size of `struct stat`, by machine.
-STAT, STAT_BYTES = {"x86_64": 262, "aarch64": 79}, {"x86_64": 144, "aarch64": 128}
+STAT = {"x86_64": 262, "aarch64": 79}
+STAT_BYTES = {"x86_64": 144, "aarch64": 128}
 # utimensat's number, and the size of two `struct timespec`.
-UTIMENSAT, TIMES_BYTES = {"x86_64": 280, "aarch64": 88}, 32
-AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_REMOVEDIR = -100, 0x100, 0x200
-AT_SYMLINK_FOLLOW, AT_EMPTY_PATH = 0x400, 0x1000
+UTIMENSAT = {"x86_64": 280, "aarch64": 88}
+TIMES_BYTES = 32
+AT_FDCWD = -100
+AT_SYMLINK_NOFOLLOW = 0x100
+AT_REMOVEDIR = 0x200
+AT_SYMLINK_FOLLOW = 0x400
+AT_EMPTY_PATH = 0x1000
 # Permissions that a program may give: not set-uid and set-gid.
 MODE = 0o1777
 # Bytes: a page of memory, and the longest name (PATH_MAX, with its final zero).
-PAGE, MAX_NAME = 4096, 4096
+PAGE = 4096
+MAX_NAME = 4096
 # The host name that every program sees.
 HOST = "sandbox"
 
@@ -68,11 +90,15 @@ class Broker:
     """
 
     def __init__(self, listener: int, pid: int, world: World, may_grow: Callable[[], bool]):
-        self.listener, self.pid, self.world, self.may_grow = listener, pid, world, may_grow
+        self.listener = listener
+        self.pid = pid
+        self.world = world
+        self.may_grow = may_grow
         # Opened once: the process id may belong to another process later, this descriptor cannot.
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)
         # `call`: id of the call that is being answered.
-        self.where, self.call = world.folder, 0
+        self.where = world.folder
+        self.call = 0
         self.names = naming_calls(MACHINE)
 
     def close(self) -> None:
@@ -82,7 +108,7 @@ class Broker:
     def answer(self) -> None:
         """Answer the waiting call. If its process has ended meanwhile, nothing happens."""
         notification = bytearray(struct.calcsize(NOTIFICATION))
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # Receive, carry out, send. Errors are negative in the answer, as within the kernel.
             fcntl.ioctl(self.listener, RECEIVE, notification)
             self.call, _, _, number, _, _, *arguments = struct.unpack(NOTIFICATION, notification)
@@ -100,10 +126,10 @@ class Broker:
         try:
             return carry_out(*values[: carry_out.__code__.co_argcount - 1]) or 0, 0
         except OSError as error:
-            return 0, error.errno or errno.EIO
+            return 0, error.errno or EIO
         # A name with a zero byte, a number out of range.
         except (ValueError, OverflowError):
-            return 0, errno.EINVAL
+            return 0, EINVAL
 
     # Access to the process: its memory and its descriptors
 
@@ -117,7 +143,7 @@ class Broker:
             data += self.transfer(os.pread, PAGE - at % PAGE, at)
         name, end, _ = data.partition(b"\0")
         if not end or len(name) >= MAX_NAME:
-            raise os_error(errno.ENAMETOOLONG)
+            raise os_error(ENAMETOOLONG)
         return os.fsdecode(name)
 
     def write(self, address: int, data: bytes) -> None:
@@ -134,14 +160,14 @@ class Broker:
             result = None
         # Also if no byte was transferred, because the process has ended.
         if not result:
-            raise os_error(errno.EFAULT)
+            raise os_error(EFAULT)
         return result
 
     def descriptor(self, number: int) -> str:
         # A link to the open file, which also works for a file that has been removed.
         path = f"/proc/{self.pid}/fd/{read_int(number)}"
         if not os.path.lexists(path):
-            raise os_error(errno.EBADF)
+            raise os_error(EBADF)
         return path
 
     def name_of(self, folder: int) -> str:
@@ -153,7 +179,7 @@ class Broker:
     def place(self, folder: int, name: str, *, follow: bool = True, create: bool = False) -> Place:
         """Resolve a name as seen from a folder."""
         if not name:
-            raise os_error(errno.ENOENT)
+            raise os_error(ENOENT)
         # A relative name begins at the folder.
         name = name if name.startswith("/") else f"{self.name_of(folder)}/{name}"
         return self.world.resolve(name, follow=follow, create=create)
@@ -168,9 +194,9 @@ class Broker:
         place = self.place(folder, self.read_name(address), follow=follow, create=create)
         # Only within the work folder, and not the work folder itself.
         if place.kind != "work" or place.name == self.world.folder:
-            raise os_error(errno.EACCES)
+            raise os_error(EACCES)
         if create and not self.may_grow():
-            raise os_error(errno.ENOSPC)
+            raise os_error(ENOSPC)
         return place.real
 
     def raw_stat(self, path: str, flags: int) -> bytes:
@@ -186,18 +212,19 @@ class Broker:
         flags = read_int(flags)
         # Any flag outside the list is refused, also those that do not exist yet.
         if flags & ~OPENING:
-            raise os_error(errno.EINVAL)
-        create, exclusive = bool(flags & os.O_CREAT), flags & os.O_CREAT and flags & os.O_EXCL
+            raise os_error(EINVAL)
+        create = bool(flags & os.O_CREAT)
+        exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         # With O_CREAT | O_EXCL, a link at the end is never followed: the name exists.
         follow = not (flags & os.O_NOFOLLOW or exclusive)
         place = self.place(folder, self.read_name(address), follow=follow, create=create)
         if flags & WRITING:
             if place.kind != "work" and place.name != os.devnull:
-                raise os_error(errno.EACCES)
+                raise os_error(EACCES)
             if place.kind == "work" and not self.may_grow():
-                raise os_error(errno.ENOSPC)
+                raise os_error(ENOSPC)
         elif place.kind == "above":
-            raise os_error(errno.EACCES)
+            raise os_error(EACCES)
         # The name is already resolved, so a link that appears now must not be followed.
         opened = os.open(place.real, flags | os.O_NOFOLLOW, mode & 0o777)
         try:
@@ -214,7 +241,8 @@ class Broker:
         itself = not name and flags & AT_EMPTY_PATH
         if itself and read_int(folder) != AT_FDCWD:
             # An open file: the link in /proc leads to it, so follow it (`how` = 0).
-            path, how = self.descriptor(folder), 0
+            path = self.descriptor(folder)
+            how = 0
         else:
             path = self.place(
                 folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW
@@ -230,12 +258,12 @@ class Broker:
         # The broker's own rights are wider than the process's: only the work folder may be written.
         writes = mode & os.W_OK and place.kind != "work" and place.name != os.devnull
         if writes or not os.access(place.real, mode & 7):
-            raise os_error(errno.EACCES)
+            raise os_error(EACCES)
 
     def readlinkat(self, folder: int, address: int, buffer: int, size: int) -> int:
         place = self.place(folder, self.read_name(address), follow=False)
         if read_int(size) <= 0:
-            raise os_error(errno.EINVAL)
+            raise os_error(EINVAL)
         # Cut to the buffer's size without a final zero, as the kernel does.
         target = os.fsencode(os.readlink(place.real))[: read_int(size)]
         self.write(buffer, target)
@@ -244,7 +272,7 @@ class Broker:
     def getcwd(self, buffer: int, size: int) -> int:
         data = os.fsencode(self.where) + b"\0"
         if len(data) > size:
-            raise os_error(errno.ERANGE)
+            raise os_error(ERANGE)
         self.write(buffer, data)
         return len(data)
 
@@ -252,13 +280,13 @@ class Broker:
         place = self.place(AT_FDCWD, self.read_name(address))
         # A folder only. The kernel is not asked to change anything: names are resolved here.
         if not stat.S_ISDIR(os.stat(place.real).st_mode):
-            raise os_error(errno.ENOTDIR)
+            raise os_error(ENOTDIR)
         self.where = place.name
 
     def fchdir(self, folder: int) -> None:
         name = self.world.name_of(os.readlink(self.descriptor(folder)))
         if not os.path.isdir(self.world.resolve(name).real):
-            raise os_error(errno.ENOTDIR)
+            raise os_error(ENOTDIR)
         self.where = name
 
     def mkdirat(self, folder: int, address: int, mode: int) -> None:
@@ -273,7 +301,7 @@ class Broker:
     ) -> None:
         # The flags of renameat2 (exchange, fail if the target exists) are not supported.
         if read_int(flags):
-            raise os_error(errno.EINVAL)
+            raise os_error(EINVAL)
         os.rename(
             self.writable_path(folder, address),
             self.writable_path(new_folder, new_address, create=True),
@@ -297,10 +325,10 @@ class Broker:
     def truncate(self, address: int, size: int) -> None:
         path = self.writable_path(AT_FDCWD, address, follow=True)
         if not self.may_grow():
-            raise os_error(errno.ENOSPC)
+            raise os_error(ENOSPC)
         # The kernel's limit holds for the process, not for the broker.
         if size > MAX_FILE:
-            raise os_error(errno.EFBIG)
+            raise os_error(EFBIG)
         os.truncate(path, size)
 
     def utimensat(self, folder: int, address: int, times: int, flags: int) -> int:

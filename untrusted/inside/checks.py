@@ -4,10 +4,10 @@ Imports the standard library only.
 """
 
 import ast
-import contextlib
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 # The name of the `Tester` in a prepared test, which calls its methods.
@@ -30,7 +30,8 @@ REFUSED = re.compile(
 MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
     r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
-    r"|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b|\bcase [A-Z]\w*\("
+    r"|\bgetcwd\b|\.cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
+    r"|\bcase [A-Z]\w*\("
     rf"|\bis (?:not )?(?:{MODULE})\.\w+"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
 )
@@ -60,7 +61,8 @@ def nodes_of(tree: ast.AST) -> list[Any]:
 
 def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
     """Collect the names that a test reads and those that it defines."""
-    read, defined = set(), set()
+    read = set()
+    defined = set()
     for node in nodes:
         if isinstance(node, ast.Constant):
             # A text may be a name, as in `globals()["Stack"]`.
@@ -170,6 +172,10 @@ def count_check() -> ast.stmt:
     return ast.Expr(call_tester("note_check"))
 
 
+# Methods that put their arguments into a container.
+FILLING = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault")
+
+
 class TestPreparation:
     """Rewrites a test so that its checks are counted and the program cannot change expected values.
 
@@ -181,19 +187,29 @@ class TestPreparation:
     Attributes:
         program: names of the program that the test may call, and parameters of the test's
             functions, which may be functions of the program, as in `check(candidate)`.
-        derived: names whose values depend on results of the program, and TESTER for a call of it.
+        derived: names of the program, those whose values depend on its results, and TESTER for a
+            call of it.
+        compared: names in sides of comparisons that do not depend on the program.
     """
 
     def __init__(self, nodes: list[Any], program: set[str]):
-        self.nodes, self.theirs = nodes, program
+        self.nodes = nodes
+        self.theirs = program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.derived = {TESTER}
+        self.derived = {TESTER, *program}
+        self.compared = set()
         bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
         # The names that each statement binds, with the expressions on the right.
         bindings = [
             (names_in(*targets), self.uses(*parts_of(node, "value", "iter", "context_expr")))
             for node, targets in bound
             if targets
+        ]
+        # results.append(f(x)) binds `results`, too
+        bindings += [
+            ({root_of(node.func)}, self.uses(*node.args))
+            for node in nodes
+            if isinstance(node, ast.Call) and name_of(node.func) in FILLING
         ]
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         size_before = 0
@@ -239,18 +255,30 @@ class TestPreparation:
         nodes = nodes_of(side)
         # Inside a lambda, these would no longer act on the enclosing function.
         immovable = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-        # Literals need no protection.
-        is_immovable = isinstance(side, ast.Starred) or any(
-            isinstance(node, immovable) for node in nodes
-        )
         if (
-            is_immovable
+            isinstance(side, ast.Starred)
+            or any(isinstance(node, immovable) for node in nodes)
             or self.depends(side)
+            # literals need no protection
             or not any(isinstance(node, ast.Name) for node in nodes)
         ):
             return side
+        self.compared |= names_in(side)
         no_parameters = ast.arguments([], [], None, [], [], None, [])
         return call_tester("as_written", ast.Lambda(no_parameters, side))
+
+    def restore_assignments(self) -> None:
+        """Compute what is compared later from original data, too: want = sorted(data)."""
+        # A lambda in the body of a class would not see the names of the class.
+        bodies = [node.body for node in self.nodes if isinstance(node, ast.ClassDef)]
+        in_classes = {id(statement) for body in bodies for statement in body}
+        # from the last one, because `want` may be made of another name
+        for node in reversed(self.nodes):
+            targets = parts_of(node, "targets", "target")
+            is_assignment = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+            is_compared = names_in(*targets) & self.compared
+            if is_assignment and node.value and is_compared and id(node) not in in_classes:
+                node.value = self.as_written(node.value)
 
     def is_check(self, statement: Any) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""
@@ -294,7 +322,9 @@ def ask_for_classes(node: Any) -> None:
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
         # Changed in place, because other nodes refer to this node.
-        node.func, node.args, node.keywords = method_of_tester("type_of"), [node.value], []
+        node.func = method_of_tester("type_of")
+        node.args = [node.value]
+        node.keywords = []
         node.__class__ = ast.Call
     if not isinstance(node, ast.Call):
         return
@@ -316,6 +346,7 @@ def prepare(nodes: list[Any], program: set[str]) -> None:
     preparation = TestPreparation(nodes, program)
     for node in nodes:
         preparation.apply(node)
+    preparation.restore_assignments()
     for node in nodes:
         ask_for_classes(node)
     ast.fix_missing_locations(nodes[0])
@@ -354,7 +385,7 @@ def with_other_literal(test: ast.expr) -> ast.expr | None:
     match test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for call, literal in ((left, right), (right, left)):
-                with contextlib.suppress(ValueError, TypeError, RecursionError):
+                with suppress(ValueError, TypeError, RecursionError):
                     ast.literal_eval(literal)
                     # 4 -> {0: 4}, which no literal equals
                     other = ast.Dict([ast.Constant(0)], [literal])

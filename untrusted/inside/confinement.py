@@ -5,24 +5,30 @@ sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), li
 """
 
 import bisect
-import contextlib
 import ctypes
-import functools
 import math
 import os
 import resource
 import socket
 import struct
 import sys
+from contextlib import suppress
+from functools import cache
 
 from untrusted.inside import syscalls
 from untrusted.inside.usage import MAX_FILE
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-# Kernel constants by their names in linux/prctl.h and errno.h.
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-SIGKILL, ENOSYS, EPERM, EINVAL, EOPNOTSUPP = 9, 38, 1, 22, 95
+# Kernel constants by their names in linux/prctl.h, signal.h and errno.h.
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+SIGKILL = 9
+ENOSYS = 38
+EPERM = 1
+EINVAL = 22
+EOPNOTSUPP = 95
 # _LINUX_CAPABILITY_VERSION_3, of this process (0).
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
 # No process has this number. A filter that is built in advance contains it as a placeholder for the
@@ -30,7 +36,8 @@ CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
 NO_PID = 0x7FFFFFFF
 
 # Numbers of two system calls of Landlock, the same on every machine.
-LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_RESTRICT_SELF = 446
 # Bytes of a thread's stack: enough for 1,000 nested calls through C code.
 THREAD_STACK = 2 * 2**20
 # The broker's answer when it has taken over a process's calls.
@@ -45,12 +52,18 @@ BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = (
     0x35,
     0x06,
 )
-# A filter's answers. ERRNO carries the error number in its low bits, and 0 means success with value
-# 0. ASK leaves the call to a user-space listener.
-ALLOW, ASK, ERRNO, KILL_PROCESS = 0x7FFF0000, 0x7FC00000, 0x00050000, 0x80000000
+# What a filter may answer: SECCOMP_RET_ALLOW, _USER_NOTIF, _ERRNO and _KILL_PROCESS. ERRNO has the
+# error number in its low bits; 0 means that the call succeeds with value 0. ASK leaves the call to
+# a listener in user space.
+ALLOW = 0x7FFF0000
+ASK = 0x7FC00000
+ERRNO = 0x00050000
+KILL_PROCESS = 0x80000000
 MACHINE = os.uname().machine
 SECCOMP = {"x86_64": 317, "aarch64": 277}
-SET_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
+SET_FILTER = 1
+NEW_LISTENER = 1 << 3
+WAIT_KILLABLE = 1 << 5
 
 
 class RefusedError(OSError):
@@ -77,10 +90,11 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def forbid_files() -> None:
-    """Deny this process every file, port, foreign process and abstract socket from now on.
+    """Deny this process every file, and what else the kernel's Landlock can deny, from now on.
 
-    No rule allows anything, because `broker` opens the files that the process may use. Raises
-    RefusedError if the kernel has no Landlock.
+    That is TCP from version 4 on, and from version 6 on abstract sockets and signals to other
+    processes. No rule allows anything, because `broker` opens the files that the process may use.
+    Raises RefusedError if the kernel has no Landlock.
     """
     # Flag 1 (LANDLOCK_CREATE_RULESET_VERSION) asks for the version and creates nothing.
     version = system_call(LANDLOCK_CREATE_RULESET, 0, 0, 1)
@@ -123,7 +137,8 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
         # A limit may only be lowered: the host's own may be below ours.
         _, allowed = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY:
-            soft, hard = min(soft, allowed), min(hard, allowed)
+            soft = min(soft, allowed)
+            hard = min(hard, allowed)
         resource.setrlimit(limit, (soft, hard))
 
 
@@ -134,7 +149,7 @@ def save_address_space() -> None:
     MiB, six threads would take everything.
     """
     # Only the GNU C library has both functions.
-    with contextlib.suppress(AttributeError):
+    with suppress(AttributeError):
         # M_ARENA_MAX: all threads share one arena, as they share the interpreter's lock.
         libc.mallopt(-8, 1)
         # pthread_attr_t has 56 bytes (x86-64) or 64 (aarch64).
@@ -147,11 +162,14 @@ def save_address_space() -> None:
 def address_space() -> int:
     """Return the address space of this process in bytes, within 1 MiB, without /proc.
 
-    A limit below what is used is allowed, and nothing can be mapped then.
+    Found by bisection over RLIMIT_AS: the kernel allows a limit below what is in use, and then
+    nothing more can be mapped.
     """
     if sys.platform != "linux":
         return 0
     limits = resource.getrlimit(resource.RLIMIT_AS)
+    # -1, or the host's own limit, which cannot be exceeded
+    most = limits[1] // 2**20 if limits[1] > 0 else 2**20
     libc.mmap.restype = ctypes.c_void_p
 
     def suffices(mebibytes: int):
@@ -162,7 +180,7 @@ def address_space() -> int:
         return page != ctypes.c_void_p(-1).value
 
     try:
-        return bisect.bisect_left(range(2**20), True, key=suffices) * 2**20
+        return bisect.bisect_left(range(most), True, key=suffices) * 2**20
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -249,7 +267,8 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
         ((_, answer),) = spans
         return [b"" if answer is None else instruction(BPF_RETURN, answer)]
     middle = len(spans) // 2
-    low, high = search(spans[:middle]), search(spans[middle:])
+    low = search(spans[:middle])
+    high = search(spans[middle:])
     # Numbers from the middle on jump over the lower half.
     return [instruction(BPF_JUMP_AT_LEAST, spans[middle][0], if_true=len(low)), *low, *high]
 
@@ -270,7 +289,7 @@ def plain_program(machine: str) -> bytes:
     return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
 
 
-@functools.cache
+@cache
 def blank_program(machine: str) -> bytes:
     """Return the filter of a process whose number is not known yet, with NO_PID as a placeholder.
 
@@ -297,30 +316,30 @@ def callable_numbers(machine: str) -> dict[str, int]:
     return numbers(syscalls.ALLOWED, machine) | numbers(syscalls.GUARDED, machine)
 
 
-@functools.cache
+@cache
 def naming_calls(machine: str) -> dict[int, str]:
-    """Return the system calls that name something, by number."""
+    """Return the calls that take or return a path, or name the host (uname), by number."""
     names = syscalls.NAMING.split()
     table = callable_numbers(machine).items()
     return {number: name for name, number in table if name in names}
 
 
-@functools.cache
+@cache
 def naming_program(machine: str) -> bytes:
-    """Return the filter that passes calls with a name to a broker.
+    """Return the filter that passes the calls of `naming_calls` to a broker.
 
     It is installed in addition to the main filter; the stricter answer of the two applies.
     """
     return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
 
 
-@functools.cache
+@cache
 def owner_program(machine: str) -> bytes:
     """Return the filter under which changes of permissions and times succeed and do nothing.
 
-    For root in bubblewrap: a program has a name for /dev/null, which is the host's and belongs to
-    root. `shutil.copy` and others need the calls to succeed. Without times (a pointer, argument 2),
-    the call fails: `Path.touch` then makes the file.
+    For root in bubblewrap: the host's /dev/null is visible there and belongs to root, so a program
+    could change it. `shutil.copy` and others need the calls to succeed. `utimensat` without times
+    (argument 2 is a null pointer) fails, because `Path.touch` creates a file only then.
     """
     table = callable_numbers(machine)
     answers = {table["utimensat"]: None}

@@ -17,7 +17,8 @@ from untrusted.inside import wire
 
 # With every message, at most this many of the latest containers are checked for changes, with at
 # most this many items in total.
-WATCHED, WATCHED_ITEMS = 512, 8192
+WATCHED = 512
+WATCHED_ITEMS = 8192
 # Types whose values may be compared by ==, because it cannot be overridden.
 SIMPLE = (type(None), bool, int, float, str)
 # The attribute of a container that is not among its items, and that its constructor takes.
@@ -54,6 +55,9 @@ def items_of(container: Any) -> list:
 
 def fill(container: Any, items: list) -> None:
     """Replace the content of a container in place."""
+    # Another attribute might replace a method: `_UserList__cast` takes part in ==.
+    if type(container) in SPACES[2:] and items[::2] != ["data"]:
+        raise ValueError("a container with other attributes than its data")
     container = vars(container) if type(container) in SPACES else container
     if wire.is_array(container):
         container[...] = wire.read_array(*items)
@@ -87,7 +91,9 @@ class Shared:
     """A container that both ends have, with its content when they last agreed."""
 
     def __init__(self, key: str, container: Any):
-        self.key, self.container, self.agreed = key, container, items_of(container)
+        self.key = key
+        self.container = container
+        self.agreed = items_of(container)
 
 
 class SharedContainers:
@@ -100,7 +106,8 @@ class SharedContainers:
     """
 
     def __init__(self, side: str):
-        self.side, self.count = side, 0
+        self.side = side
+        self.count = 0
         self.entries: dict[str, Shared] = {}
         self.watched: dict[str, Shared] = {}
         self.by_identity: dict[int, Shared] = {}

@@ -4,10 +4,10 @@ Imports the standard library only.
 """
 
 import builtins
-import contextlib
 import importlib
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from untrusted.inside import wire
@@ -37,7 +37,7 @@ def find_type(name: str) -> type | None:
     module, _, member = name.partition(":")
     if name in TYPES or module not in LIBRARY.split():
         return TYPES.get(name)
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         found = getattr(importlib.import_module(module), member, None)
         if isinstance(found, type) and issubclass(found, BaseException):
             return found
@@ -87,6 +87,6 @@ def build_error(
         # Other attributes of the other end's exceptions are fetched when they are read.
         if name in ("__notes__", *CHAIN) or not (is_theirs or name.startswith("__")):
             # Some members are read-only.
-            with contextlib.suppress(AttributeError, TypeError):
+            with suppress(AttributeError, TypeError):
                 object.__setattr__(error, name, value)
     return error

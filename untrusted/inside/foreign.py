@@ -64,5 +64,7 @@ def function(form: Fields) -> Any:
     def call(*arguments: Any, **keywords: Any):
         return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
 
-    call.__name__, call.__qualname__, call.__doc__ = form["n"], form["q"], form["d"]
+    call.__name__ = form["n"]
+    call.__qualname__ = form["q"]
+    call.__doc__ = form["d"]
     return call

@@ -5,13 +5,13 @@ Functions and classes of pytest are run here, without pytest; TestCases by unitt
 the standard library only.
 """
 
-import contextlib
 import inspect
 import itertools
 import sys
 import traceback
 import types
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from untrusted.inside import shim
@@ -85,7 +85,11 @@ class Runner:
                 elif callable(value):
                     # Each test of a class gets a new object.
                     instance = owner and owner()
-                    scope = {n: getattr(instance, n) for n in members} if owner else members
+                    scope = members
+                    if owner:
+                        # Properties may need what `setup_method` prepares.
+                        names = (n for n, v in members.items() if not isinstance(v, property))
+                        scope = {n: getattr(instance, n) for n in names}
                     self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
 
     def run_function(
@@ -135,7 +139,9 @@ class FixtureValues(dict[str, Any]):
 
     def __init__(self, values: Fields, fixtures: Fields, kept: "FixtureValues | None"):
         super().__init__(values)
-        self.fixtures, self.kept, self.stack = fixtures, kept, contextlib.ExitStack()
+        self.fixtures = fixtures
+        self.kept = kept
+        self.stack = ExitStack()
 
     def __missing__(self, name: str) -> Any:
         if name not in self.fixtures:
@@ -164,7 +170,8 @@ def is_case(kind: type) -> bool:
 
 def run_testcase(kind: Any) -> int:
     """Run a TestCase; returns the number of its tests that have passed."""
-    suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(kind), unittest.TestResult()
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
+    result = unittest.TestResult()
     wanted = suite.countTestCases()
     suite.run(result)
     # Report the first problem by its last line: "AssertionError: 3 != 4".
@@ -176,7 +183,7 @@ def run_testcase(kind: Any) -> int:
     return wanted - len(result.skipped)
 
 
-@contextlib.contextmanager
+@contextmanager
 def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
     """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
     for name in (f"setup_{kind}", f"teardown_{kind}"):

@@ -37,6 +37,8 @@ MUTABLE_KINDS = {kind.__name__ for kind in MUTABLE}
 # Special methods that use the plain value of such an object instead of the object's own methods.
 BY_CONTENT = {f"__{name}__" for name in (*COMPARISONS, "contains", "len", "iter")}
 PLAIN = {*wire.FORMS, *wire.PLAIN, *CONTAINERS.values(), int}
+# Attributes of plain data.
+PLAIN_NAMES = {name for kind in PLAIN for name in dir(kind)}
 # The class that `isinstance` sees for a handle, by the kind that the program reports.
 KINDS: dict[str, type] = {
     "class": type, "map": map, "filter": filter, "property": property, "match": re.Match,
@@ -67,7 +69,8 @@ class TestSide:
     """
 
     peer: Any = None
-    reason, calls = "", 0
+    reason = ""
+    calls = 0
 
 
 def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
@@ -120,7 +123,8 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
     without knowing what it will be compared with.
     """
     facts = facts_of(handle)
-    kind, is_own_method = facts["kind"], name in ("__len__", "__iter__") and facts.get("made")
+    kind = facts["kind"]
+    is_own_method = name in ("__len__", "__iter__") and facts.get("made")
     if kind not in IMMUTABLE_KINDS and (
         kind not in MUTABLE_KINDS or is_own_method or name not in BY_CONTENT
     ):
@@ -198,6 +202,8 @@ class Handle:
             return object.__getattribute__(self, name)
         # Every other attribute belongs to the program's object.
         result = ask("get", self, name)
+        # `(f(x) - date).days` has seen the expected value, `.norm` may be the program's own
+        result = unless_tainted(self, result) if name in PLAIN_NAMES else result
         return copy_facts(result, self, tainted=True) if facts.get("tainted") else result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -231,13 +237,13 @@ class Handle:
 
     def __len__(self) -> int:
         if (content := content_of(self, "__len__")) is not NOTHING:
-            return len(content)
+            return check_number(self, "length", len(content))
         result = unless_tainted(self, ask("special", "__len__", self))
         return check_number(self, "length", result)
 
     def __iter__(self) -> Any:
         if (content := content_of(self, "__iter__")) is not NOTHING:
-            return iter(content)
+            return yield_items(self, content)
         result = unless_tainted(self, ask("special", "__iter__", self))
         return result if result is self else yield_items(self, result)
 
@@ -350,8 +356,12 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     def method(self: Any, other: Any, *modulo: Any):
         operands = (other, self) if reflected else (self, other)
         result = ask("special", operator, *operands, *modulo)
-        # With other objects, of the program or of the test, any result is accepted.
+        # With other objects, of the program or of the test, any result is accepted, unless one of
+        # them has seen the expected value.
         if is_theirs(other) or not is_plain_data(other):
+            for operand in operands:
+                if isinstance(operand, Handle):
+                    unless_tainted(operand, result)
             return copy_facts(result, self)
         # With plain content, check the program's result against that of the plain type.
         if (content := content_of(self)) is not NOTHING:
@@ -398,7 +408,8 @@ def build_handle(form: Fields) -> Any:
         awaited.append(drive(awaited))
         return awaited[0]
     if kind not in IMMUTABLE_KINDS:
-        handle, content = object.__new__(Handle), NOTHING
+        handle = object.__new__(Handle)
+        content = NOTHING
     else:
         content = TestSide.peer.decode(form.get("c"))
         # Exactly this type, because plain content is never of a subclass.

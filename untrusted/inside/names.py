@@ -5,11 +5,11 @@ Imports the standard library only.
 
 import ast
 import builtins
-import contextlib
 import importlib
 import importlib.util
 import sys
 import types
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -17,6 +17,7 @@ from untrusted.inside import checks
 from untrusted.inside.channel import Fields
 from untrusted.inside.handles import (
     NOTHING,
+    PLAIN_NAMES,
     Handle,
     TestSide,
     ask,
@@ -63,7 +64,7 @@ def genuine_imports(code: str) -> Fields:
         for name in checks.names_of(checks.nodes_of(statement))[1]:
             names.pop(name, None)
         if is_import_of_library(statement):
-            with contextlib.suppress(ImportError):
+            with suppress(ImportError):
                 exec(compile(ast.Module([statement], []), "<import>", "exec"), names)
     return names
 
@@ -117,7 +118,9 @@ class ProgramFinder:
     """
 
     def __init__(self, module: types.ModuleType, source: str):
-        self.module, self.source, self.path = module, source, [*sys.path]
+        self.module = module
+        self.source = source
+        self.path = [*sys.path]
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, self.path if path is None else path, target)
@@ -141,7 +144,8 @@ def namespace(nodes: list[Any]) -> Fields:
     only name of the program in the test: `abs(f(1) - 2) < 1e-6` calls Python's `abs`, and
     `sum(10, 15) == 25` calls the program's `sum`.
     """
-    peer, available = TestSide.peer, TestSide.peer.program_names
+    peer = TestSide.peer
+    available = TestSide.peer.program_names
     read, defined = checks.names_of(nodes)
     free = read - defined
     # Modules that the test uses without an import
@@ -195,7 +199,12 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     is_view = name in VIEWS and not arguments and not is_made
     if is_view and (content := content_of(subject)) is not NOTHING:
         return getattr(content, name)()
-    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
+    result = ask("call method", name, subject, *arguments, **keywords)
+    # `(f(x) - y).total_seconds()` is of a timedelta, `.norm()` of a class of the program.
+    if name in PLAIN_NAMES:
+        result = unless_tainted(subject, result)
+    elif facts_of(subject).get("tainted"):
+        copy_facts(result, subject, tainted=True)
     if name in SET_METHODS and not is_made:
         copy_facts(result, subject, tainted=True)
     # A method that has seen the expected value must agree with the plain type's own:

@@ -54,9 +54,11 @@ def genuine_name(value: Any) -> str | None:
         return f"{value.__name__}:" if is_genuine(value.__name__) else None
     if not isinstance(value, type | types.BuiltinFunctionType):
         return None
-    module, name = value.__module__, value.__qualname__
+    module = value.__module__
+    name = value.__qualname__
     if isinstance(value, type) and value in NAMELESS:
-        module, name = "types", NAMELESS[value]
+        module = "types"
+        name = NAMELESS[value]
     if not is_genuine(module):
         return None
     try:

@@ -78,7 +78,8 @@ def follow_mock(kind: Any) -> None:
     entering = kind.__enter__
 
     def enter(self: Any):
-        result, target = entering(self), self.target
+        result = entering(self)
+        target = self.target
         if isinstance(target, types.ModuleType) and is_genuine(target.__name__):
             TestSide.peer.follow(target, self.attribute, self.temp_original)
         return result

@@ -280,11 +280,13 @@ class Peer(ABC):
     def answer(self, operation: str, arguments: list, keywords: Fields) -> None:
         """Carry out an operation for the other end and send the result."""
         try:
-            what, result = "return", self.carry_out(operation, arguments, keywords)
+            what = "return"
+            result = self.carry_out(operation, arguments, keywords)
         except ChannelEndError:
             raise
         except BaseException as error:  # SystemExit too: whatever was raised is the answer
-            what, result = "raise", error
+            what = "raise"
+            result = error
         # A result that is nested too deeply to be sent ends this process, or the test.
         with self.lock:
             self.send(what, [result], {})

@@ -4,13 +4,13 @@ It contains no test, no expected value and no comparison. A program that takes o
 only send wrong answers. Imports the standard library only.
 """
 
-import contextlib
 import linecache
 import marshal
 import sys
 import traceback
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -90,15 +90,15 @@ def flush_output() -> None:
     """Flush the streams of this process; stand-ins for the test's streams have no buffer."""
     for stream in (sys.__stdout__, sys.__stderr__):
         # The program may have replaced them by anything.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def load_program(code: str, prelude: str = "") -> Fields:
-    """Run the program as `__main__`, after a prelude of imports; returns its namespace."""
-    module = types.ModuleType("__main__")
+def load_program(code: str, prelude: str = "", name: str = "__main__") -> Fields:
+    """Run the program as a module, after a prelude of imports; returns its namespace."""
+    module = types.ModuleType(name)
     module.__dict__["__file__"] = FILE
-    sys.modules["__main__"] = module
+    sys.modules[name] = sys.modules["__main__"] = module
     sys.argv = [FILE]
     # Tracebacks read source lines from this cache, because there is no such file.
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
@@ -133,7 +133,8 @@ def report_exception(error: BaseException) -> Fields:
 def answer_once(job: Fields) -> Fields:
     """Run the program and, if the job names a function, call it once."""
     try:
-        namespace = load_program(job["code"], job.get("prelude", ""))
+        # `if __name__ == "__main__":` is for programs that are run, not for those that are called.
+        namespace = load_program(job["code"], job.get("prelude", ""), "program")
         if "function" not in job:
             return {"ended": True}
         # Arguments and result are literals.

@@ -92,7 +92,10 @@ class Approx:
     """Equals numbers that are close to the expected ones, also in lists, tuples, dictionaries."""
 
     def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False):
-        self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
+        self.expected = expected
+        self.rel = rel
+        self.abs = abs
+        self.nan_ok = nan_ok
 
     def __eq__(self, actual: Any) -> bool:
         return self.near(actual, self.expected)
@@ -146,7 +149,8 @@ class Mark:
     """A decorator that adds itself to the `pytestmark` of a test; it may have arguments."""
 
     def __init__(self, name: str, arguments: tuple = ()):
-        self.name, self.arguments = name, arguments
+        self.name = name
+        self.arguments = arguments
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
@@ -178,7 +182,8 @@ class Fixture:
     def __init__(self, function: Any, settings: Fields):
         if "params" in settings:
             raise cannot_judge("the test needs pytest itself, for a fixture with params")
-        self.function, self.name = function, settings.get("name") or function.__name__
+        self.function = function
+        self.name = settings.get("name") or function.__name__
         self.autouse = settings.get("autouse", False)
         self.is_kept = settings.get("scope", "function") != "function"
 
@@ -193,7 +198,11 @@ class Capsys:
     """Holds what is printed while a test runs."""
 
     def __init__(self):
-        self.out, self.err = io.StringIO(), io.StringIO()
+        self.out = io.StringIO()
+        self.err = io.StringIO()
+
+    def __getattr__(self, name: str) -> Any:
+        raise cannot_judge(f"the test needs pytest itself, for capsys.{name:.60}")
 
     def readouterr(self) -> Captured:
         """Return what has been printed since the previous call."""

@@ -8,14 +8,17 @@ program has patched is used, and the program cannot reach the frames and the mem
 
 import ast
 import builtins
+import copy
 import dataclasses
-import functools
 import inspect
 import linecache
 import sys
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property, partial
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -46,13 +49,14 @@ from untrusted.inside.packages import genuine_name, is_genuine
 from untrusted.inside.peer import BorderError, Deep, Peer
 from untrusted.inside.program import FILE as PROGRAM_FILE
 from untrusted.inside.program import describe_exception
+from untrusted.inside.wire import is_array
 
 FILE = "test.py"
 # Modules whose objects can decide a test: they equal anything, skip, or fail.
 VERDICTS = {"unittest", "test", "doctest", "pytest", "_pytest", "untrusted"}
 # Types of the test's objects that the program may only call, as their attributes lead to other objects.
 # Frames and code contain the expected values.
-CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, functools.partial,
+CLOSED = (type, types.FunctionType, types.MethodType, types.ModuleType, partial,
           types.FrameType, types.CodeType)  # fmt: skip
 TEXTS = {"__str__", "__repr__", "__format__"}
 # Methods of text that read attributes of their arguments: "{0.__class__}".format(x).
@@ -73,6 +77,10 @@ STEPS = ("__next__", "__anext__")
 GENERATOR_STEPS = ("send", "throw", "close")
 # Packages that need no doubt: their objects cross as data, or they run tests.
 CARRIED = {"numpy", "pytest"}
+# Live views of a dictionary, and iterators over containers.
+KEYS = type({}.keys())
+ITEMS = type({}.items())
+ITERATORS = (map, filter, zip, enumerate, reversed, types.GeneratorType, type(iter([])))
 # Built-in types whose value does not cross if the test derives a class from them.
 BORN = {*CONTAINERS.values(), int, str, float, tuple, bytes, frozenset, complex}
 
@@ -113,7 +121,8 @@ class Tester(Peer):
         self.steps = STEPS + GENERATOR_STEPS * ("StopIteration" in source)
         if "env" in source:
             self.share_environment()
-        self.code, self.imported = code, genuine_imports(code)
+        self.code = code
+        self.imported = genuine_imports(code)
         self.doubts: list[str] = []
         self.packages: set[str] = set()
         self.has_crossed = False
@@ -147,7 +156,9 @@ class Tester(Peer):
         ]
         self.has_crossed |= module.partition(".")[0] in self.packages
         if is_function:
-            name, long_name, doc = value.__name__, value.__qualname__, value.__doc__
+            name = value.__name__
+            long_name = value.__qualname__
+            doc = value.__doc__
             return {"k": "function", "n": name, "q": long_name, "d": doc}
         # In the program, a stand-in has the name and the special methods of the class.
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
@@ -280,11 +291,18 @@ class Tester(Peer):
         """
         if not self.original:
             return compute()
+        now = written = self
+        with suppress(Exception):
+            now = copy_containers(compute())
         self.swap()
         try:
-            return copy_containers(compute())
+            written = copy_containers(compute())
         finally:
             self.swap()
+            # `k = dedupe(data); assert len(data) == k` means the changed data.
+            if written is self or not are_same(written, now):
+                self.doubts.append("compares with data that the program has changed")
+        return written
 
     def swap(self) -> None:
         """Exchange the current content of changed containers for their original content."""
@@ -294,13 +312,13 @@ class Tester(Peer):
 
     # Names of the program
 
-    @functools.cached_property
+    @cached_property
     def program_names(self) -> set[str]:
         """The names that a test may use, which the program sends as soon as it is loaded."""
         names = self.channel.receive()["names"]
         return {str(name) for name in names if not str(name).startswith("__")} - PREPARATIONS
 
-    @functools.cached_property
+    @cached_property
     def main(self) -> Any:
         """The program as a module."""
         return self.do("main")
@@ -310,6 +328,9 @@ class Tester(Peer):
         if name in self.imported:
             return self.imported[name]
         value = self.do("get", self.main, name)
+        # `except MyError:` would catch the test's own assertions.
+        if any(value is kind for kind in AssertionError.__mro__[:-1]):
+            raise cannot_judge(f"the program's {name:.60} is {value.__name__}")
         if isinstance(value, Handle):
             # A name in CapWords is a class.
             facts_of(value)["named"] = name[:1].isupper() and "_" not in name
@@ -338,11 +359,25 @@ class Tester(Peer):
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy the lists, dictionaries, sets and tuples in a value."""
+    """Copy the containers in a value, and what its views and iterators yield."""
     kind = type(value)
-    if kind is dict:
-        return {key: copy_containers(item) for key, item in value.items()}
-    return kind(map(copy_containers, value)) if kind in (list, set, tuple) else value
+    if kind in ITERATORS:
+        return [*map(copy_containers, value)]
+    if kind in (KEYS, ITEMS):
+        return dict.fromkeys(value).keys() if kind is KEYS else dict(value).items()
+    if kind in (list, set, tuple, deque):
+        return kind(map(copy_containers, value))
+    if kind in CONTAINERS.values() or is_array(value):
+        value = copy.copy(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = copy_containers(item)
+    return value
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; arrays, if all of their elements are."""
+    return one.tobytes() == other.tobytes() if is_array(one) else bool(one == other)
 
 
 def is_own(kind: Any) -> bool:
@@ -389,7 +424,8 @@ def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
     frameworks.make_fit(source)
     scope |= namespace(nodes)
     # Run the file itself
-    tests, called = checks.test_names(tree), checks.called_tests(tree)
+    tests = checks.test_names(tree)
+    called = checks.called_tests(tree)
     read, defined = checks.names_of(nodes)
     names = {
         n for n in (program_names & read) - defined if type(scope.get(n)) is not types.ModuleType

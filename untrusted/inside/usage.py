@@ -3,10 +3,10 @@
 Imports the standard library only.
 """
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 
 # Bytes that all files of a program may have together, and the number of its files and folders.
 WORK_BYTES = 64 * 2**20
@@ -23,9 +23,9 @@ def used_bytes(folder: str, pids: list[int]) -> int:
     # By inode, so that a file with several names or descriptors counts once.
     files = dict(files_held(folder))
     for pid in pids:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             files |= dict(removed_but_open(pid))
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             # A mapping does not show the size of its file, so it counts as the largest allowed.
             files |= {
                 inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files
@@ -43,9 +43,9 @@ def files_held(folder: str) -> Iterator[tuple[int, int]]:
     """Yield inode and bytes of everything in a folder that is still there."""
     folders = [folder]
     while folders:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for entry in entries_of(folders.pop()):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     told = entry.stat(follow_symlinks=False)
                     # Blocks of 512 bytes, whatever the file system's: a sparse file counts only
                     # what it occupies.
@@ -70,7 +70,7 @@ def entries_of(folder: str) -> list[os.DirEntry[str]]:
 def removed_but_open(pid: int) -> Iterator[tuple[int, int]]:
     """Yield inode and bytes of the files without a name that a process has open."""
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             told = os.stat(f"/proc/{pid}/fd/{number}")
             if stat.S_ISREG(told.st_mode) and told.st_nlink == 0:
                 yield told.st_ino, told.st_blocks * 512

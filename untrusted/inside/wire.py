@@ -169,7 +169,8 @@ def canonical(value: Any) -> str:
     """
     kind = type(value)
     if kind is bool or (kind is float and value.is_integer()):
-        value, kind = int(value), int
+        value = int(value)
+        kind = int
     if kind is int and abs(value) >= LARGEST_NUMBER:
         return hex(value)
     if value is None or kind in (int, float, str):

@@ -4,8 +4,8 @@ Resolves names itself, part by part. It never looks at files that the process mu
 so its answers cannot depend on them. Imports the standard library only.
 """
 
-import errno
 import os
+from errno import EACCES, EINVAL, ELOOP, ENOENT, ENOTDIR
 from typing import Literal, NamedTuple
 
 Kind = Literal["read", "work", "above", "hidden"]
@@ -79,23 +79,23 @@ class World:
         is_folder = name.endswith(("/", "/."))
         # `rest` is a stack, next part on top; `trail` are the places passed so far, for "..":
         #   /usr/../tmp/x: rest [x, tmp, .., usr], trail [/] -> [/, /usr] -> [/] -> [/, /tmp] -> ...
-        trail, rest, links = [self.top], name_parts(name), 0
+        trail = [self.top]
+        rest = name_parts(name)
+        links = 0
         while rest:
             part = rest.pop()
             # ".." at the top stays there.
             if part == "..":
                 trail = trail[:-1] or [self.top]
                 continue
-            place = self.child(
-                trail[-1], part, errno.EACCES if create and not rest else errno.ENOENT
-            )
+            place = self.child(trail[-1], part, EACCES if create and not rest else ENOENT)
             link = self.link_of(place, bool(rest)) if follow or rest or is_folder else None
             if link is None:
                 trail.append(place)
                 continue
             links += 1
             if links > MAX_LINKS:
-                raise os_error(errno.ELOOP)
+                raise os_error(ELOOP)
             # A link: its parts come next, from the top if it is absolute, else from where it
             # stands.
             rest += name_parts(link)
@@ -124,7 +124,7 @@ class World:
             return os.readlink(place.real)
         except OSError as error:
             # EINVAL: no link. ENOENT: the last part, which may be about to be made.
-            if error.errno == errno.EINVAL or (error.errno == errno.ENOENT and not must_exist):
+            if error.errno == EINVAL or (error.errno == ENOENT and not must_exist):
                 return None
             raise
 
@@ -135,7 +135,7 @@ class World:
         for place in sorted(shown, key=lambda place: -len(place.real)):
             if f"{real}/".startswith(f"{place.real}/"):
                 return place.name + real[len(place.real) :]
-        raise os_error(errno.ENOTDIR)
+        raise os_error(ENOTDIR)
 
 
 def name_parts(name: str) -> list[str]:

@@ -7,7 +7,6 @@ answers the child's system calls that take a name (`broker`). `untrusted.session
 everything in this folder, it imports the standard library only.
 """
 
-import contextlib
 import fcntl
 import importlib
 import json
@@ -17,7 +16,8 @@ import signal
 import site
 import socket
 import sys
-import time
+from contextlib import suppress
+from time import monotonic
 
 from untrusted.inside import program, tester, together
 from untrusted.inside.broker import Broker
@@ -40,14 +40,16 @@ COLLECT = b"c"
 # would exceed a program's memory.
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 # Largest and smallest time in seconds between two measurements of the folder while children run.
-TICK, RECENT = 0.1, 0.01
+TICK = 0.1
+RECENT = 0.01
 TOO_MUCH = (
     f"its files have more than {WORK_BYTES // 2**20} MiB together, or are more than {MAX_NAMES}"
 )
 # Granularity in which address space that the zygote has loaded is added to a program's limit.
 LOADED_STEP = 2**22
 # A child's own descriptors besides 0 to 3; they are first duplicated to numbers from FIRST_SPARE on.
-PEER, BROKER = 4, 5
+PEER = 4
+BROKER = 5
 FIRST_SPARE = 100
 
 
@@ -67,11 +69,14 @@ class Zygote:
     def __init__(
         self, control: socket.socket, tier: str, readable: list[str], hidden: list[str], folder: str
     ):
-        self.control, self.tier, self.folder = control, tier, folder
+        self.control = control
+        self.tier = tier
+        self.folder = folder
         # Only Landlock children share the host's namespaces, so only they need a broker.
         self.world = World(readable, hidden, folder) if tier == "landlock" else None
         # Bytes of address space at the start, and an upper bound of those that imports added.
-        self.bare, self.loaded = address_space(), LOADED_STEP
+        self.bare = address_space()
+        self.loaded = LOADED_STEP
         if tier != "unsafe":
             prepare_children()
         self.begin()
@@ -83,7 +88,10 @@ class Zygote:
         self.brokers: dict[int, Broker] = {}
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
-        self.reason, self.used, self.grown, self.looked = "", 0, 0, time.monotonic()
+        self.reason = ""
+        self.used = 0
+        self.grown = 0
+        self.looked = monotonic()
 
     def serve(self) -> None:
         """Serve the parent until it closes its end, and answer the children's calls."""
@@ -152,7 +160,7 @@ class Zygote:
             raise leave
         # The zygote goes on here: it remembers the child and closes the child's descriptors.
         if not self.children:
-            self.looked = time.monotonic()
+            self.looked = monotonic()
         self.children.append(child)
         for descriptor in (*descriptors, far):
             if descriptor >= 0:
@@ -218,9 +226,9 @@ class Zygote:
         """Receive the listener of a child that is being confined, and start a broker for it."""
         child = self.strangers.pop(descriptor)
         self.poller.unregister(descriptor)
-        assert self.world is not None
+        assert self.world
         # The child may end at any moment.
-        with socket.socket(fileno=descriptor) as stranger, contextlib.suppress(ConnectionError):
+        with socket.socket(fileno=descriptor) as stranger, suppress(ConnectionError):
             _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
             # Without a descriptor, the child has ended, or could not be confined and has reported
             # it.
@@ -247,14 +255,15 @@ class Zygote:
 
     def measure(self, seconds: float) -> None:
         """Measure the folder, unless it was measured less than `seconds` ago."""
-        if time.monotonic() - self.looked > seconds:
+        if monotonic() - self.looked > seconds:
             # bubblewrap's folder is a file system of limited size, but that size does not count
             # empty files and folders; so count names.
             if self.tier == "bubblewrap":
                 self.used = names_used(self.folder) * NAME_BYTES
             else:
                 self.used = used_bytes(self.folder, self.children)
-            self.grown, self.looked = 0, time.monotonic()
+            self.grown = 0
+            self.looked = monotonic()
 
     def collect(self) -> Fields:
         """End all children and clean up after them.
@@ -281,13 +290,14 @@ def end(children: list[int]) -> None:
     """Kill processes and their process groups: the unsafe tier lets them start others."""
     for child in children:
         for kill in (os.kill, os.killpg):
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 kill(child, signal.SIGKILL)
 
 
 def empty(folder: str) -> None:
     """Remove everything in a folder, at any depth and whatever its permissions."""
-    folders, number = [folder], 0
+    folders = [folder]
+    number = 0
     while folders:
         path = folders.pop()
         for entry in list(os.scandir(path)):
@@ -295,7 +305,7 @@ def empty(folder: str) -> None:
                 os.unlink(entry.path)
                 continue
             # Most folders are empty.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.rmdir(entry.path)
                 continue
             # Move each folder directly below `folder`, as a nested path may be too long for the
@@ -319,7 +329,7 @@ def load(names: list[str]) -> bool:
     for name in names:
         if name not in sys.modules:
             # A package that cannot be imported here fails in the program that imports it.
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 importlib.import_module(name)
     return len(sys.modules) > before
 

@@ -26,7 +26,7 @@ class Chat:
         seed: random seed of the first answer; later answers use the next seeds.
     """
 
-    # Common options, in the order of the help.
+    # Options that the help lists first, in this order.
     FIRST = "model system max_new_tokens temperature preset num_steps dtype seed"
 
     engine: EngineArguments = DEFAULT_ENGINE

@@ -19,12 +19,13 @@ from jax_lm.options import (
     require_sizes,
 )
 
-# Decoding of `analyze`: the paper's low-confidence remasking, over the whole canvas.
+# Default decoding of `analyze`: one token per step over the whole canvas, by the paper's
+# low-confidence remasking.
 ONE_PER_STEP = GenerationOptions(
     max_new_tokens=64, temperature=0.0, top_p=None, top_k=None, alg="maskgit_plus", early_stop=False
 )
 
-# Suites of small problems, whose answers are short.
+# Suites of small programs with a gap to fill: their answers are short, and they ask no questions.
 SMALL_SUITES = ("builtin", "infilling")
 
 
@@ -40,15 +41,15 @@ class Analyze:
         diffucoder analyze humaneval --data HumanEval.jsonl.gz --model apple/DiffuCoder-7B-Base --limit 20
 
     Attributes:
-        suite: problems to complete; builtin are held-out problems of the built-in model's corpus.
+        suite: problems to complete; builtin is the held-out part of the built-in model's corpus.
         data: file of the problems; none for builtin.
         engine: the model, and the devices that it runs on.
         limit: number of problems.
         n: samples per problem and temperature.
         temperatures: sampling temperatures; each is measured separately.
-        generation: max_new_tokens is the length of the canvas, and the number of steps unless
-            num_steps is smaller. Then the published schedule decides several positions per step,
-            which are ordered by confidence, because the paper does not define their order; the
+        generation: max_new_tokens is the length of the canvas. It is also the number of steps,
+            unless num_steps is smaller: then the published schedule commits several positions per
+            step. The paper does not define their order, so they are ordered by confidence, and the
             output says so.
         seed: random seed.
         executor: isolation of programs; auto is bubblewrap, or else Landlock.
@@ -121,13 +122,13 @@ class Evaluate:
         seed: random seed.
         out: folder for attempts.jsonl, report.md and report.html. A killed run resumes there if it
             has the same settings.
-        timeout: seconds for the tests of one program; by default what the suite needs (5 to 60).
+        timeout: seconds for each test of a program; by default what the suite needs (5 to 60).
         executor: isolation of programs; auto is bubblewrap, or else Landlock.
         allow_unsafe_exec: run programs without isolation if the host has none.
-        same_process: judge tests that need one process with the program in its process; the report
-            counts these verdicts.
-        canary: run each script of assertions that has passed once more with other assertions; if it
-            passes again, it cannot be judged.
+        same_process: some tests work only in the process of the program. Judge them there. The
+            program could fake such a verdict, so the report counts them.
+        canary: after a script of assertions has passed, run it once more with changed assertions. A
+            script that passes again cannot be judged.
     """
 
     FIRST = "model data limit n k temperature max_new_tokens preset batch_size out"
@@ -163,9 +164,10 @@ class Evaluate:
     @staticmethod
     def implied(given: Fields) -> Fields:
         """Return the published length and temperature, or short and greedy answers for small tasks."""
-        # the built-in model (no `model`) has a short context, whatever the suite
+        # the built-in model (no `model` and no `adapter`) has a short context, whatever the suite
         is_small = given.get("suite") in SMALL_SUITES
-        is_long = not is_small and given.get("model") is not None
+        is_named = given.get("model") is not None or given.get("adapter") is not None
+        is_long = is_named and not is_small
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
     def __post_init__(self):
@@ -175,6 +177,8 @@ class Evaluate:
             for name in ("n", "k", "batch_size", "middle_length", "seed", "out"):
                 if (value := getattr(self, name)) != getattr(Evaluate, name):
                     raise ValueError(f"{name}={value}: not with canonical or empty")
+            if self.engine != DEFAULT_ENGINE:
+                raise ValueError(f"{self.engine.name}: no model with canonical or empty")
         # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(

@@ -99,6 +99,7 @@ class Generate:
             )
         # both write to standard output
         require_at_most_one(self, "watch", "json")
+        # nothing is printed after the canvas
         require_at_most_one(self, "watch", "stats")
         if self.prompt is not None and not self.prompt.strip():
             raise ValueError(f"prompt={self.prompt!r}: must hold more than blanks")

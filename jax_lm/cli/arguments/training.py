@@ -151,8 +151,9 @@ class Sft:
     @staticmethod
     def implied(given: Fields) -> Fields:
         """Return the default length of a run: three epochs, unless a number of steps is given."""
-        if {"max_steps", "num_train_epochs"} <= given.keys():
-            raise ValueError("max_steps, num_train_epochs: only one of them can be given")
+        steps = given.get("max_steps")
+        if steps is not None and given.get("num_train_epochs") is not None:
+            raise ValueError(f"max_steps={steps}: must not be given with num_train_epochs")
         # the epochs will define the number of steps
         return {} if "max_steps" in given else {"max_steps": None, "num_train_epochs": 3.0}
 

@@ -2,6 +2,8 @@
 
 An answer depends on its prompt, the model, the settings, the seed and the line number. But for ties
 that rounding decides, it does not depend on the batch size, nor on where an earlier run was killed.
+(Draws of a rule by probability do, in texts of several blocks: they are numbered by the batch's
+steps.)
 Answers are appended to the file as they are decoded, and sorted at the end.
 """
 

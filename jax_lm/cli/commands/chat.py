@@ -1,9 +1,9 @@
 """`diffucoder chat`: a conversation at the terminal, with the canvas shown while it fills in."""
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,7 +161,7 @@ class TypedLines(Iterator[str]):
         self.is_terminal = sys.stdin.isatty()
         if self.is_terminal:
             terminal.say("/help lists the commands")
-            with contextlib.suppress(ImportError):
+            with suppress(ImportError):
                 import readline  # noqa: F401  # enables line editing and history
 
     def __next__(self) -> str:

@@ -1,9 +1,9 @@
 """The commands that measure quality: `diffucoder eval`, `diffucoder analyze`."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from time import monotonic
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
@@ -52,6 +52,8 @@ def run_eval(arguments: Evaluate) -> int:
     # known solutions need no model
     if arguments.canonical or arguments.empty:
         return check_fillings(arguments, problems, executor)
+    if arguments.out:
+        require_writable(arguments.out)
     # load
     engine = DiffuCoderInference(**arguments.engine.settings)
     evaluator = Evaluator(
@@ -71,7 +73,7 @@ def run_eval(arguments: Evaluate) -> int:
         evaluator,
         problems,
         data=arguments.data,
-        model=arguments.engine.model,
+        model=arguments.engine.name,
         tokenizer=arguments.engine.tokenizer,
         **others,
     )
@@ -111,12 +113,16 @@ def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: L
     ]
     if not written:
         raise ValueError(f"{kind}: problems of {problems[0].group} have no {kind} filling")
-    start = time.monotonic()
+    start = monotonic()
     with terminal.progress("executing") as progress:
         attempts = execute_attempts(executor, written, on_progress=progress)
-    seconds = time.monotonic() - start
+    seconds = monotonic() - start
     # canonical solutions must pass, empty ones must fail
-    wrong = [attempt for attempt in attempts if attempt.passed != arguments.canonical]
+    wrong = [
+        attempt
+        for attempt in attempts
+        if attempt.outcome in UNJUDGED or attempt.passed != arguments.canonical
+    ]
     for attempt in wrong:
         print(f"{attempt.problem.name}: {attempt.outcome}: {attempt.detail}")
     counts = count_outcomes(attempt.outcome for attempt in attempts)
@@ -157,7 +163,7 @@ def run_analyze(arguments: Analyze) -> int:
         "; positions of one step are ordered by confidence, the paper does not define their order"
     )
     metadata = {
-        "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.dtype}",
+        "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.precision}",
         "prompts": f"{len(problems)} of {arguments.suite}, {arguments.n} samples each above temperature 0",
         "decoding": f"{generation.max_new_tokens} positions in {steps}, {alg}, seed {arguments.seed}"
         + (together if analysis["ordered_by_confidence"] else ""),

@@ -64,8 +64,11 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     topology = Topology.parse(arguments.topology)
     topology.require_precision(arguments.dtype)
     compiler.prepare_compiler(topology)
-    config, options = plan_config(arguments), arguments.generation
+    config = plan_config(arguments)
+    options = arguments.generation
     if arguments.step == "generate":
+        if not config.family.is_diffusion:
+            raise ValueError(f"{config.family.name}: decoding left to right is not planned for")
         options = restrict_options(options, config)
     planned = PlannedStep(
         precision=arguments.dtype,

@@ -64,7 +64,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     require_defaults(defaults)
     # "out/model" is offered as "model"
     source = arguments.engine.adapter or arguments.engine.model or "builtin"
-    name = arguments.name or Path(source).absolute().name
+    name = arguments.name or Path(os.path.abspath(source)).name
     adapters = parse_adapters(arguments.adapters, name)
     require_free_address(listen.host, listen.port)
     configure_logging()
@@ -162,7 +162,8 @@ def fit_options(
     inference: DiffuCoderInference, options: EngineOptions, given: Fields
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
-    each, adapters = inference.split()[0], len(inference.adapters)
+    each = inference.split()[0]
+    adapters = len(inference.adapters)
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.is_autoregressive else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))

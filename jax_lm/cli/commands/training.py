@@ -60,7 +60,7 @@ def run_sft(arguments: Sft) -> int:
     if settings.expand_delete:
         # After the samples are read, because tokenised data belong to the tokenizer without the new
         # token.
-        assert settings.max_length is not None
+        assert settings.max_length
         model, target, expansion = add_expansion(model, target, settings, settings.max_length)
     # train
     finished = fine_tune(
@@ -192,7 +192,7 @@ def run_merge_lora(arguments: MergeLora) -> int:
     found = find_model(
         arguments.model, arguments.adapter, allow_other_base=arguments.allow_other_base
     )
-    assert found.adapter is not None
+    assert found.adapter
     require_elsewhere(arguments.out, found.folder)
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     # In float32, because most changes by an adapter are less than half a step of bfloat16.

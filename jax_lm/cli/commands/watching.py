@@ -1,6 +1,6 @@
 """Shows the canvas in the terminal while it fills in, coloured by confidence."""
 
-import time
+from time import monotonic
 
 import numpy as np
 from rich.console import Console, Group
@@ -35,7 +35,7 @@ def watch(
 ) -> Generation:
     """Fill a template live in the terminal, and return the result."""
     console = Console(highlight=False)
-    start = time.monotonic()
+    start = monotonic()
     with (
         compile_seconds() as compiled,
         Live(
@@ -51,7 +51,7 @@ def watch(
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
             holes = int(canvas.layout(state.extra).holes.sum())
-            seconds = time.monotonic() - start - compiled()
+            seconds = monotonic() - start - compiled()
             rest = terminal.duration(seconds / max(1, holes - left) * left)
             quicker = advise_preset(engine.fit(options), canvas.tokens.shape[1], engine.config)
             note = f"step {int(state.step)}, {left} masks, about {rest} left  {quicker}\n{LEGEND}"
