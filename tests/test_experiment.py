@@ -125,11 +125,11 @@ def test_larger_batches_are_left_out_after_memory_ends():
 
 
 def test_limits_are_measured_in_the_precision_of_the_model(monkeypatch):
-    monkeypatch.setattr(experiment, "measure_environment", lambda dtype: dtype)
+    monkeypatch.setattr(experiment, "measure_environment", lambda dtype: {"dtype": dtype})
     monkeypatch.setattr(experiment, "fitting_dtype", lambda count: "bfloat16")
     for dtype, measured in ((None, "bfloat16"), ("float32", "float32"), ("int8", "bfloat16")):
         steps = experiment.ExperimentSteps(BUILTIN_MODEL, ExperimentSettings(dtype=dtype))
-        assert steps.environment({}) == measured
+        assert steps.environment({}) == {"dtype": measured}
 
 
 @pytest.mark.parametrize(

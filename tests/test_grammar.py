@@ -91,7 +91,7 @@ def test_beginnings_that_are_cut_anywhere(text):
 
 @pytest.mark.parametrize(
     ("text", "most"),
-    [("try:\n  pass", 20), ("def f():\n    try:\n        x = 1\n", 40), ("f" + "(" * 30, 30)],
+    [("try:\n  pass", 30), ("def f():\n    try:\n        x = 1\n", 40), ("f" + "(" * 30, 30)],
 )
 def test_ends_are_short(text, most):
     found = completion(text, "")

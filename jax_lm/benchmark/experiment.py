@@ -33,6 +33,7 @@ from jax_lm.planning.memory import (
     device_bytes,
     explain_out_of_memory,
     forward_cost,
+    parameter_count,
 )
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step

@@ -131,8 +131,7 @@ class DiffuCoderInference:
         before_weights(self)
         # device and precision
         self.parameter_count = parameter_count(self.config)
-        self.replicas = replicas
-        self.mesh_shape = choose_mesh(self.config, mesh, replicas)
+        self.replicas, self.mesh_shape = replicas, choose_mesh(self.config, mesh, replicas)
         stored = "int8" if DreamForCausalLM.is_int8(folder) else None
         self.quantization = dtype if dtype in QUANTIZED else stored
         self.dtype = dtype if dtype in DTYPES else fitting_dtype(self.parameter_count)

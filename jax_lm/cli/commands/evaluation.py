@@ -9,6 +9,7 @@ from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
 from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import (
+    UNJUDGED,
     Attempt,
     Evaluator,
     Journal,
