@@ -14,7 +14,7 @@ try:
     platforms.silence_absent(os.environ)
 except KeyboardInterrupt:
     # As in `__main__`. `python -m jax_lm` has no other name yet.
-    if sys.argv[0] == "-m" or sys.argv[0].endswith("diffucoder"):
+    if sys.argv[0].rpartition(os.sep)[2] in ("-m", "diffucoder"):
         os.write(2, b"interrupted\n")
         os._exit(130)
     raise

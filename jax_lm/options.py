@@ -8,11 +8,11 @@ the results. The texts under "Attributes" are also the help of the command line.
 """
 
 import difflib
-import math
 import reprlib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
+from math import ceil, inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,11 +125,9 @@ require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
 require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
 require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < value <= 1)
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)
-require_above_zero = partial(
-    require, "must be positive and finite", lambda value: 0 < value < math.inf
-)
+require_above_zero = partial(require, "must be positive and finite", lambda value: 0 < value < inf)
 require_not_negative = partial(
-    require, "must not be negative or infinite", lambda value: 0 <= value < math.inf
+    require, "must not be negative or infinite", lambda value: 0 <= value < inf
 )
 # Like `require_not_negative`, but infinity is allowed, as a bound that nothing reaches.
 require_at_least_zero = partial(require, "must not be negative", lambda value: value >= 0)
@@ -495,7 +493,7 @@ class GenerationOptions:
         if self.decoding.settings.commit != "steps":
             return self.num_steps
         # 10 tokens, 3 per step -> 4 steps
-        return self.num_steps or math.ceil(self.max_new_tokens / self.tokens_per_step)
+        return self.num_steps or ceil(self.max_new_tokens / self.tokens_per_step)
 
 
 DEFAULTS = GenerationOptions()

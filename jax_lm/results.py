@@ -3,9 +3,9 @@
 Knows no model.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class Generation:
     def mean_log_confidence(self) -> float:
         """Mean log-confidence per token; minus infinity without tokens."""
         if not self.token_ids:
-            return -math.inf
-        return sum(math.log(max(p, 1e-30)) for p in self.confidence) / len(self.confidence)
+            return -inf
+        return sum(log(max(p, 1e-30)) for p in self.confidence) / len(self.confidence)
 
     def sureness(self, temperature: float) -> float:
         """Return the geometric mean of the tokens' probabilities before the temperature.

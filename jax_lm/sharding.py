@@ -10,11 +10,11 @@ heads, feed-forward channels and vocabulary. Only the shardings of parameters an
 Knows names and sizes of parameters, but not the model.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, TypeVar
 
 import jax
@@ -131,7 +131,7 @@ class MeshShape:
     @property
     def size(self) -> int:
         """Total number of devices."""
-        return math.prod(self.sizes.values())
+        return prod(self.sizes.values())
 
     def __str__(self) -> str:
         return (
@@ -141,7 +141,7 @@ class MeshShape:
 
     def parts(self, axes: Iterable[str | None]) -> int:
         """Return the number of parts into which these axes split an array."""
-        return math.prod(self.sizes[axis] for axis in axes if axis)
+        return prod(self.sizes[axis] for axis in axes if axis)
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
         """Create the mesh.
@@ -253,8 +253,7 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     """
     # 4 rows on data=2, fsdp=4: 8 parts are too many, so `fsdp` alone splits them into 4.
     parts = {
-        axes: math.prod(sizes[axis] for axis in axes)
-        for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])
+        axes: prod(sizes[axis] for axis in axes) for axes in (ROW_AXES, ROW_AXES[:1], ROW_AXES[1:])
     }
     even = [axes for axes in parts if rows % parts[axes] == 0]
     return max(even, key=parts.__getitem__, default=None)
@@ -267,7 +266,7 @@ def first_device(mesh: Mesh | None) -> Any:
 
 def row_devices(mesh: AnyMesh | None) -> int:
     """Return the number of parts that a mesh splits rows into, if it divides their number."""
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    return 1 if mesh is None else prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
 def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:

@@ -464,7 +464,7 @@ def test_eval_scores_what_is_known(capsys):
         assert (status, one_error_line(err)) == (2, True)
         assert f"{option[0][2:]}={option[1]}: not with canonical or empty" in err
     status, _, err = run(capsys, "eval", "builtin", "--empty", "--model", "me/model")
-    assert (status, "me/model: no model with canonical or empty" in err) == (2, True)
+    assert (status, "me/model: model and device go without canonical or empty" in err) == (2, True)
 
 
 def test_analyze_writes_numbers_pictures_and_a_page(capsys, tmp_path):

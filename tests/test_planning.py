@@ -224,7 +224,7 @@ def test_running_out_of_memory_is_answered_with_numbers_and_cheapest_changes(eng
     monkeypatch.setattr(Sampler, "stream", full)
     with pytest.raises(
         OutOfMemoryError,
-        match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* within",
+        match=r"out of memory: 1 x \d+ tokens in float32 .* --dtype int8 .* together of",
     ):
         engine.generate("def f():", max_new_tokens=32)
 
@@ -479,8 +479,8 @@ def test_the_plan_of_a_server_is_written_and_takes_no_sizes(capsys, tmp_path):
         ("adapt", {}, "Try --batch-size 4 ("),
         ("sft", {}, "Try --lora-rank 16 ("),
         ("sft", {"lora_rank": 8}, "Try --quantize int8 ("),
-        ("generate", {}, "or prompt plus answer within 256 ("),
-        ("grpo", {}, "or prompt plus answer within 256 ("),
+        ("generate", {}, "or prompt and answer together of 256 ("),
+        ("grpo", {}, "or prompt and answer together of 256 ("),
     ],
 )
 def test_advice_names_options_that_the_command_has(kind, settings, advised):

@@ -7,7 +7,6 @@ folder with a secret, listening sockets, and a process of the same user.
 
 import os
 import resource
-import secrets
 import select
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from time import perf_counter, sleep
 from typing import Any
 
@@ -53,7 +53,7 @@ class AttackTarget(ExitStack):
         self.folder = Path(
             self.enter_context(tempfile.TemporaryDirectory(prefix="jax-diffucoder-target-"))
         )
-        self.secret = secrets.token_hex(16)
+        self.secret = token_hex(16)
         (self.folder / "secret").write_text(self.secret)
         self.victim = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"],
@@ -66,7 +66,7 @@ class AttackTarget(ExitStack):
         self.callback(self.victim.kill)
         # Abstract sockets have no file: "\0name" is visible to every process in the same network
         # namespace.
-        self.abstract = f"jax-diffucoder-{secrets.token_hex(8)}"
+        self.abstract = f"jax-diffucoder-{token_hex(8)}"
         self.listeners = {
             "tcp": self.listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             "udp": self.listen(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)),

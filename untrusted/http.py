@@ -13,7 +13,6 @@ import hmac
 import json
 import logging
 import os
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from untrusted.printable import printable
@@ -99,8 +99,8 @@ class Worker(ThreadingHTTPServer):
         self.sandboxes = self.stack.enter_context(self.local.connect())
         self.queue_size = queue_size
         self.accepted = 0
-        self.lock = threading.Lock()
-        self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.lock = Lock()
+        self.connections = BoundedSemaphore(MAX_CONNECTIONS)
 
     def reserve(self, count: int) -> bool:
         """Reserve queue slots; returns False if too few are free."""

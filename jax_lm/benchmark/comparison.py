@@ -5,10 +5,10 @@ Each backend runs in its own process, one after the other (`worker`). Entry comm
 """
 
 import importlib.util
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from math import inf, isnan, log10
 from pathlib import Path
 
 import numpy as np
@@ -136,9 +136,7 @@ def require_dream(config: DreamConfig) -> None:
 
 def worst(differences: Sequence[Row]) -> Row:
     """Return the difference that is largest relative to its output; nan counts as the largest."""
-    return max(
-        differences, key=lambda row: math.inf if math.isnan(row["relative"]) else row["relative"]
-    )
+    return max(differences, key=lambda row: inf if isnan(row["relative"]) else row["relative"])
 
 
 def differences_within(differences: Sequence[Row], tolerance: float) -> tuple[int, str]:
@@ -271,7 +269,7 @@ def number_sections(differences: Sequence[Row]) -> list[Section]:
         # One row per layer, one column per kind of output
         by_layer.setdefault(layer, {"": f"layer {layer}"})[row["kind"]] = f"{relative:.1e}"
         # Equal outputs have no difference to take the logarithm of: they agree in all digits.
-        digits = min(-math.log10(max(relative, 10**-DIGITS)), DIGITS)
+        digits = min(-log10(max(relative, 10**-DIGITS)), DIGITS)
         chart_rows.append(row | {"digits": digits})
     text = "Norm of the difference over the norm of PyTorch's output, on random tokens."
     picture = row_chart(

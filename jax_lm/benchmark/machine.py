@@ -14,6 +14,7 @@ from pathlib import Path
 import flax
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
@@ -162,16 +163,16 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
 
     def chain(function: Callable[[Array], Array]):
         # The barrier keeps XLA from merging the rounds of a chain into one.
-        return lambda _, values: jax.lax.optimization_barrier(function(values))
+        return lambda _, values: lax.optimization_barrier(function(values))
 
     @jax.jit
     def multiply(a: Array, b: Array):
-        return jax.lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
+        return lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
 
     # In place: a new result would measure how fast the system provides pages.
     @partial(jax.jit, donate_argnums=0)
     def add(values: Array):
-        return jax.lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)
+        return lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)
 
     matmul = fastest(lambda: multiply(a, b))
     values = jnp.zeros(copy_bytes // 4, jnp.float32)

@@ -4,10 +4,10 @@ An adapter stores the digest of its base model, to recognize it. The digest cove
 because a short training run changes few of them, and only slightly.
 """
 
-import hashlib
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from hashlib import sha256
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def weights_fingerprint(checkpoint: CheckpointTensors, names: Collection[str]) -
         for tensor, digest in zip(tensors, digests, strict=True)
     )
     # One line per tensor, sorted by name; 16 hex digits are 64 bits.
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+    return sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
@@ -48,4 +48,4 @@ def tensor_digest(checkpoint: CheckpointTensors, tensor: StoredTensor) -> str:
         values = np.asarray(checkpoint.read([TensorRequest(tensor, tensor.dtype, sharding)])[0])
     if jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(ml_dtypes.bfloat16, copy=False)
-    return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
+    return sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()

@@ -138,7 +138,7 @@ def require_gguf() -> ModuleType:
 def published_name(folder: Path) -> str:
     """Return the name of a checkpoint: of its repository on the hub, or of its folder.
 
-    If the folder is a link, its own name and that of its target, with a blank between them.
+    Behind a link, the name of the link and that of its target, with a blank between them.
     """
     # In the hub's cache: models--owner--name/snapshots/1a2b3c
     places = {Path(os.path.abspath(folder)): None, folder.resolve(): None}

@@ -5,10 +5,10 @@ anything but y = W x + scale B A x is refused, with an error that names the fiel
 shapes, but not the model.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +100,7 @@ class LoraConfig:
             if type(rank) is not int or rank < 1:
                 raise ValueError(f"{name}={rank!r}: a rank must be at least 1")
         for name, alpha in {"lora_alpha": self.alpha, **self.alpha_pattern}.items():
-            if alpha is not None and not (type(alpha) in (int, float) and 0 < alpha < math.inf):
+            if alpha is not None and not (type(alpha) in (int, float) and 0 < alpha < inf):
                 raise ValueError(f"{name}={alpha!r}: an alpha must be positive")
         names = () if isinstance(self.targets, str) else self.targets
         if not self.targets or not all(map(is_linear, names)):
@@ -140,7 +140,7 @@ class LoraConfig:
         rank = self.rank_of(path)
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
         alpha = first_match(self.alpha_pattern, self.peft_path(path), alpha)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+        return alpha / (sqrt(rank) if self.use_rslora else rank)
 
     def peft_path(self, path: str) -> str:
         """Return the path of a layer in the model that PEFT wrapped."""

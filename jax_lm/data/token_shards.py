@@ -9,11 +9,11 @@ Files are memory-mapped for one read at a time, so that a process holds only the
 reads. `jax_lm.data.tokenizing` writes them. Knows files and rows, no tokenizer and no text.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b, sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -256,7 +256,7 @@ def permute(number: int, size: int, key: bytes) -> int:
             # 0b1101 with half=2 -> left 0b11, right 0b01; swapped, with left xor hash(right)
             left = number >> half
             right = number & mask
-            digest_bytes = hashlib.blake2b(
+            digest_bytes = blake2b(
                 b"%d %d" % (round_number, right), digest_size=8, key=key
             ).digest()
             number = right << half | (left ^ int.from_bytes(digest_bytes, "little") & mask)
@@ -266,6 +266,4 @@ def permute(number: int, size: int, key: bytes) -> int:
 
 def combine_digests(shards: list[Fields]) -> str:
     """Return the digest of all shards' digests."""
-    return hashlib.sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[
-        :16
-    ]
+    return sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ from typing import NamedTuple, SupportsFloat
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
@@ -199,7 +200,7 @@ class Candidates(NamedTuple):
     def margin(self) -> RowScores:
         """Return the probability of the most likely token minus that of the second."""
         # A single candidate has no second: its margin is its probability.
-        best = jnp.exp(jax.lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
+        best = jnp.exp(lax.top_k(self.log_probs, min(2, self.ids.shape[-1]))[0])
         return best[..., 0] - (best[..., 1] if best.shape[-1] > 1 else 0.0)
 
     def entropy(self) -> RowScores:
@@ -321,7 +322,7 @@ def draw(
         The tokens and their probabilities.
     """
     # `cond`: without temperature, no cumulative sums are computed.
-    tokens, log_probs = jax.lax.cond(
+    tokens, log_probs = lax.cond(
         temperature > 0, lambda: candidates.drawn(uniform), candidates.likeliest
     )
     return tokens, jnp.exp(log_probs)
@@ -350,7 +351,7 @@ def confidence(
         # `step` then separates ties by the function `untied`.
         "untied": lambda: probability,
     }
-    return jax.lax.switch(alg, [measures[name] for name in ALGS])
+    return lax.switch(alg, [measures[name] for name in ALGS])
 
 
 def untied(scores: RowScores, log_probs: RowScores) -> RowScores:

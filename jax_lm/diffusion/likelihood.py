@@ -6,9 +6,9 @@ expectation is a lower bound of the log-likelihood. The samples cover 1 … L ev
 needed.
 """
 
-import math
 from dataclasses import dataclass
 from functools import partial
+from math import inf, sqrt
 
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +82,7 @@ def log_likelihood(
         )
         # Rows without a sample fill up the last pass, and are dropped.
         values += (np.asarray(sums)[: len(counts)] * length / counts).tolist()
-    error = float(np.std(values, ddof=1)) / math.sqrt(samples) if samples > 1 else math.inf
+    error = float(np.std(values, ddof=1)) / sqrt(samples) if samples > 1 else inf
     error = 0.0 if is_exact else error
     return Score(float(np.mean(values)), error, length, samples)
 

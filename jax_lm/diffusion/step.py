@@ -349,7 +349,7 @@ def block_hidden(
         hidden = model.model(tokens, canvas.attention_mask, canvas.position_ids, remat=remat)
         layers = None
     else:
-        assert cache.layers is not None
+        assert cache.layers
         tokens, positions = (
             lax.dynamic_slice_in_dim(values, window.rows, config.rows, axis=1)
             for values in (tokens, canvas.position_ids)

@@ -90,7 +90,7 @@ class Attempt:
         limits = Limits(
             seconds=seconds,
             # an hour is the longest that the sandbox allows
-            total_seconds=min(max(seconds * len(tests), 60.0), 3600.0),
+            total_seconds=min(max(seconds, seconds * len(tests), 60.0), 3600.0),
             memory_bytes=MEMORY_BYTES,
             canary=self.problem.canary,
         )

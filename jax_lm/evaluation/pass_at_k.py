@@ -1,9 +1,9 @@
 """Estimates of pass@k from the outcomes of samples, with 95 % confidence intervals."""
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import comb, sqrt
 
 from jax_lm.evaluation.attempts import UNJUDGED
 from jax_lm.reports.run_folder import Record
@@ -27,7 +27,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
         raise ValueError(f"k={k}: must be between 1 and the number of samples, {samples}")
     # 1 - C(n - c, k) / C(n, k): C(n - c, k) of the C(n, k) choices of k samples contain no passing
     # one. n=4, c=1, k=2: 1 - 3/6 = 0.5
-    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+    return 1.0 - comb(samples - passed, k) / comb(samples, k)
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
     z = NINETY_FIVE
     scale = 1 + z * z / count
     middle = (rate + z * z / (2 * count)) / scale
-    half = z / scale * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    half = z / scale * sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

@@ -123,15 +123,11 @@ def evaluation_metadata(
         if count := generation["tokens_per_step"]:
             steps = f"{count} tokens each"
         # "preset fast, threshold 0.8"
-        given = [f"{name} {value}" for name, value in generation["decoding"].items() if value]
-        given += [
-            f"{name} {value}"
-            for name in ("draft", "lookahead", "grammar")
-            if (value := generation[name])
-        ]
+        others = {name: generation[name] or None for name in ("draft", "lookahead", "grammar")}
+        given = (generation["decoding"] | others).items()
         texts = {
             "steps": steps,
-            "decoding": ", ".join(given),
+            "decoding": ", ".join(f"{name} {value}" for name, value in given if value is not None),
             "dtype": settings["quantization"] or settings["dtype"],
         }
         metadata["decoding"] = DECODING.format_map({**generation, **settings, **texts})

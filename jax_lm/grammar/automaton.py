@@ -40,7 +40,7 @@ def main(kind: str, text: str) -> None:
             text = library.json_schema.build_regex_from_schema(text)
         else:
             # The whole text must match, so anchors around it mean nothing, and the library has none.
-            text = re.sub(r"\A\^|(?<=[^\\])((?:\\\\)*)\$\Z", r"\1", text)
+            text = re.sub(r"\A\^|(?<!\\)((?:\\\\)*)\$\Z", r"\1", text)
         vocabulary = library.Vocabulary(END, letters)
         # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
         library.Index(text, vocabulary)

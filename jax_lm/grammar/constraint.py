@@ -4,10 +4,10 @@ A constraint accepts the beginning of an answer only if it knows an end for it t
 rest of the hole.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from threading import Event
 
 from jax_lm.grammar import Grammar
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -41,7 +41,7 @@ class Constraint:
     after: str = ""
     stops: tuple[str, ...] = ()
     known: list[int] = field(default_factory=list, init=False)
-    given_up: threading.Event = field(default_factory=threading.Event, init=False)
+    given_up: Event = field(default_factory=Event, init=False)
 
     def __post_init__(self):
         # An empty answer must have an end that fits: otherwise no answer can be found later either.

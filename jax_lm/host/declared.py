@@ -6,7 +6,6 @@ prompt, `-1e-3` as a value, and `--max_new_tokens`. Uses only the standard libra
 """
 
 import argparse
-import dataclasses
 import difflib
 import inspect
 import math
@@ -15,7 +14,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -178,7 +177,7 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def is_settings(kind: Any) -> bool:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 def signature_of(kind: Program, base: Any = None) -> dict[str, tuple[Any, Any]]:
@@ -191,8 +190,8 @@ def signature_of(kind: Program, base: Any = None) -> dict[str, tuple[Any, Any]]:
     hints = get_type_hints(kind, include_extras=True)
     parameters = inspect.signature(kind).parameters.items()
     defaults = {name: parameter.default for name, parameter in parameters}
-    for field in dataclasses.fields(kind) if is_settings(kind) else ():
-        if field.default_factory is not dataclasses.MISSING:
+    for field in fields(kind) if is_settings(kind) else ():
+        if field.default_factory is not MISSING:
             defaults[field.name] = field.default_factory()
     return {name: (hints[name], getattr(base, name, default)) for name, default in defaults.items()}
 

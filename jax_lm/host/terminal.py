@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
 from importlib.metadata import requires
 from pathlib import Path
+from threading import Event, Thread
 
 from rich.console import Console
 from rich.progress import (
@@ -102,7 +102,7 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     begun = time.monotonic()
     # Time, done, total and note of the first two calls, which may compile, and of the last one.
     calls = []
-    is_over = threading.Event()
+    is_over = Event()
 
     def report(done: int, total: int, note: str = ""):
         calls[2:] = [(time.monotonic(), done, total, note)]
@@ -118,7 +118,7 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
                 text = f"{done}/{total}, about {left} left{note and '  '}{note}"
             say(f"{description}: {text}")
 
-    threading.Thread(target=write, daemon=True).start()
+    Thread(target=write, daemon=True).start()
     try:
         yield report
     finally:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -64,7 +65,7 @@ class DreamLinear(nnx.Module):
         weight = self.weight[...]
         if self.group_scale is not None:
             # Behind a barrier, as in `int8_product`: one kernel at a time is widened to int8.
-            x, weight = jax.lax.optimization_barrier((x, weight))
+            x, weight = lax.optimization_barrier((x, weight))
             weight = stored.unpack_int4(weight, self.group_scale[...])
         if self.scale is not None:
             # A scale is constant along the contracted axis, so it can be applied to the output:
@@ -89,7 +90,7 @@ class DreamRMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         x32 = x.astype(jnp.float32)
-        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        x32 = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         return scale_columns(x32.astype(x.dtype), self.weight[...])
 
 
@@ -161,7 +162,7 @@ class DreamAttention(nnx.Module):
             # A cache of 6 positions, start = 2 and t = 3: positions 2, 3 and 4 are replaced.
             cached, start = past
             key_values = jax.tree.map(
-                lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=2),
+                lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2),
                 cached,
                 key_values,
             )

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jaxtyping import Array
 
 from jax_lm import sharding
@@ -108,7 +109,7 @@ def log_probs_by_block_forward(
         return (larger, total, jnp.where(index % blocks == block, candidates, token_logits)), None
 
     zeros = jnp.zeros(index.shape, jnp.float32)
-    (largest, total, token_logits), _ = jax.lax.scan(
+    (largest, total, token_logits), _ = lax.scan(
         add, (zeros - jnp.inf, zeros, zeros), jnp.arange(blocks)
     )
     log_normalizer = largest + jnp.log(total)
@@ -147,7 +148,7 @@ def log_probs_by_block_backward(
     # The head's gradient is filled block by block; that of the hidden states is summed over the blocks.
     empty = {name: jnp.zeros_like(split_vocabulary(leaf, blocks)) for name, leaf in trained.items()}
     start = empty, jnp.zeros(hidden.shape, jnp.float32)
-    (gradients, d_hidden), _ = jax.lax.scan(add, start, jnp.arange(blocks))
+    (gradients, d_hidden), _ = lax.scan(add, start, jnp.arange(blocks))
     # JAX's cotangent of an integer array has the dtype float0.
     no_gradients = {name: np.zeros(leaf.shape, jax.dtypes.float0) for name, leaf in head.items()}
     d_head = {name: gradient.reshape(head[name].shape) for name, gradient in gradients.items()}
@@ -170,6 +171,5 @@ def split_vocabulary(leaf: Array, blocks: int) -> Array:
 def head_block(head: Head, blocks: int, block: Array) -> Head:
     """Return one block of the parameters of a head."""
     return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False),
-        head,
+        lambda leaf: lax.dynamic_index_in_dim(split_vocabulary(leaf, blocks), block, 1, False), head
     )

@@ -3,11 +3,11 @@
 Everything here is arithmetic. `jax_lm.compilation` reads the figures of the compiler.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def offered_precisions(config: DreamConfig) -> list[str]:
 
 def parameter_count(config: DreamConfig) -> int:
     """Return the number of parameters, including biases."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    return sum(prod(shape) for shape in parameter_shapes(config).values())
 
 
 def working_bytes(
@@ -82,7 +82,7 @@ def forward_cost(
     shapes = parameter_shapes(config).items()
     # kernels alone: vectors (biases, norms) cost next to nothing
     body = sum(
-        math.prod(shape)
+        prod(shape)
         for name, shape in shapes
         if name.startswith("model.layers.") and len(shape) == 2
     )
@@ -246,7 +246,7 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
         # quantized: scales are float32, kernels and group scales bytes, everything else bfloat16
         is_bytes = precision_of(name, planned.quantization) or name.endswith(".group_scale")
         item = 4 if name.endswith(".scale") else 1 if is_bytes else size
-        total += math.prod(shape) * item // parts
+        total += prod(shape) * item // parts
     return total
 
 
@@ -520,7 +520,7 @@ def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others
     if planned.is_training:
         text = text.replace("--dtype", "--quantize")
     if planned.kind in ("generate", "grpo"):
-        text = text.replace("--max-length", "prompt plus answer within")
+        text = text.replace("--max-length", "prompt and answer together of")
     return f"Try {text}; `diffucoder plan` shows more"
 
 

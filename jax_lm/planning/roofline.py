@@ -3,11 +3,11 @@
 The figures of each chip are in chips.toml, with their sources.
 """
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ class Topology:
             raise ValueError(
                 f"topology={text!r}: there is no such slice; there are {known} and larger"
             )
-        if math.prod(sizes) > MOST_CHIPS:
+        if prod(sizes) > MOST_CHIPS:
             raise ValueError(f"topology={text!r}: must have at most {MOST_CHIPS} chips")
         return cls(family, sizes)
 
@@ -161,7 +161,7 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        return math.prod(self.shape) * self.chip.cores
+        return prod(self.shape) * self.chip.cores
 
     @property
     def is_tpu(self) -> bool:

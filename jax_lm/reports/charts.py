@@ -5,8 +5,8 @@ escape their values, and each page is one self-contained HTML file. Pictures tak
 the page (`currentColor`), so that they are readable on dark and on light backgrounds.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from math import ceil, floor, isnan, log10
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,14 @@ def number(value: Number) -> str:
 
 def round_up(value: Number) -> float:
     """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50."""
-    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
+    power = 10.0 ** floor(log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def round_ticks(low: Number, high: Number) -> list[float]:
     """Return about `TICKS` round ticks in an interval: 0 to 37 -> 0, 10, 20, 30."""
     step = round_up((high - low) / TICKS)
-    return [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [step * count for count in range(ceil(low / step), floor(high / step) + 1)]
 
 
 def line_chart(
@@ -91,7 +91,7 @@ def line_chart(
     Values that are nan or None are left out.
     """
     drawn = {
-        name: [(x, y) for x, y in points if y is not None and not math.isnan(y)]
+        name: [(x, y) for x, y in points if y is not None and not isnan(y)]
         for name, points in series.items()
     }
     xs = [x for points in drawn.values() for x, _ in points]

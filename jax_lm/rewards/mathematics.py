@@ -4,12 +4,12 @@ Requires the extra `math` and the main thread: math-verify limits the time per e
 signal.
 """
 
-import math
-import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from math import cos, pi
+from threading import current_thread, main_thread
 
 from jax_lm.options import require_sizes
 from jax_lm.rewards.reward import Columns, Reward, Scores
@@ -23,7 +23,7 @@ def correct_answers(texts: Sequence[str], solutions: Sequence[str]) -> list[bool
     """
     # On demand: the other rewards do not need the extra.
     package = import_module("math_verify")
-    if threading.current_thread() is not threading.main_thread():
+    if current_thread() is not main_thread():
         raise ValueError(
             "rewards for mathematics run in the main thread only: "
             "math-verify limits time by signals"
@@ -119,7 +119,7 @@ class Cosine(AnswerReward):
             end = self.min_value_correct
         # cos falls from 1 at progress 0 to -1 at progress 1: from `start` to `end`
         progress = min(1.0, length / self.max_len)
-        return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
+        return end + 0.5 * (start - end) * (1.0 + cos(pi * progress))
 
 
 class Length(AnswerReward):

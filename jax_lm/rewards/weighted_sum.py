@@ -4,10 +4,10 @@
 values of all rewards, as users write some of them.
 """
 
-import math
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any
 
 from jax_lm.config import Fields
@@ -67,7 +67,7 @@ class WeightedSum:
                 f"weights are for {sorted(self.weights)}, rewards are {sorted(self.rewards)}"
             )
         for name, weight in self.weights.items():
-            if not math.isfinite(weight):
+            if not isfinite(weight):
                 raise ValueError(
                     f"the weight of reward {name!r} must be a finite number, not {weight}"
                 )
@@ -165,8 +165,8 @@ def validate_scores(name: str, scores: Any, expected: int) -> Scores:
             # Users return numpy and JAX scalars too.
             score = None if value is None else float(value)
         except (TypeError, ValueError, OverflowError):
-            score = math.nan
-        if score is not None and not math.isfinite(score):
+            score = nan
+        if score is not None and not isfinite(score):
             raise ValueError(
                 f"reward {name!r} returned {value!r:.80} for completion {row}, "
                 "not a finite number or None"

@@ -7,10 +7,10 @@ compiled when requests need them (`Slots.missing`), on another thread while the 
 
 import logging
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -85,7 +85,7 @@ class CompileScheduler:
         self.retry_at = 0.0
         self.is_cancelled = False
         # never started: `is_alive` is False until the first compilation
-        self.thread = threading.Thread()
+        self.thread = Thread()
 
     def warm_up(self, shapes: Iterable[WarmUp]) -> bool:
         """Compile a list of shapes, and measure a step of the first.
@@ -148,7 +148,7 @@ class CompileScheduler:
         if not missing or not is_free or self.is_cancelled:
             return
         size, _, number, slots = min(missing, key=lambda each: each[:3])
-        self.thread = threading.Thread(
+        self.thread = Thread(
             target=self.try_to_compile, args=(slots, number, size), name="compilation", daemon=True
         )
         try:

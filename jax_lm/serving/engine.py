@@ -10,10 +10,10 @@
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from threading import Event
 
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.options import (
@@ -129,8 +129,8 @@ class Engine:
         ]
         for worker in self.workers:
             worker.siblings = self.workers
-        self.ready = threading.Event()
-        self.stopped = threading.Event()
+        self.ready = Event()
+        self.stopped = Event()
         self.failure: BaseException | None = None
 
     def start(self) -> None:

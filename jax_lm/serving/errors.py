@@ -67,7 +67,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
     """Return the Refusal for a request without an answer, for a reason of `FAILURES`."""
-    assert reason is not None
+    assert reason
     return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
 
 

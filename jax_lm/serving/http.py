@@ -8,11 +8,11 @@ Knows nothing about the content of requests.
 
 import asyncio
 import errno
-import math
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil, inf
 from typing import Any
 
 import uvicorn
@@ -43,7 +43,7 @@ class ListenOptions:
     def __post_init__(self):
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port={self.port}: must lie in [0, 65535]")
-        if not 1 <= self.grace < math.inf:
+        if not 1 <= self.grace < inf:
             raise ValueError(f"grace={self.grace}: must be at least 1")
 
     @property
@@ -113,7 +113,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             backlog=connections.ACCEPTED_AT_ONCE,
             timeout_keep_alive=options.connections.idle_seconds,
-            timeout_graceful_shutdown=math.ceil(options.margin),
+            timeout_graceful_shutdown=ceil(options.margin),
         )
         super().__init__(config)
 

@@ -5,12 +5,12 @@ Decodes tokens to text, and ends answers at stop texts. Knows neither queue nor 
 
 import asyncio
 import logging
-import threading
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -154,7 +154,7 @@ class Job:
     end: Event | None = None
     text: str = ""
     reported: Any = False
-    delivering: threading.Lock = field(default_factory=threading.Lock)
+    delivering: Lock = field(default_factory=Lock)
 
     @property
     def age(self) -> float:

@@ -6,9 +6,9 @@ text, no HTTP. `compilations` decides which programs are compiled.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from threading import Lock, Thread
 from time import monotonic
 from typing import Any
 
@@ -77,7 +77,7 @@ class EngineWorker:
         self.queue = queue
         self.metrics = metrics
         self.running: dict[Sequence, Job] = {}
-        self.device = threading.Lock()
+        self.device = Lock()
         self.siblings = [self]
         self.pace = Pace()
         self.calls = 0
@@ -350,5 +350,5 @@ class EngineWorker:
             if self.compilations.thread.is_alive():
                 self.compilations.thread.join()
 
-        self.thread = threading.Thread(target=run, name="engine", daemon=True)
+        self.thread = Thread(target=run, name="engine", daemon=True)
         self.thread.start()

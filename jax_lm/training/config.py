@@ -6,10 +6,10 @@
 Imports no JAX, because the command line reads these. Docstrings are its help.
 """
 
-import math
 import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from jax_lm.config import Fields
@@ -200,7 +200,7 @@ class TrainerConfig:
         if self.profile is None:
             return range(0)
         match = PROFILE.fullmatch(self.profile)
-        end = self.max_steps or math.inf
+        end = self.max_steps or inf
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= end:
             raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
         # steps=10:13 -> steps 10 to 13, both included
@@ -278,7 +278,7 @@ class LossConfig:
                 f"normalisation='token' or 'sequence', not {self.normalisation!r}"
             )
         rule = "must be at least 1, the weight of a full mask"
-        require(rule, lambda value: 1 <= value < math.inf, self, "max_weight")
+        require(rule, lambda value: 1 <= value < inf, self, "max_weight")
 
     @property
     def row_factor(self) -> int:

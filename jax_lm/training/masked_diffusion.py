@@ -19,9 +19,9 @@ weight.
 Knows batches, no files.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -299,7 +299,7 @@ def train(
         config,
         out=out,
         frozen=frozen,
-        identity=where | {"loss": dataclasses.asdict(loss)} | (identity or {}),
+        identity=where | {"loss": asdict(loss)} | (identity or {}),
         place=place,
         token_flops=lambda length: (
             loss.row_factor
@@ -311,7 +311,7 @@ def train(
     parts = config.gradient_accumulation_steps
     held_out = [fill_rows(batch, parts * row_devices(model.mesh)) for batch in held_out]
     # Held-out masks must not change with the weights, as masks by confidence would.
-    constant = dataclasses.replace(loss, confident_share=0.0)
+    constant = replace(loss, confident_share=0.0)
     objective = diffusion_loss(graph, constant, model.config.mask_token_id)
     terms = held_out_terms(objective, config.dtype, parts)
     evaluate = held_out_loss(terms, frozen, held_out) if held_out else None
@@ -329,7 +329,7 @@ def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
     """
     if loss.block_length is not None:
         model.become(model.config.with_blocks(loss.block_length))
-    return dataclasses.replace(loss, block_length=model.config.block_size)
+    return replace(loss, block_length=model.config.block_size)
 
 
 def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: bool) -> Any:

@@ -7,11 +7,11 @@ but nothing about training.
 import importlib.util
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
 
@@ -164,9 +164,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     with path.open("a", encoding="utf-8") as file:
 
         def write(step: int, metrics: Metrics):
-            numbers = {
-                name: value if math.isfinite(value) else None for name, value in metrics.items()
-            }
+            numbers = {name: value if isfinite(value) else None for name, value in metrics.items()}
             file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
 
@@ -211,4 +209,4 @@ def step_of(entry: str) -> int | float:
     try:
         return json.loads(entry)["step"]
     except ValueError:
-        return math.inf
+        return inf

@@ -5,9 +5,9 @@ token: what was sampled after it is neither rewarded nor scored, and is replaced
 Knows the sampler and rewards, no loss.
 """
 
-import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from math import nan, sqrt
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -465,10 +465,10 @@ def reward_metrics(rollout: Rollout, group_size: int) -> Metrics:
 def standard_error(rewards: RewardArray) -> float:
     """Return the standard error of the mean of the rewards that are not NaN."""
     judged = rewards[np.isfinite(rewards)]
-    return float(judged.std(ddof=1) / math.sqrt(judged.size)) if judged.size > 1 else math.nan
+    return float(judged.std(ddof=1) / sqrt(judged.size)) if judged.size > 1 else nan
 
 
 def mean_of_judged(scores: RewardArray) -> float:
     """Average the scores that are not NaN; NaN if all are."""
     judged = scores[np.isfinite(scores)]
-    return float(judged.mean()) if judged.size else math.nan
+    return float(judged.mean()) if judged.size else nan

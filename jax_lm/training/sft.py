@@ -8,9 +8,9 @@
 Knows samples, no files.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,14 @@ def fine_tune(
     if config.expand_delete != (expansion is not None):
         raise ValueError(f"expand_delete={config.expand_delete}: must go with an expansion")
     config = resolve_length(config, samples, model.config.max_position_embeddings)
-    config = dataclasses.replace(config, loss=resolve_blocks(config.loss, model))
+    config = replace(config, loss=resolve_blocks(config.loss, model))
     # samples
     spare_pads = config.spare_pads if config.packed else None
     stream, held_out = make_streams(samples, config, pad_id, spare_pads, expansion)
     # number of steps
     training = config.training
     if config.num_train_epochs is not None:
-        training = dataclasses.replace(training, max_steps=stream().steps(config.num_train_epochs))
+        training = replace(training, max_steps=stream().steps(config.num_train_epochs))
     report_length(len(samples), config.batch_size, training.steps, stream().steps(1.0))
     # variation of samples: at first prompts are masked, too; or holes are opened
     reveal_steps = round(config.condition_share * training.steps)
@@ -124,7 +124,7 @@ def resolve_length(config: SftConfig, samples: TrainingSamples, context: int) ->
     needed = int(lengths_of(samples, limit, config.spare_pads).max(initial=1))
     length = min(limit, needed + -needed % LENGTH_BUCKET)
     logger.info("max_length %d, which the longest sample needs", length)
-    return dataclasses.replace(config, max_length=length)
+    return replace(config, max_length=length)
 
 
 def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int) -> None:
@@ -203,7 +203,7 @@ def adapt(
         ValueError: no samples, rows that exceed the context, or another run in `out`.
     """
     longest_allowed(config, model.config.max_position_embeddings)
-    config = dataclasses.replace(config, loss=resolve_blocks(config.loss, model))
+    config = replace(config, loss=resolve_blocks(config.loss, model))
     stream, held_out = make_streams(samples, config, pad_id, 0)
     require_memory(model, config, "adapt")
     opening = partial(openness, annealing_steps=config.opening_steps)

@@ -11,16 +11,16 @@ model.
 
 import json
 import logging
-import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
+from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -157,7 +157,7 @@ class Trainer:
         self.owes_evaluation = False
         # Whether no step overwrites the weights: a batch is drawn, or they are evaluated.
         self.is_at_rest = False
-        self.rest_ends = threading.Lock()
+        self.rest_ends = Lock()
 
     def run(
         self,
@@ -208,7 +208,7 @@ class Trainer:
             with self.writer() as write, self.profiler() as profile:
                 bar = progress if terminal.shows_progress() else None
                 finish = partial(self.finish, write=write, bar=bar, check=check)
-                ended = threading.Event()
+                ended = Event()
                 answer = self.leave_on_signal(ended, checkpoints, source, finish)
                 self.owes_evaluation |= evaluates_start and self.state.step == 0
                 with interruption.on_signal(signal.SIGTERM, answer), ExitStack() as stack:
@@ -299,7 +299,7 @@ class Trainer:
         """
         # wait for the devices
         metrics = {name: float(value) for name, value in jax.device_get(running.metrics).items()}
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
+        if not (isfinite(metrics["loss"]) and isfinite(metrics["gradient_norm"])):
             saved = self.out / f"not-finite-{running.step}.npz"
             leaves = named_leaves(running.batch)
             arrays = {name.strip(".[]'"): np.asarray(leaf) for name, leaf in leaves.items()}
@@ -348,14 +348,14 @@ class Trainer:
         is_ready = all(metric.is_ready() for metric in running.metrics.values())  # pyright: ignore[reportAttributeAccessIssue] JAX declares no such method
         return running.step if is_ready else running.step - 1
 
-    def leave_on_signal(self, over: threading.Event, *run: Any) -> Callable[[], None]:
+    def leave_on_signal(self, over: Event, *run: Any) -> Callable[[], None]:
         """Return what is to be done at each termination signal; `leave` gets the arguments."""
         times = []
 
         def answer():
             times.append(time.monotonic())
             if len(times) == 1:
-                threading.Thread(target=self.leave, args=(over, *run), daemon=True).start()
+                Thread(target=self.leave, args=(over, *run), daemon=True).start()
             elif times[-1] - times[0] > APART:
                 self.end_process()
 
@@ -363,7 +363,7 @@ class Trainer:
 
     def leave(
         self,
-        over: threading.Event,
+        over: Event,
         checkpoints: RunCheckpoints,
         source: BatchSource,
         finish: Callable[["Running"], None],
@@ -509,7 +509,7 @@ def termination() -> Iterator[Callable[[int], bool]]:
     Yields a function that returns whether the run should end at a step; all processes of a run
     agree on the step.
     """
-    received = threading.Event()
+    received = Event()
 
     def should_end(step: int):
         if jax.process_count() > 1:
@@ -517,7 +517,7 @@ def termination() -> Iterator[Callable[[int], bool]]:
         return received.is_set()
 
     # Only the main thread may set handlers, and the coordination of several processes has its own.
-    if threading.current_thread() is not threading.main_thread() or jax.process_count() > 1:
+    if current_thread() is not main_thread() or jax.process_count() > 1:
         yield should_end
         return
     before = signal.signal(signal.SIGTERM, lambda *_: received.set())
@@ -561,7 +561,7 @@ class BestEvaluation:
         # A loss is better if lower: sign * value is always better if higher.
         sign = -1 if name.endswith("loss") else 1
         value = results[name]
-        if math.isfinite(value) and (self.value is None or sign * value > sign * self.value):
+        if isfinite(value) and (self.value is None or sign * value > sign * self.value):
             self.value = value
             self.step = step
             self.since = 0

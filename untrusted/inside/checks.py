@@ -172,8 +172,10 @@ def count_check() -> ast.stmt:
     return ast.Expr(call_tester("note_check"))
 
 
+# Functions that only read plain data. What they make of the test's data can be computed twice.
+READING = re.compile("abs|all|any|dict|frozenset|len|list|max|min|round|set|sorted|str|sum|tuple")
 # Methods that put their arguments into a container.
-FILLING = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault")
+FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
 
 class TestPreparation:
@@ -209,7 +211,7 @@ class TestPreparation:
         bindings += [
             ({root_of(node.func)}, self.uses(*node.args))
             for node in nodes
-            if isinstance(node, ast.Call) and name_of(node.func) in FILLING
+            if isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func))
         ]
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         size_before = 0
@@ -265,20 +267,30 @@ class TestPreparation:
             return side
         self.compared |= names_in(side)
         no_parameters = ast.arguments([], [], None, [], [], None, [])
-        return call_tester("as_written", ast.Lambda(no_parameters, side))
+        compute = ast.Lambda(no_parameters, side)
+        return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
+
+    def only_reads(self, nodes: list[Any]) -> bool:
+        """Whether an expression calls nothing but functions that read plain data."""
+        # "" for what is no plain name
+        names = [getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)]
+        return all(READING.fullmatch(name) for name in names) and self.program.isdisjoint(names)
 
     def restore_assignments(self) -> None:
-        """Compute what is compared later from original data, too: want = sorted(data)."""
-        # A lambda in the body of a class would not see the names of the class.
-        bodies = [node.body for node in self.nodes if isinstance(node, ast.ClassDef)]
-        in_classes = {id(statement) for body in bodies for statement in body}
+        """Compute what is compared later from original data, too: want = sorted(data).
+
+        Only what makes a new object. A lambda in the body of a class would not see its names.
+        """
+        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        in_classes = {id(node) for each in classes for node in nodes_of(each)}
+        made = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.BinOp)
         # from the last one, because `want` may be made of another name
         for node in reversed(self.nodes):
-            targets = parts_of(node, "targets", "target")
-            is_assignment = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
-            is_compared = names_in(*targets) & self.compared
-            if is_assignment and node.value and is_compared and id(node) not in in_classes:
-                node.value = self.as_written(node.value)
+            match node:
+                case ast.Assign(targets=[ast.Name(name)], value=value):
+                    is_made = isinstance(value, made) and self.only_reads(nodes_of(value))
+                    if name in self.compared and is_made and id(node) not in in_classes:
+                        node.value = self.as_written(value)
 
     def is_check(self, statement: Any) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""

@@ -17,7 +17,6 @@ from untrusted.inside import checks
 from untrusted.inside.channel import Fields
 from untrusted.inside.handles import (
     NOTHING,
-    PLAIN_NAMES,
     Handle,
     TestSide,
     ask,
@@ -199,12 +198,7 @@ def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) ->
     is_view = name in VIEWS and not arguments and not is_made
     if is_view and (content := content_of(subject)) is not NOTHING:
         return getattr(content, name)()
-    result = ask("call method", name, subject, *arguments, **keywords)
-    # `(f(x) - y).total_seconds()` is of a timedelta, `.norm()` of a class of the program.
-    if name in PLAIN_NAMES:
-        result = unless_tainted(subject, result)
-    elif facts_of(subject).get("tainted"):
-        copy_facts(result, subject, tainted=True)
+    result = unless_tainted(subject, ask("call method", name, subject, *arguments, **keywords))
     if name in SET_METHODS and not is_made:
         copy_facts(result, subject, tainted=True)
     # A method that has seen the expected value must agree with the plain type's own:

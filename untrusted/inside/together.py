@@ -26,7 +26,9 @@ def run_in_one(job: dict[str, Any], results: Channel) -> None:
     """Run a program and its test, and report the outcome to the parent."""
     source = job["test"]
     try:
-        scope = load_program(job["code"], job.get("prelude", ""))
+        scope = load_program(job["code"], job.get("prelude", ""), "program")
+        # the test's own `if __name__ == "__main__":` runs
+        scope["__name__"] = "__main__"
         sys.meta_path.append(ProgramFinder(sys.modules["__main__"], source))
         tree = ast.parse(source, FILE)
         by_pytest = importlib.util.find_spec("pytest") is not None

@@ -166,7 +166,11 @@ class Evaluate:
         """Return the published length and temperature, or short and greedy answers for small tasks."""
         # the built-in model (no `model` and no `adapter`) has a short context, whatever the suite
         is_small = given.get("suite") in SMALL_SUITES
-        is_named = given.get("model") is not None or given.get("adapter") is not None
+        is_named = given.get("model") is not None
+        # an adapter's base is known only where its files are
+        if not is_named and (adapter := given.get("adapter")) is not None:
+            file = Path(adapter).expanduser() / "adapter_config.json"
+            is_named = not file.is_file() or '"builtin"' not in file.read_text()
         is_long = is_named and not is_small
         return {"max_new_tokens": 512 if is_long else 144, "temperature": 0.0 if is_small else 0.2}
 
@@ -178,7 +182,9 @@ class Evaluate:
                 if (value := getattr(self, name)) != getattr(Evaluate, name):
                     raise ValueError(f"{name}={value}: not with canonical or empty")
             if self.engine != DEFAULT_ENGINE:
-                raise ValueError(f"{self.engine.name}: no model with canonical or empty")
+                raise ValueError(
+                    f"{self.engine.name}: model and device go without canonical or empty"
+                )
         # problems of small suites are programs to complete, not questions
         if self.chat and self.suite in SMALL_SUITES:
             raise ValueError(
