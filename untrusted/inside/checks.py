@@ -30,7 +30,7 @@ REFUSED = re.compile(
 MODULE = "|".join(sorted({*sys.stdlib_module_names, "np", "numpy"}))
 DOUBTFUL = re.compile(
     r"\b(?:inspect|gc|weakref|traceback|threading|concurrent|logging|warnings)\b"
-    r"|\bgetcwd\b|\.cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
+    r"|\bassert.*\b(?:get)?cwd\(|\bassert\w*(?:Logs|Warns)\w*|\b(?:shares|may_share)_memory\b"
     r"|\bcase [A-Z]\w*\("
     rf"|\bis (?:not )?(?:{MODULE})\.\w+"
     r"|(?:\bis|==) (?:abs|all|any|len|max|min|print|sorted|sum)\b(?!\()"
