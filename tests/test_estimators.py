@@ -1,5 +1,6 @@
 """Estimators against what they estimate, and rollouts that draw anew what teaches nothing."""
 
+import itertools
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -145,19 +146,22 @@ def test_groups_without_variance_are_drawn_anew(policy, letters, tmp_path):
 
 def test_as_many_are_drawn_anew_as_are_missing(policy, letters, tmp_path, monkeypatch):
     """Filled up to a power of two, and never more than a rollout has room for."""
-    lacking = WeightedSum(
-        {"none": lambda prompts, completions, **columns: [1.0] * len(completions)}, {"none": 1.0}
-    )
+    judged = itertools.count()
+
+    def one_more(prompts, completions, **columns):
+        """No group of the first draw has variance, and one of every other."""
+        return [0.0 if next(judged) else 1.0, *[1.0] * (len(completions) - 1)]
+
+    lacking = WeightedSum({"one more": one_more}, {"one more": 1.0})
     source = trainer_of(
         policy, letters, tmp_path, lacking, prompts_per_step=3, dynamic_sampling=3
     ).source
-    missing, counts, draw = iter([3, 2, 1, 0]), [], source.rollouts.draw_rollout
+    counts, draw = [], source.rollouts.draw_rollout
 
     def counting(*args):
         counts.append(args[3:])
         return draw(*args)
 
-    monkeypatch.setattr(source.rollouts, "missing", lambda rollout: next(missing))
     monkeypatch.setattr(source.rollouts, "draw_rollout", counting)
     source.make(trainer_of(policy, letters, tmp_path / "b").state.params, 0)
     assert counts == [(), (3,), (2,), (1,)]
