@@ -3,7 +3,6 @@
 import io
 import logging
 import queue
-import threading
 import time
 import types
 
@@ -82,8 +81,7 @@ def test_off_a_terminal_a_line_is_written_now_and_then(monkeypatch, capsys):
     now = [0.0]
     waits = Steps()
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    threads = types.SimpleNamespace(Thread=threading.Thread, Event=lambda: waits)
-    monkeypatch.setattr(terminal, "threading", threads)
+    monkeypatch.setattr(terminal, "Event", lambda: waits)
     with terminal.progress("evaluating", "the first call compiles") as report:
         # seconds, what is done by then, and whether a line is due
         for seconds, done, is_due in (

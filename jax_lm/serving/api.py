@@ -81,12 +81,13 @@ class Server:
         self.engine = engine
         self.settings = settings
         self.tokenizer = engine.tokenizer
-        # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
-        is_left_to_right = engine.inference.is_autoregressive
-        self.presets = () if is_left_to_right else tuple(PRESETS)
+        self.presets = tuple(PRESETS)
         # A text with holes that grow has a token before it, and one after it.
-        grows = engine.inference.sampler.growth is not None
-        self.markers = len(GAP_TOKENS) if is_left_to_right else 2 * grows
+        self.markers = 2 * (engine.inference.sampler.growth is not None)
+        # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
+        if engine.inference.is_autoregressive:
+            self.presets = ()
+            self.markers = len(GAP_TOKENS)
         # slow requests (a grammar, or a prompt to score) are prepared one at a time
         self.turn = asyncio.Lock()
         self.places = asyncio.Semaphore(MAX_PREPARING)

@@ -32,8 +32,14 @@ def run_plan(arguments: Plan) -> int:
         return plan_server(arguments)
     plan, options = make_plan(arguments)
     # On a CPU, compiled memory would lack that of the process and the copy of the state that is
-    # made while a checkpoint is written, so the estimate is used.
-    if not plan.planned.on_cpu and compiles(arguments, CompilerPackage.of(plan.topology)):
+    # made while a checkpoint is written, so the estimate is used. There is no program of decoding
+    # from left to right.
+    has_program = plan.planned.is_training or plan.config.family.is_diffusion
+    if (
+        has_program
+        and not plan.planned.on_cpu
+        and compiles(arguments, CompilerPackage.of(plan.topology))
+    ):
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
     elif options.extra_canvases:
@@ -66,9 +72,7 @@ def make_plan(arguments: Plan) -> tuple[MachinePlan, GenerationOptions]:
     compiler.prepare_compiler(topology)
     config = plan_config(arguments)
     options = arguments.generation
-    if arguments.step == "generate":
-        if not config.family.is_diffusion:
-            raise ValueError(f"{config.family.name}: decoding left to right is not planned for")
+    if arguments.step == "generate" and config.family.is_diffusion:
         options = restrict_options(options, config)
     planned = PlannedStep(
         precision=arguments.dtype,
