@@ -144,17 +144,22 @@ def test_sequences_of_all_kinds_come_and_go_without_compiling(engine, alone):
     assert engine.metrics.registry.get_sample_value("diffucoder_compilations_total") > 0
 
 
-def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypatch):
-    """One by one, the tokens after it took as many decodings, on the thread of the engine."""
-    request = ask(engine, PROMPTS[0], stop=("x",))
-    job = Job(
+def job_with_text(engine, text, **asked):
+    """A job whose answer begins with a text."""
+    request = ask(engine, PROMPTS[0], **asked)
+    return Job(
         request=request,
         sequence=engine.sequence(request),
         tokenizer=engine.tokenizer,
         listen=RecordingListener(),
         deadline=1.0,
-        text="def f",
+        text=text,
     )
+
+
+def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypatch):
+    """One by one, the tokens after it took as many decodings, on the thread of the engine."""
+    job = job_with_text(engine, "def f", stop=("x",))
     ids = engine.tokenizer.encode_plain("def f(x):\n    return x + 1\n" * 2)
     decode, counts = Job.decode, []
     monkeypatch.setattr(Job, "decode", lambda self, ids: counts.append(0) or decode(self, ids))
@@ -165,15 +170,7 @@ def test_a_stop_text_far_from_the_end_is_found_by_few_decodings(engine, monkeypa
 
 def test_an_answer_of_whole_characters_has_all_of_its_tokens(engine):
     for text in ("done \N{PARTY POPPER}", "你好世界"):
-        request = ask(engine, PROMPTS[0])
-        job = Job(
-            request=request,
-            sequence=engine.sequence(request),
-            tokenizer=engine.tokenizer,
-            listen=RecordingListener(),
-            deadline=1.0,
-            text=text,
-        )
+        job = job_with_text(engine, text)
         ids = engine.tokenizer.encode_plain(text)
         assert len(ids) > len(text)
         assert len(job.tokens(ids, is_cut=False)) == len(ids)

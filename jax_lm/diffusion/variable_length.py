@@ -262,6 +262,11 @@ def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int 
     return by_name
 
 
+def spare_room(template: Template, options: GenerationOptions) -> int:
+    """Return how many columns the holes of a template may take beyond their initial lengths."""
+    return sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
+
+
 def grows(
     growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions
 ) -> bool:
@@ -314,8 +319,7 @@ def lay_out(
         rows.append(
             ([*begin, *ids, growth.delete_id], [*[False] * len(begin), *map(bool, holes), False])
         )
-        spare = sum(max(options.max_new_tokens - length, 0) for length in template.lengths)
-        room.append(len(rows[-1][0]) + spare)
+        room.append(len(rows[-1][0]) + spare_room(template, options))
     check_context(max(room), context)
     return Canvas.with_room(
         rows, room, -(-max(room) // WIDTH_BUCKET) * WIDTH_BUCKET, growth.delete_id

@@ -28,7 +28,7 @@ from jax_lm.diffusion.constrained import constrained_states
 from jax_lm.diffusion.likelihood import Score, log_likelihood
 from jax_lm.diffusion.sampler import Sampler, restrict_options
 from jax_lm.diffusion.state import SamplerState, Seed
-from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id
+from jax_lm.diffusion.variable_length import grows, growth_of, lay_out, named_expand_id, spare_room
 from jax_lm.host import terminal
 from jax_lm.host.compile_clock import compile_seconds
 from jax_lm.host.precision import DTYPES, fitting_dtype, require_fp8_here
@@ -196,8 +196,7 @@ class DiffuCoderInference:
                 for name, each in samplers.items()
             }
             replica.sampler = replica.adapters.pop("")
-            replica.mesh_shape = MeshShape.of(mesh)
-            replica.replicas = 1
+            replica.mesh_shape, replica.replicas = MeshShape.of(mesh), 1
             replicas.append(replica)
         return replicas
 
@@ -545,14 +544,12 @@ class DiffuCoderInference:
         return lay_out(templates, self.tokenizer, options, self.config)
 
     def width(self, template: Template, options: GenerationOptions) -> int:
-        """Return the columns that a template takes, without making its row."""
+        """Return the columns that `canvas` gives a template, without making its row."""
         if self.is_autoregressive:
             template = template.left_to_right(self.tokenizer)
         width = template.width(self.tokenizer)
         if grows(self.sampler.growth, [template], options):
-            # the beginning and the end of the text, and room for the holes
-            spare = (max(options.max_new_tokens - length, 0) for length in template.lengths)
-            width += len(self.tokenizer.begin_ids) + 1 + sum(spare)
+            width += len(self.tokenizer.begin_ids) + 1 + spare_room(template, options)
         return width
 
     def fit(self, options: GenerationOptions) -> GenerationOptions:
