@@ -27,9 +27,11 @@ from experiments.recipes import training_program
 from jax_lm.compilation import compiler
 from jax_lm.compilation.compiler import GPU_COMPILER, TPU_COMPILER
 from jax_lm.config import DIFFUCODER_7B
-from jax_lm.models import attention
+from jax_lm.models import attention, window_attention, window_kernel
 from jax_lm.models.attention import (
+    KeyValues,
     SampleMask,
+    WindowOperands,
     attend,
     attend_in_blocks,
     attend_in_full,
@@ -39,6 +41,8 @@ from jax_lm.models.attention import (
     splash,
 )
 from jax_lm.models.dream import DreamForCausalLM
+from jax_lm.models.layers import DreamRotaryEmbedding
+from jax_lm.models.window_attention import attend_to_cache
 from jax_lm.planning.roofline import Topology
 from jax_lm.sharding import AXES, MeshShape
 from jax_lm.training.config import LossConfig, OptimizerConfig, SftConfig, TrainerConfig
@@ -303,11 +307,28 @@ def on_meshes():
         {},
     )
     expected = [with_gradients(attend_in_full, arrays, mask) for mask in masks]
+    # A window of 16 rows, of which the cache has other keys and values.
+    q, k, v, _ = arrays
+    heads = q[:, :16], *(x.swapaxes(1, 2)[:, 64:80] for x in (k, v))
+    rotary = DreamRotaryEmbedding(SIZE, 1e4)(40 + jnp.arange(16)[None].repeat(8, axis=0))
+    window = (
+        WindowOperands(*heads, *rotary, masks_of(128, 8)["padded"], KeyValues(k, v)),
+        jnp.int32(40),
+    )
+    of_window = attend_to_cache(*window)
+    kernel = (
+        patch.multiple(window_kernel, call=partial(window_kernel.call, interpret=True)),
+        patch.object(window_attention, "has_kernel", lambda *_: True),
+    )
     for name in MESHES:
         on_mesh, distances = partial(attend, mesh=MeshShape.parse(name).mesh()), []
         with patch.object(attention, "choose_attention", lambda *_: interpreted):
             for mask, exact in zip(masks, expected, strict=True):
                 distances += map(float, distance(with_gradients(on_mesh, arrays, mask), exact))
+        with kernel[0], kernel[1]:
+            found = attend_to_cache(*window, mesh=MeshShape.parse(name).mesh())
+            pairs = (map(np.asarray, jax.tree.leaves(each)) for each in (found, of_window))
+            distances += map(float, distance(*pairs))
         report[name] = distances
     return report
 

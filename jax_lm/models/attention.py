@@ -64,6 +64,28 @@ Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
 
 
+class WindowOperands(NamedTuple):
+    """Rows that are computed anew, and the cache that they attend to.
+
+    Attributes:
+        q: queries of the window, before the rotary embedding.
+        k: its keys, before the rotary embedding.
+        v: its values.
+        cos: of its positions.
+        sin: of its positions.
+        mask: columns of the cache that may be attended to.
+        cache: keys and values of all columns, those of the window included.
+    """
+
+    q: Queries
+    k: Float[Array, "b t k h"]
+    v: Float[Array, "b t k h"]
+    cos: Float[Array, "b t 1 h"]
+    sin: Float[Array, "b t 1 h"]
+    mask: KeyMask
+    cache: KeyValues
+
+
 def attend(
     q: Queries, k: Keys, v: Keys, attention_mask: KeyMask, mesh: Mesh | None = None
 ) -> Queries:
@@ -312,22 +334,30 @@ def call_cudnn(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     return jax.nn.dot_product_attention(q, keys, values, mask=admitted, implementation="cudnn")
 
 
-# The sampler applies vmap over canvases. JAX's own batching rule for the kernel fails if a mask is
-# shared by all heads, so we replace it by a rule that merges the mapped axis into the batch axis.
-batched_cudnn = jax.custom_batching.custom_vmap(call_cudnn)
-differentiable_cudnn = jax.custom_vjp(batched_cudnn)
+def merged_by_rows(function: Callable) -> Callable:
+    """Return the function with a rule for `jax.vmap` that merges the mapped axis into the batch.
+
+    The sampler applies vmap over canvases. JAX's own batching rules of kernels fail if an operand
+    is not mapped, or has a dimension of 1.
+    """
+    batched = jax.custom_batching.custom_vmap(function)
+
+    @batched.def_vmap
+    def merge_mapped_axis(size: int, is_mapped: Any, *operands: Any) -> tuple[Any, Any]:
+        # [size, b, ...] -> [size * b, ...]
+        def merge(x: Array, mapped: bool):
+            stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+            return stacked.reshape(-1, *stacked.shape[2:])
+
+        y = batched(*jax.tree.map(merge, tuple(operands), tuple(is_mapped)))
+        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), y), jax.tree.map(
+            lambda _: True, y
+        )
+
+    return batched
 
 
-@batched_cudnn.def_vmap
-def merge_mapped_axis(size: int, is_mapped: Any, *operands: Array | None) -> tuple[Array, bool]:
-    """Merge the mapped axis into the batch axis: [size, b, ...] -> [size * b, ...]."""
-
-    def merge(x: Array, mapped: bool):
-        stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
-        return stacked.reshape(-1, *stacked.shape[2:])
-
-    y = batched_cudnn(*jax.tree.map(merge, tuple(operands), tuple(is_mapped)))
-    return y.reshape(size, -1, *y.shape[1:]), True
+differentiable_cudnn = jax.custom_vjp(merged_by_rows(call_cudnn))
 
 
 def cudnn_forward(q: Array, k: Array, v: Array, mask: Array | None) -> tuple[Array, Callable]:

@@ -17,15 +17,15 @@ from jaxtyping import Array, Float
 
 from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
-from jax_lm.models.attention import KeyMask, KeyValues, attend
+from jax_lm.models.attention import KeyMask, KeyValues, WindowOperands, attend
 from jax_lm.models.products import lookup, product, scale_columns
 from jax_lm.models.shapes import ScalarInt, Tokens
+from jax_lm.models.window_attention import Rotary, attend_to_cache, rotate
 
 Batch = Tokens
 Hidden = Float[Array, "b t d"]
 # Outputs of layers that have the same input.
 Projections = Sequence[Float[Array, "b t _"]]
-Rotary = tuple[Float[Array, "b t 1 h"], Float[Array, "b t 1 h"]]
 # The KV cache of a layer, and the position of the first row that is recomputed.
 Past = tuple[KeyValues, ScalarInt] | None
 
@@ -109,14 +109,6 @@ class DreamRotaryEmbedding(nnx.Module):
         angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None, :]
         return jnp.cos(angles), jnp.sin(angles)
 
-    @staticmethod
-    def rotate(x: Float[Array, "b t n h"], rotary: Rotary) -> Float[Array, "b t n h"]:
-        cos, sin = rotary
-        x32 = x.astype(jnp.float32)
-        # rotate_half: [x1, x2, x3, x4] -> [-x3, -x4, x1, x2]
-        first, second = jnp.split(x32, 2, axis=-1)
-        return (x32 * cos + jnp.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
-
 
 class DreamAttention(nnx.Module):
     """Grouped-query attention. `o_proj` has no bias; the others follow `config.architecture`."""
@@ -155,19 +147,14 @@ class DreamAttention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        q, k = (DreamRotaryEmbedding.rotate(heads, rotary) for heads in (q, k))
-        # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
-        key_values = KeyValues(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3))
-        if past is not None:
-            # A cache of 6 positions, start = 2 and t = 3: positions 2, 3 and 4 are replaced.
+        if past is None:
+            # [b, t, k, h] -> [b, k, t, h], the layout of the KV cache.
+            key_values = KeyValues(rotate(k, rotary).swapaxes(1, 2), v.swapaxes(1, 2))
+            attended = attend(rotate(q, rotary), *key_values, attention_mask, mesh)
+        else:
             cached, start = past
-            key_values = jax.tree.map(
-                lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, axis=2),
-                cached,
-                key_values,
-            )
-        keys, values = key_values
-        attended = attend(q, keys, values, attention_mask, mesh)
+            window = WindowOperands(q, k, v, *rotary, attention_mask, cached)
+            attended, key_values = attend_to_cache(window, start, mesh)
         return self.o_proj(attended.reshape(b, t, -1)), key_values
 
     def project(self, x: Hidden) -> Projections:

@@ -92,7 +92,7 @@ STEPS_7B = {
         moved_before=56,
     ),
     ("h200:1", "fast", "step"): Budget(
-        kernels=539, traffic=1.13, sorts=7, sorted_columns=3200, logits=1, logit_rows=32
+        kernels=425, traffic=1.10, sorts=7, sorted_columns=3200, logits=1, logit_rows=32
     ),
     ("v5e:2x2", "exact", "step"): Budget(
         kernels=2252,
