@@ -108,7 +108,7 @@ class Case:
 Test = str | Case
 
 
-def check_text(name: str, value: Any) -> None:
+def check_text(name: str, value) -> None:
     """Raise ValueError unless the value of a field is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r:.80}: must be text")

@@ -47,14 +47,14 @@ class E2B(Executor):
         yield client, 1
 
     def send(
-        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
         try:
             return read_results(self.run_in_machine(client, programs), programs)
         except Exception as error:  # the client of the service raises many types of errors
             raise OSError(f"E2B: {error}") from error
 
-    def run_in_machine(self, client: Any, programs: Sequence[Program]) -> str:
+    def run_in_machine(self, client, programs: Sequence[Program]) -> str:
         # The worst case: every program of the batch takes all its time.
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
         machine = client.Sandbox.create(

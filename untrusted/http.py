@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore, Lock
-from typing import Any
 
 from untrusted.printable import printable
 from untrusted.results import (
@@ -114,11 +113,11 @@ class Worker(ThreadingHTTPServer):
         with self.lock:
             self.accepted -= count
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
+    def verify_request(self, request, client_address) -> bool:
         """Refuse connections beyond the limit, as each has a thread."""
         return self.connections.acquire(blocking=False)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(self, request, client_address) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -213,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args) -> None:
         # Anyone may send a request line, so it may contain anything.
         logger.info("%s", printable(format % args))
 

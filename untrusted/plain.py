@@ -15,7 +15,7 @@ TITLES = {
 }  # fmt: skip
 
 
-def from_plain(kind: Any, data: Any, name: str) -> Any:
+def from_plain(kind, data, name: str) -> Any:
     """Build a value of a type from plain data. Raises ValueError that names the field and the rule.
 
     Args:
@@ -43,7 +43,7 @@ def from_plain(kind: Any, data: Any, name: str) -> Any:
     raise ValueError(f"{name}: must be an object with {', '.join(hints)}, not {sorted(data)!r:.80}")
 
 
-def shape_of(kind: Any) -> type:
+def shape_of(kind) -> type:
     """Return the type of plain data that represents a type, such as dict for a dataclass."""
     if dataclasses.is_dataclass(kind):
         return dict

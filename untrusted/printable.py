@@ -4,7 +4,6 @@ Imports the standard library only, as the sandbox's machines get nothing else.
 """
 
 import json
-from typing import Any
 
 
 def printable(text: str) -> str:
@@ -19,7 +18,7 @@ def printable(text: str) -> str:
     )
 
 
-def printable_json(value: Any) -> str:
+def printable_json(value) -> str:
     """Return data as one line of JSON that a person can read and a terminal can show."""
     return "".join(
         # Only unprintable characters are escaped, so that other languages stay readable.

@@ -41,7 +41,7 @@ class RayCluster(Executor):
         yield ray, 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def send(
-        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
         # Lost tasks are sent again by `run_batch`.
         task = client.remote(num_cpus=self.workers, max_retries=0)(answer_request)

@@ -226,7 +226,7 @@ class Executor(ABC):
         return [result for future in futures for result in future.result()]
 
     def run_batch(
-        self, client: Any, programs: Sequence[Program], number: int, stops: list[Cancel]
+        self, client, programs: Sequence[Program], number: int, stops: list[Cancel]
     ) -> list[Result]:
         """Send a batch, again after failures; after the last attempt, return sandbox errors."""
         reason = ""
@@ -258,7 +258,7 @@ class Executor(ABC):
 
     @abstractmethod
     def send(
-        self, client: Any, programs: Sequence[Program], turn: int, stops: list[Cancel]
+        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
     ) -> list[Result]:
         """Run a batch once. Raises OSError if another attempt may succeed.
 

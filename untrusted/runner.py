@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any
 
 from untrusted.assertions import Call, call_of, is_script, read_call
 from untrusted.cases import MAX_OUTPUT, Case, Test, difference
@@ -119,7 +118,7 @@ def run(
     limits: Limits | None = None,
     *,
     cancel: Cancel | None = None,
-    **settings: Any,
+    **settings,
 ) -> Result:
     """Run a program against its tests on this machine; `settings` are those of `Local`.
 
@@ -346,7 +345,7 @@ def short(text: str) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def failed(detail: Any, outcome: Outcome = "failed") -> TestResult:
+def failed(detail, outcome: Outcome = "failed") -> TestResult:
     return TestResult(outcome, " ".join(str(detail).split())[:DETAIL_LENGTH])
 
 
@@ -371,9 +370,7 @@ def reason_of(child: Child, when: str = " before the end") -> TestResult:
     return failed(f"crashed with {names.get(-code, f'signal {-code}')}")
 
 
-def reason_of_error(
-    *, raised: Any = "no answer", base: Any = "", message: Any = "", line: Any = "", **_: Any
-) -> TestResult:
+def reason_of_error(*, raised="no answer", base="", message="", line="", **_) -> TestResult:
     """Return the result for a process that has reported an exception."""
     if base == "SystemExit":
         return failed(f"left with exit status {message or 0}")

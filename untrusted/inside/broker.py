@@ -149,7 +149,7 @@ class Broker:
     def write(self, address: int, data: bytes) -> None:
         self.transfer(os.pwrite, data, address)
 
-    def transfer(self, act: Callable[..., Any], what: Any, address: int) -> Any:
+    def transfer(self, act: Callable[..., Any], what, address: int) -> Any:
         """Read or write the process's memory; raises EFAULT if that is impossible.
 
         The address may be unmapped, or the process may have ended.

@@ -26,7 +26,7 @@ class Channel:
         self.socket = socket.socket(fileno=descriptor)
         self.lines = self.socket.makefile("rb")
 
-    def send(self, message: Any) -> None:
+    def send(self, message) -> None:
         data = ENCODER.encode(message).encode() + b"\n"
         try:
             self.socket.sendall(data)

@@ -134,14 +134,14 @@ def name_of(function: ast.expr) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def root_of(expression: Any) -> str:
+def root_of(expression) -> str:
     """Return the first name of a chain: `a.b[0].c()` -> "a"; empty for other expressions."""
     while isinstance(expression, ast.Attribute | ast.Subscript | ast.Call | ast.Await):
         expression = expression.func if isinstance(expression, ast.Call) else expression.value
     return getattr(expression, "id", "")
 
 
-def complains(statement: Any) -> bool:
+def complains(statement) -> bool:
     """Whether one of a statement's blocks reports an error: raise, fail(), exit()."""
     return any(
         COMPLAINT.match(ast.unparse(inner)) for inner in (*statement.body, *statement.orelse)
@@ -152,7 +152,7 @@ def names_in(*trees: ast.AST) -> set[str]:
     return {node.id for tree in trees for node in nodes_of(tree) if isinstance(node, ast.Name)}
 
 
-def parts_of(node: Any, *fields: str) -> list[Any]:
+def parts_of(node, *fields: str) -> list[Any]:
     """List the nodes in these fields of a node."""
     values = [getattr(node, field, None) or [] for field in fields]
     return [part for parts in values for part in (parts if isinstance(parts, list) else [parts])]
@@ -163,7 +163,7 @@ def method_of_tester(name: str) -> ast.Attribute:
     return ast.Attribute(ast.Name(TESTER, ast.Load()), name, ast.Load())
 
 
-def call_tester(name: str, *arguments: Any) -> Any:
+def call_tester(name: str, *arguments) -> Any:
     """Build `__tester__.name(*arguments)`."""
     return ast.Call(method_of_tester(name), list(arguments), [])
 
@@ -231,13 +231,13 @@ class TestPreparation:
         """Whether an expression depends on a result of the program."""
         return not self.uses(expression).isdisjoint(self.derived)
 
-    def is_checking(self, call: Any) -> bool:
+    def is_checking(self, call) -> bool:
         """Whether a call is a check by its name: assertEqual(...), raises(...)."""
         if not isinstance(call, ast.Call) or root_of(call.func) in self.theirs:
             return False
         return name_of(call.func).startswith(CHECKING)
 
-    def restore_sides(self, node: Any) -> None:
+    def restore_sides(self, node) -> None:
         """Compute sides of a comparison that are independent of the program from original data."""
         # Not for `is`, because a copy is another object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -292,7 +292,7 @@ class TestPreparation:
                     if name in self.compared and is_made and id(node) not in in_classes:
                         node.value = self.as_written(value)
 
-    def is_check(self, statement: Any) -> bool:
+    def is_check(self, statement) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""
         if isinstance(statement, ast.If):
             # if result != 3: raise ...
@@ -308,7 +308,7 @@ class TestPreparation:
         counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
         return [statement for pair in counted for statement in pair]
 
-    def apply(self, node: Any) -> None:
+    def apply(self, node) -> None:
         """Prepare one node."""
         self.restore_sides(node)
         # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
@@ -326,7 +326,7 @@ class TestPreparation:
                 setattr(node, part, self.count(statements))
 
 
-def ask_for_classes(node: Any) -> None:
+def ask_for_classes(node) -> None:
     """Replace operations that Python would apply to the handle instead of the program's object.
 
     type(x), x.__class__ -> __tester__.type_of(x)

@@ -34,13 +34,13 @@ CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
 OUR_REFERENCES = 3
 
 
-def empty_container(kind: type, extra: Any) -> Any:
+def empty_container(kind: type, extra) -> Any:
     if kind is collections.deque:
         return collections.deque(maxlen=extra)
     return kind(extra) if kind in EXTRAS else kind()
 
 
-def items_of(container: Any) -> list:
+def items_of(container) -> list:
     """List a container's items, for a dictionary its keys and values in turn.
 
     {"a": 1, "b": 2} -> ["a", 1, "b", 2]
@@ -53,7 +53,7 @@ def items_of(container: Any) -> list:
     return list(container)
 
 
-def fill(container: Any, items: list) -> None:
+def fill(container, items: list) -> None:
     """Replace the content of a container in place."""
     # Another attribute might replace a method: `_UserList__cast` takes part in ==.
     if type(container) in SPACES[2:] and items[::2] != ["data"]:
@@ -90,7 +90,7 @@ def hold_same(items: list, others: list) -> bool:
 class Shared:
     """A container that both ends have, with its content when they last agreed."""
 
-    def __init__(self, key: str, container: Any):
+    def __init__(self, key: str, container):
         self.key = key
         self.container = container
         self.agreed = items_of(container)
@@ -112,12 +112,12 @@ class SharedContainers:
         self.watched: dict[str, Shared] = {}
         self.by_identity: dict[int, Shared] = {}
 
-    def add(self, key: str, container: Any) -> Shared:
+    def add(self, key: str, container) -> Shared:
         """Register a container under a key, and watch it."""
         entry = self.entries[key] = self.by_identity[id(container)] = Shared(key, container)
         return self.watch(entry)
 
-    def find(self, container: Any) -> Shared:
+    def find(self, container) -> Shared:
         """Return the entry of a container, new if necessary, and mark it as recently used."""
         if entry := self.by_identity.get(id(container)):
             return self.watch(entry)

@@ -18,7 +18,7 @@ PEERS: list[Peer] = []
 def make_special(name: str) -> Any:
     """Return a special method that the test carries out."""
 
-    def method(self: Any, /, *arguments: Any, **keywords: Any):
+    def method(self, /, *arguments, **keywords):
         return PEERS[0].do("special", self, name, *arguments, **keywords)
 
     return method
@@ -32,7 +32,7 @@ class Foreign:
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value) -> None:
         PEERS[0].do("set", self, name, value)
 
 
@@ -61,7 +61,7 @@ def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
 def function(form: Fields) -> Any:
     """Return a function that calls a function of the test. It can become a method of a class."""
 
-    def call(*arguments: Any, **keywords: Any):
+    def call(*arguments, **keywords):
         return PEERS[0].do("special", call, "__call__", *arguments, **keywords)
 
     call.__name__ = form["n"]

@@ -56,7 +56,7 @@ class Runner:
             raise AssertionError("no test was run")
 
     def run_members(
-        self, members: Fields, tests: set[str], marks: list[Any], owner: Any = None, path: str = ""
+        self, members: Fields, tests: set[str], marks: list[Any], owner=None, path: str = ""
     ) -> None:
         """Run the tests among the members of the file, or of the class `owner`.
 
@@ -92,9 +92,7 @@ class Runner:
                         scope = {n: getattr(instance, n) for n in names}
                     self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
 
-    def run_function(
-        self, name: str, function: Any, scope: Fields, marks: list[Any], owner: Any
-    ) -> None:
+    def run_function(self, name: str, function, scope: Fields, marks: list[Any], owner) -> None:
         """Run a test function for each of its cases.
 
         Args:
@@ -168,7 +166,7 @@ def is_case(kind: type) -> bool:
     return "unittest" in sys.modules and issubclass(kind, unittest.TestCase)
 
 
-def run_testcase(kind: Any) -> int:
+def run_testcase(kind) -> int:
     """Run a TestCase; returns the number of its tests that have passed."""
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(kind)
     result = unittest.TestResult()
@@ -184,7 +182,7 @@ def run_testcase(kind: Any) -> int:
 
 
 @contextmanager
-def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
+def surround(scope: Fields, kind: str, argument) -> Iterator[None]:
     """Call the test's `setup_<kind>` and `teardown_<kind>`, with as many arguments as they take."""
     for name in (f"setup_{kind}", f"teardown_{kind}"):
         if name.startswith("teardown"):
@@ -193,7 +191,7 @@ def surround(scope: Fields, kind: str, argument: Any) -> Iterator[None]:
             function(*[argument][: len(inspect.signature(function).parameters)])
 
 
-def parameters_of(function: Any) -> list[str]:
+def parameters_of(function) -> list[str]:
     """List the names of the parameters of a function that have no default."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -203,16 +201,16 @@ def parameters_of(function: Any) -> list[str]:
     return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
 
 
-def marks_of(marks: Any) -> list[Any]:
+def marks_of(marks) -> list[Any]:
     """Return the value of `pytestmark` as a list; it is a mark, several, or None."""
     return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
 
 
-def fixtures_in(values: Any) -> dict[str, shim.Fixture]:
+def fixtures_in(values) -> dict[str, shim.Fixture]:
     return {value.name: value for value in values if isinstance(value, shim.Fixture)}
 
 
-def cases_of(marks: Any) -> Iterator[tuple[Fields, list[Any]]]:
+def cases_of(marks) -> Iterator[tuple[Fields, list[Any]]]:
     """Yield each case of the `parametrize` marks: its arguments by name, and all marks of the case.
 
     Every row of a table is combined with every row of the others:

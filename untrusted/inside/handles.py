@@ -73,7 +73,7 @@ class TestSide:
     calls = 0
 
 
-def ask(operation: str, /, *arguments: Any, **keywords: Any) -> Any:
+def ask(operation: str, /, *arguments, **keywords) -> Any:
     """Have the program carry out an operation."""
     TestSide.calls += operation in ("call", "call method", "set", "delete") or (
         operation == "special" and arguments[0] in ("__setitem__", "__delitem__", "__iadd__")
@@ -87,24 +87,24 @@ def cannot_judge(reason: str) -> CannotJudgeError:
     return CannotJudgeError(reason)
 
 
-def is_theirs(value: Any) -> bool:
+def is_theirs(value) -> bool:
     """Whether a value stands for an object of the program."""
     return TestSide.peer is not None and id(value) in TestSide.peer.their_numbers
 
 
-def is_plain_data(value: Any) -> bool:
+def is_plain_data(value) -> bool:
     """Whether a value is plain data of the test."""
     return type(value) in PLAIN or wire.is_array(value) or wire.numpy_kind(value) == "number"
 
 
-def is_plain_result(result: Any) -> bool:
+def is_plain_result(result) -> bool:
     """Whether a result is plain data, or an object that derives from an immutable plain type."""
     return not is_theirs(result) or (
         isinstance(result, Handle) and facts_of(result)["kind"] in IMMUTABLE_KINDS
     )
 
 
-def facts_of(handle: Any) -> Fields:
+def facts_of(handle) -> Fields:
     """Return what the border knows about a handle's object.
 
     The keys:
@@ -118,7 +118,7 @@ def facts_of(handle: Any) -> Fields:
     return object.__getattribute__(handle, "__dict__")
 
 
-def content_of(handle: Any, name: str = "__eq__") -> Any:
+def content_of(handle, name: str = "__eq__") -> Any:
     """Return the plain value of an object for a special method; NOTHING unless there is one.
 
     There is one if the object's class derives from a plain type. The program sends the value
@@ -136,7 +136,7 @@ def content_of(handle: Any, name: str = "__eq__") -> Any:
     return facts["content"] if kind in IMMUTABLE_KINDS else ask("content", handle)
 
 
-def no_verdict(handle: Any, action: str) -> BaseException:
+def no_verdict(handle, action: str) -> BaseException:
     """Return the error for an operation whose result an object of the program would decide.
 
     If the test itself has created the object from the program's class, plain Python might accept
@@ -146,7 +146,7 @@ def no_verdict(handle: Any, action: str) -> BaseException:
     return cannot_judge(message) if facts_of(handle).get("made") else TypeError(message)
 
 
-def copy_facts(result: Any, source: Any, *, tainted: bool = False) -> Any:
+def copy_facts(result, source, *, tainted: bool = False) -> Any:
     """Copy the facts about an operand to the result of an operation."""
     if isinstance(result, Handle):
         facts_of(result)["made"] = facts_of(source).get("made")
@@ -154,7 +154,7 @@ def copy_facts(result: Any, source: Any, *, tainted: bool = False) -> Any:
     return result
 
 
-def unless_tainted(source: Any, result: Any, *, strict: bool = False) -> Any:
+def unless_tainted(source, result, *, strict: bool = False) -> Any:
     """Return the result of an operation. Raises if it is a number from a tainted object.
 
     Args:
@@ -172,14 +172,14 @@ def unless_tainted(source: Any, result: Any, *, strict: bool = False) -> Any:
     return copy_facts(result, source, tainted=True)
 
 
-def be_strict(value: Any, line: int) -> Any:
+def be_strict(value, line: int) -> Any:
     """Record that the `with` block of this context contains checks, the last one in `line`."""
     if isinstance(value, Handle):
         facts_of(value)["strict"] = line
     return value
 
 
-def may_suppress(handle: Any, error: Any, requested: Any) -> bool:
+def may_suppress(handle, error, requested) -> bool:
     """Whether `__exit__` may suppress an exception: no AssertionError, and none before a check."""
     if not requested or error is None or isinstance(error, AssertionError):
         return False
@@ -208,20 +208,20 @@ class Handle:
         result = unless_tainted(self, result) if name in NUMBER_NAMES else result
         return copy_facts(result, self, tainted=True) if facts.get("tainted") else result
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value) -> None:
         ask("set", self, name, value)
 
     def __delattr__(self, name: str) -> None:
         ask("delete", self, name)
 
-    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, /, *arguments, **keywords) -> Any:
         result = unless_tainted(self, ask("call", self, *arguments, **keywords))
         # The test has created this object if it called a class by its name.
         if facts_of(self).get("named") and isinstance(result, Handle):
             facts_of(result)["made"] = True
         return result
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item) -> bool:
         if is_theirs(item):
             return ask("special", "__contains__", self, item)
         if (content := content_of(self)) is not NOTHING:
@@ -252,14 +252,14 @@ class Handle:
     def __await__(self) -> Any:
         return drive([self]).__await__()
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+    def __exit__(self, kind, error, trace) -> Any:
         return may_suppress(self, error, ask("special", "__exit__", self, kind, error, None))
 
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> Any:
+    async def __aexit__(self, kind, error, trace) -> Any:
         requested = await ask("special", "__aexit__", self, kind, error, None)
         return may_suppress(self, error, requested)
 
-    def __instancecheck__(self, value: Any) -> bool:
+    def __instancecheck__(self, value) -> bool:
         # Plain data is never an instance of the program's class, whatever its metaclass says.
         return not is_plain_data(value) and ask("isinstance", value, self)
 
@@ -269,11 +269,11 @@ class Handle:
     def __copy__(self) -> Any:
         return ask("library", "copy", "copy", self)
 
-    def __deepcopy__(self, _: Any) -> Any:
+    def __deepcopy__(self, _) -> Any:
         return ask("library", "copy", "deepcopy", self)
 
 
-def check_number(handle: Any, name: str, number: int) -> int:
+def check_number(handle, name: str, number: int) -> int:
     """Return a number of items. Raises if a loop yielded fewer items than `len` promised.
 
     Otherwise an object of length 2 that yields nothing would pass `assert len(result) == 2` and
@@ -291,7 +291,7 @@ def check_number(handle: Any, name: str, number: int) -> int:
     return number
 
 
-def yield_items(handle: Any, iterator: Any) -> Iterator[Any]:
+def yield_items(handle, iterator) -> Iterator[Any]:
     number = 0
     for number, item in enumerate(iterator, 1):  # noqa: B007 (used below)
         yield item
@@ -317,7 +317,7 @@ async def drive(awaited: list[Any]) -> Any:
 def special(name: str) -> Callable[..., Any]:
     """Make a special method: it uses the object's plain value if there is one, else the program."""
 
-    def method(self: Any, /, *arguments: Any):
+    def method(self, /, *arguments):
         # The program makes texts: a test only shows or formats them.
         content = NOTHING if name.strip("_") in TEXTS else content_of(self, name)
         if content is not NOTHING and name in OPERATORS:
@@ -331,7 +331,7 @@ def special(name: str) -> Callable[..., Any]:
 def comparison(name: str) -> Callable[..., Any]:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
-    def method(self: Any, other: Any):
+    def method(self, other):
         # two objects of the program
         if is_theirs(other):
             return ask("special", name, self, other)
@@ -355,7 +355,7 @@ def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     """Make an operator. With plain data, its result is an object, or that of the plain types."""
     operator = f"__{name}__"
 
-    def method(self: Any, other: Any, *modulo: Any):
+    def method(self, other, *modulo):
         operands = (other, self) if reflected else (self, other)
         result = ask("special", operator, *operands, *modulo)
         # With other objects, of the program or of the test, any result is accepted, unless one of
@@ -431,11 +431,11 @@ class ErrorClass(type):
     They must be real classes, because Python's `except` accepts nothing else.
     """
 
-    def __new__(mcs, *_: Any) -> Any:
+    def __new__(mcs, *_) -> Any:
         # Reached by `class` statements of the test only: see `error_class`.
         raise cannot_judge("a class of the test derives from a class of the program")
 
-    def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(cls, /, *arguments, **keywords) -> Any:
         return ask("call", cls, *arguments, **keywords)
 
     def __getattr__(cls, name: str) -> Any:
@@ -454,13 +454,13 @@ class Error(BaseException):
     def __str__(self) -> str:
         return ask("special", "__str__", self)
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other) -> Any:
         return ask("special", "__eq__", self, other) if is_theirs(other) else NotImplemented
 
     __hash__ = BaseException.__hash__
 
 
-def error_class(name: str, doc: Any, bases: list[Any]) -> type:
+def error_class(name: str, doc, bases: list[Any]) -> type:
     """Make the class that stands for an exception class of the program.
 
     Args:

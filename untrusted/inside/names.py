@@ -68,7 +68,7 @@ def genuine_imports(code: str) -> Fields:
     return names
 
 
-def is_import_of_library(statement: Any) -> bool:
+def is_import_of_library(statement) -> bool:
     """Whether a statement only imports modules of `IMPORTED`, or members of those that compute."""
     if isinstance(statement, ast.Import):
         return IMPORTED.issuperset(top_of(alias.name) for alias in statement.names)
@@ -97,7 +97,7 @@ class TestModule(types.ModuleType):
             return TestSide.peer.fetch(name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value) -> None:
         if name in TestSide.peer.program_names:
             ask("patch", TestSide.peer.main, name, value)
         super().__setattr__(name, value)
@@ -121,7 +121,7 @@ class ProgramFinder:
         self.source = source
         self.path = [*sys.path]
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, self.path if path is None else path, target)
         is_ours = "." in name or name.startswith("_") or name in ("pytest", "numpy")
         if spec or is_ours or name not in self.source or is_genuine(name):
@@ -184,12 +184,12 @@ def only_target(nodes: list[Any], names: set[str]) -> set[str]:
 # What a prepared test calls instead of `type` and methods (`checks.ask_for_classes`)
 
 
-def type_of(value: Any) -> Any:
+def type_of(value) -> Any:
     """Return the class of a value; for a handle, a handle of its class."""
     return ask("type", value) if isinstance(value, Handle) else type(value)
 
 
-def method_call(subject: Any, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def method_call(subject, name: str, /, *arguments, **keywords) -> Any:
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):
         return getattr(subject, name)(*arguments, **keywords)

@@ -50,14 +50,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def method_of(subject: Any, name: str) -> Any:
+def method_of(subject, name: str) -> Any:
     """Look up a special method as Python does: on the class, bound to the object."""
     method = inspect.getattr_static(type(subject), name)
     # A mock as a special method is not a descriptor, so it is called without the object.
     return method.__get__(subject, type(subject)) if hasattr(type(method), "__get__") else method
 
 
-def apply(name: str, subject: Any, /, *arguments: Any) -> Any:
+def apply(name: str, subject, /, *arguments) -> Any:
     """Call a special method."""
     if name in OPERATORS:
         return OPERATORS[name](subject, *arguments)
@@ -69,7 +69,7 @@ def plain_base(kind: type) -> Any:
     return next((base for base in kind.__mro__ if base in IMMUTABLE or base in MUTABLE), None)
 
 
-def content(subject: Any) -> Any:
+def content(subject) -> Any:
     """Return the plain value of an object, using only methods of the plain type it derives from."""
     base = plain_base(type(subject))
     if base is collections.defaultdict:
@@ -85,11 +85,11 @@ def content(subject: Any) -> Any:
     return base.__pos__(subject)
 
 
-def call_method(name: str, subject: Any, /, *arguments: Any, **keywords: Any) -> Any:
+def call_method(name: str, subject, /, *arguments, **keywords) -> Any:
     return getattr(subject, name)(*arguments, **keywords)
 
 
-def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) -> Any:
+def call_library(module: str, name: str, /, *arguments, **keywords) -> Any:
     """Call a library function that inspects its arguments, such as `dataclasses.asdict`."""
     return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
@@ -98,14 +98,14 @@ def call_library(module: str, name: str, /, *arguments: Any, **keywords: Any) ->
 ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
-def patch(target: Any, name: str, value: Any) -> None:
+def patch(target, name: str, value) -> None:
     """Replace an attribute of a module or a logger, as the test has done in its process."""
     # Only the first patch records the original.
     ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
     setattr(target, name, value)
 
 
-def unpatch(target: Any, name: str) -> None:
+def unpatch(target, name: str) -> None:
     if (id(target), name) in ORIGINALS:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 
@@ -119,7 +119,7 @@ def event_loop() -> Any:
     return asyncio.new_event_loop()
 
 
-def run_task(task: Any, seconds: float, cancelled: bool) -> tuple[Any] | None:
+def run_task(task, seconds: float, cancelled: bool) -> tuple[Any] | None:
     """Run the event loop until the task ends or `seconds` have passed.
 
     Returns the task's result in a tuple, or None if it has not ended.

@@ -8,7 +8,6 @@ import sys
 import types
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
-from typing import Any
 
 
 class Packages:
@@ -21,7 +20,7 @@ class Packages:
     def __init__(self, folders: dict[str, str]):
         self.folders = folders
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         """Find a package; the import system calls this for entries of `sys.meta_path`."""
         folder = self.folders.get(name)
         if folder is None:
@@ -31,7 +30,7 @@ class Packages:
         return spec_from_file_location(name, path, submodule_search_locations=inner)
 
 
-def is_genuine(module: Any) -> bool:
+def is_genuine(module) -> bool:
     """Whether a name means the same module at both ends: a standard module or allowed package."""
     top = module.partition(".")[0] if isinstance(module, str) else "__main__"
     allowed = any(
@@ -44,7 +43,7 @@ def is_genuine(module: Any) -> bool:
 NAMELESS = {kind: name for name, kind in vars(types).items() if isinstance(kind, type)}
 
 
-def genuine_name(value: Any) -> str | None:
+def genuine_name(value) -> str | None:
     """Return the name by which both ends find the same module, class or builtin function.
 
     math -> "math:", OrderedDict -> "collections:OrderedDict", len -> "builtins:len"; None for any

@@ -51,7 +51,7 @@ def follow_test(source: str) -> None:
 def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let the program check its objects against protocols, whose methods every handle has."""
 
-    def check(kind: Any, value: Any):
+    def check(kind, value):
         return ask("isinstance", value, kind) if type(value) is Handle else function(kind, value)
 
     return check
@@ -62,7 +62,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     found = importlib.import_module(module)
     function = getattr(found, name)
 
-    def carry(*arguments: Any, **keywords: Any):
+    def carry(*arguments, **keywords):
         if everywhere:
             # Here first, so that an invalid argument is an error of the test.
             function(*arguments, **keywords)
@@ -73,11 +73,11 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     setattr(found, name, carry)
 
 
-def follow_mock(kind: Any) -> None:
+def follow_mock(kind) -> None:
     """Let `mock.patch` replace attributes of library modules in the program, too."""
     entering = kind.__enter__
 
-    def enter(self: Any):
+    def enter(self):
         result = entering(self)
         target = self.target
         if isinstance(target, types.ModuleType) and is_genuine(target.__name__):

@@ -98,7 +98,7 @@ class Peer(ABC):
     # What each end decides
 
     @abstractmethod
-    def describe(self, value: Any) -> Fields:
+    def describe(self, value) -> Fields:
         """Describe an object of this end, so that the other end can build its stand-in."""
 
     @abstractmethod
@@ -106,11 +106,11 @@ class Peer(ABC):
         """Build the stand-in for an object of the other end."""
 
     @abstractmethod
-    def name_of(self, value: Any) -> str | None:
+    def name_of(self, value) -> str | None:
         """Return the name under which both ends know a value (a library function); else None."""
 
     @abstractmethod
-    def named_value(self, name: Any) -> Any:
+    def named_value(self, name) -> Any:
         """Return the value for such a name. Raises BorderError if it may not cross."""
 
     @abstractmethod
@@ -129,13 +129,13 @@ class Peer(ABC):
 
     # Values
 
-    def adopt(self, number: int, stand_in: Any) -> Any:
+    def adopt(self, number: int, stand_in) -> Any:
         """Register a value as the stand-in for an object of the other end."""
         self.theirs[number] = stand_in
         self.their_numbers[id(stand_in)] = number
         return stand_in
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value) -> Any:
         """Write a value as JSON: plain data (`wire`), a container, an object of either end, a name.
 
         An object of the other end is {"t": "yours", "v": 3}; one of this end {"t": "mine", "v": 3},
@@ -168,7 +168,7 @@ class Peer(ABC):
             form = self.describe(value)
         return {"t": "mine", "v": number, **form}
 
-    def encode_container(self, container: Any) -> Fields:
+    def encode_container(self, container) -> Fields:
         """Write a container with its content, or only its key if the message has it already."""
         entry = self.shared.find(container)
         # A container's content is sent once per message; this also ends cycles:
@@ -187,7 +187,7 @@ class Peer(ABC):
         entry.agreed = items = items_of(entry.container)
         return wire.convert_all(items, self.encode)
 
-    def decode(self, form: Any) -> Any:
+    def decode(self, form) -> Any:
         """Read what the other end's `encode` has written; "mine" is an object of the other end."""
         if not isinstance(form, dict):
             return wire.convert_all(form, self.decode) if isinstance(form, list) else form
@@ -259,7 +259,7 @@ class Peer(ABC):
         except Exception as problem:  # what the other end has sent may fail in any way
             raise BorderError(f"{type(problem).__name__}: {problem!s:.300}") from problem
 
-    def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
+    def do(self, operation: str, /, *arguments, **keywords) -> Any:
         """Have the other end carry out an operation; raises what the operation raised."""
         try:
             with self.lock:

@@ -41,7 +41,7 @@ class ProgramPeer(Peer):
 
     # Objects
 
-    def describe(self, value: Any) -> Fields:
+    def describe(self, value) -> Fields:
         """Describe an object: the plain type that its class derives from, or its kind."""
         kind = type(value)
         if isinstance(value, type):
@@ -58,7 +58,7 @@ class ProgramPeer(Peer):
     def build(self, form: Fields) -> Any:
         return foreign.build(form, self.decode)
 
-    def name_of(self, value: Any) -> str | None:
+    def name_of(self, value) -> str | None:
         name = genuine_name(value) or ""
         return self.named.get(id(value)) or (name if find_type(name) is value else None)
 

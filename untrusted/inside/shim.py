@@ -39,7 +39,7 @@ def fail(reason: str = "", pytrace: bool = True) -> None:
     raise FailedError(reason)
 
 
-def skip(reason: str = "", **_: Any) -> None:
+def skip(reason: str = "", **_) -> None:
     raise SkippedError(reason)
 
 
@@ -47,7 +47,7 @@ def skip(reason: str = "", **_: Any) -> None:
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
-def main(*_: Any, **__: Any) -> None:
+def main(*_, **__) -> None:
     """Do nothing: the tests of the file are run afterwards."""
 
 
@@ -59,7 +59,7 @@ class ExceptionInfo:
     typename = property(lambda self: type(self.value).__name__)
     tb = property(lambda self: self.value.__traceback__)
 
-    def match(self, pattern: Any) -> bool:
+    def match(self, pattern) -> bool:
         """Raise FailedError unless the pattern matches somewhere in the exception's text."""
         if not re.search(pattern, str(self.value)):
             raise FailedError(f"{str(self.value)!r} does not match {pattern!r}")
@@ -67,7 +67,7 @@ class ExceptionInfo:
 
 
 @contextlib.contextmanager
-def expecting(expected: Any, pattern: Any = None) -> Iterator[ExceptionInfo]:
+def expecting(expected, pattern=None) -> Iterator[ExceptionInfo]:
     info = ExceptionInfo()
     try:
         yield info
@@ -79,7 +79,7 @@ def expecting(expected: Any, pattern: Any = None) -> Iterator[ExceptionInfo]:
         info.match(pattern)
 
 
-def raises(expected_exception: Any, *call: Any, match: Any = None, **keywords: Any) -> Any:
+def raises(expected_exception, *call, match=None, **keywords) -> Any:
     """Expect an exception from a block, or from a call: `raises(E)`, `raises(E, f, 1)`."""
     if not call:
         return expecting(expected_exception, match)
@@ -91,13 +91,13 @@ def raises(expected_exception: Any, *call: Any, match: Any = None, **keywords: A
 class Approx:
     """Equals numbers that are close to the expected ones, also in lists, tuples, dictionaries."""
 
-    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False):
+    def __init__(self, expected, rel=None, abs=None, nan_ok: bool = False):
         self.expected = expected
         self.rel = rel
         self.abs = abs
         self.nan_ok = nan_ok
 
-    def __eq__(self, actual: Any) -> bool:
+    def __eq__(self, actual) -> bool:
         return self.near(actual, self.expected)
 
     # numpy leaves the comparison of its arrays to `__eq__`.
@@ -106,7 +106,7 @@ class Approx:
     def __repr__(self) -> str:
         return f"approx({self.expected!r})"
 
-    def near(self, actual: Any, expected: Any) -> bool:
+    def near(self, actual, expected) -> bool:
         """Whether values are equal, or numbers within the tolerance; containers item by item."""
         actual, expected = map(without_numpy, (actual, expected))
         if isinstance(expected, dict):
@@ -133,7 +133,7 @@ class Approx:
 approx = Approx
 
 
-def without_numpy(value: Any) -> Any:
+def without_numpy(value) -> Any:
     """Return an array as lists, and a number of numpy as one of Python."""
     return value.tolist() if is_array(value) or numpy_kind(value) == "number" else value
 
@@ -141,7 +141,7 @@ def without_numpy(value: Any) -> Any:
 # Marks
 
 
-def param(*values: Any, id: Any = None, marks: Any = ()) -> Param:
+def param(*values, id=None, marks=()) -> Param:
     return Param(values, marks if isinstance(marks, list | tuple) else (marks,))
 
 
@@ -152,7 +152,7 @@ class Mark:
         self.name = name
         self.arguments = arguments
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments, **keywords) -> Any:
         marked = arguments[0] if len(arguments) == 1 and not keywords else None
         # `mark.skip` may decorate directly, `mark.parametrize` is always called with arguments first.
         needs_arguments = not self.arguments and self.name == "parametrize"
@@ -179,7 +179,7 @@ mark = Marks()
 class Fixture:
     """A fixture: a function that returns a value, or yields one and then cleans up."""
 
-    def __init__(self, function: Any, settings: Fields):
+    def __init__(self, function, settings: Fields):
         if "params" in settings:
             raise cannot_judge("the test needs pytest itself, for a fixture with params")
         self.function = function
@@ -188,7 +188,7 @@ class Fixture:
         self.is_kept = settings.get("scope", "function") != "function"
 
 
-def fixture(function: Any = None, **settings: Any) -> Any:
+def fixture(function=None, **settings) -> Any:
     if function is None:
         return lambda function: Fixture(function, settings)
     return Fixture(function, settings)
@@ -216,29 +216,29 @@ class Capsys:
 class MonkeyPatch(contextlib.ExitStack):
     """Makes changes that are undone after the test, with `mock.patch`, so the program follows."""
 
-    def setattr(self, target: Any, name: Any, value: Any = MISSING, raising: bool = True) -> None:
+    def setattr(self, target, name, value=MISSING, raising: bool = True) -> None:
         # setattr("os.path.exists", f)
         if value is MISSING:
             self.enter_context(mock.patch(target, name, create=not raising))
         else:
             self.enter_context(mock.patch.object(target, name, value, create=not raising))
 
-    def setitem(self, mapping: Any, key: Any, value: Any) -> None:
+    def setitem(self, mapping, key, value) -> None:
         self.enter_context(mock.patch.dict(mapping, {key: value}))
 
-    def delitem(self, mapping: Any, key: Any, raising: bool = True) -> None:
+    def delitem(self, mapping, key, raising: bool = True) -> None:
         self.enter_context(mock.patch.dict(mapping))
         if key in mapping or raising:
             del mapping[key]
 
-    def setenv(self, name: str, value: Any, prepend: str | None = None) -> None:
+    def setenv(self, name: str, value, prepend: str | None = None) -> None:
         old = os.environ.get(name)
         self.setitem(os.environ, name, f"{value}{prepend}{old}" if prepend and old else str(value))
 
     def delenv(self, name: str, raising: bool = True) -> None:
         self.delitem(os.environ, name, raising)
 
-    def chdir(self, path: Any) -> None:
+    def chdir(self, path) -> None:
         self.enter_context(contextlib.chdir(path))
 
     @staticmethod

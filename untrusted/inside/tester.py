@@ -140,7 +140,7 @@ class Tester(Peer):
 
     # What crosses
 
-    def describe(self, value: Any) -> Fields:
+    def describe(self, value) -> Fields:
         kind = type(value)
         is_function = isinstance(value, types.FunctionType)
         module = kind.__module__
@@ -170,13 +170,13 @@ class Tester(Peer):
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(specials)}
 
-    def name_of(self, value: Any) -> str | None:
+    def name_of(self, value) -> str | None:
         # The program may name only what it was given.
         if name := genuine_name(value):
             self.named[name] = value
         return name
 
-    def named_value(self, name: Any) -> Any:
+    def named_value(self, name) -> Any:
         value = self.named.get(name) or find_type(name)
         if value is None:
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
@@ -220,7 +220,7 @@ class Tester(Peer):
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject: Any, name: Any, *, is_output: bool) -> None:
+    def check_attribute(self, operation: str, subject, name, *, is_output: bool) -> None:
         """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
             raise BorderError("the name of an attribute is not text")
@@ -253,11 +253,11 @@ class Tester(Peer):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
             self.changed.add(entry.key)
 
-    def follow(self, target: Any, name: str, original: Any) -> None:
+    def follow(self, target, name: str, original) -> None:
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
         self.followed.setdefault((target, name), [original, original])
 
-    def do(self, operation: str, /, *arguments: Any, **keywords: Any) -> Any:
+    def do(self, operation: str, /, *arguments, **keywords) -> Any:
         """Have the program carry out an operation.
 
         A function that returns None is expected to change its arguments in place. The test then
@@ -367,13 +367,13 @@ class Tester(Peer):
     def note_check(self) -> None:
         self.checked += 1
 
-    def note_changed(self, holds: Any) -> bool:
+    def note_changed(self, holds) -> bool:
         """Count a changed assertion that holds. Returns True, so that the test continues."""
         self.held += bool(holds)
         return True
 
 
-def copy_containers(value: Any) -> Any:
+def copy_containers(value) -> Any:
     """Copy the containers in a value, and what its views and iterators yield."""
     kind = type(value)
     if kind in ITERATORS:
@@ -387,14 +387,14 @@ def copy_containers(value: Any) -> Any:
     return copy.copy(value) if kind in CONTAINERS.values() or is_array(value) else value
 
 
-def are_same(one: Any, other: Any) -> bool:
+def are_same(one, other) -> bool:
     """Whether two values are known to be equal; arrays, if all of their elements are."""
     with suppress(Exception):
         return one.tobytes() == other.tobytes() if is_array(one) else bool(one == other)
     return False
 
 
-def is_own(kind: Any) -> bool:
+def is_own(kind) -> bool:
     """Whether a class is defined by the test."""
     return isinstance(kind, type) and kind.__module__ == "__main__" and not is_theirs(kind)
 

@@ -58,7 +58,7 @@ def run_pytest(own: set[str]) -> None:
     failures = []
 
     class Plugin:
-        def pytest_runtest_logreport(self, report: Any) -> None:
+        def pytest_runtest_logreport(self, report) -> None:
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 failures.append(crash.message if crash is not None else str(report.longrepr))

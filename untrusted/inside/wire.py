@@ -43,12 +43,12 @@ def by(*attributes: str) -> Callable[[Any], list]:
     return lambda value: [getattr(value, name) for name in attributes]
 
 
-def pickled_arguments(value: Any) -> list:
+def pickled_arguments(value) -> list:
     """List the arguments with which pickle would call a value's type to make an equal value."""
     return list(value.__reduce_ex__(2)[1])
 
 
-def dictionary_of(view: Any) -> list:
+def dictionary_of(view) -> list:
     """List the dictionary of a view; of a subclass, which cannot cross, a plain copy."""
     return [d if type(d) is dict else dict(view.mapping) for d in gc.get_referents(view)]
 
@@ -80,7 +80,7 @@ def importing(name: str) -> Callable[[Any], Any]:
     return lambda text: getattr(importlib.import_module(module), member)(str(text))
 
 
-def as_text(value: Any) -> list:
+def as_text(value) -> list:
     return [str(value)]
 
 
@@ -109,13 +109,13 @@ def convert_all(items: Sequence[Any], convert: Convert) -> list:
     return list(items) if are_plain(items) else [convert(item) for item in items]
 
 
-def is_array(value: Any) -> bool:
+def is_array(value) -> bool:
     """Whether a value is a numpy array of plain data, not of Python objects."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
-def numpy_kind(value: Any) -> str:
+def numpy_kind(value) -> str:
     """Return "number" for a numpy scalar, "dtype" for a numpy dtype, else an empty string."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.generic | numpy.dtype):
@@ -125,7 +125,7 @@ def numpy_kind(value: Any) -> str:
     return "number" if type(value) is value.dtype.type else ""
 
 
-def array_text(array: Any) -> str:
+def array_text(array) -> str:
     """Write a numpy array of plain data in the format of .npy files, in hexadecimal."""
     import numpy as np  # slow to import, so only if an array crosses
 
@@ -141,7 +141,7 @@ def read_array(text: str) -> Any:
     return np.lib.format.read_array(io.BytesIO(bytes.fromhex(text)), allow_pickle=False)
 
 
-def tag_of(value: Any) -> str:
+def tag_of(value) -> str:
     """Return the key of TAGS for the type of a value; empty if there is none."""
     # Exact types: a subclass may override anything, so it is not plain data.
     kind = type(value)
