@@ -75,10 +75,8 @@ class Case:
             check_text(name, value)
         if self.comparison not in LINES:
             raise ValueError(f"comparison={self.comparison!r}: must be one of {', '.join(LINES)}")
-        if len(self.output.encode()) > MAX_OUTPUT:
-            raise ValueError(
-                f"output: has {len(self.output.encode())} bytes, a program may write {MAX_OUTPUT}"
-            )
+        if (size := len(self.output.encode())) > MAX_OUTPUT:
+            raise ValueError(f"output: has {size} bytes, a program may write {MAX_OUTPUT}")
         if self.function:
             if not self.function.isidentifier():
                 raise ValueError(f"function={self.function!r:.80}: must be a name")

@@ -262,11 +262,10 @@ def run_case(session: Session, code: str, case: Case, seconds: float) -> TestRes
 def run_statements(session: Session, job: Fields, statements: str, seconds: float) -> TestResult:
     """Run the statements of a test in a second process, against the program of a job."""
     test, program, tester = exchange_test(session, job, statements, seconds)
-    obstacle = tester.answer.get("cannot")
-    if obstacle is not None and session.same_process:
-        return run_together(session, job | test, seconds)
-    if obstacle is not None:
-        return failed(obstacle, "cannot_judge")
+    if "cannot" in tester.answer:
+        if session.same_process:
+            return run_together(session, job | test, seconds)
+        return failed(tester.answer["cannot"], "cannot_judge")
     if has_passed(tester, test):
         return TestResult("passed")
     # If the program has ended, its error says more than the tester's, which lost its connection.

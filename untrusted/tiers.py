@@ -25,6 +25,13 @@ PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
 # Packages that run tests: pytest and what it imports.
 HARNESS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+# Where packages are installed below a folder that programs may read.
+PACKAGE_FOLDERS = (
+    "site-packages",
+    "dist-packages",
+    "python*/site-packages",
+    "python*/dist-packages",
+)
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -54,8 +61,10 @@ def interpreter() -> str:
 def library() -> tuple[str, ...]:
     """List the files and folders of the interpreter that every program needs."""
     # The paths of the real interpreter: a virtual environment has no library.
-    bases = {"installed_base": sys.base_prefix, "installed_platbase": sys.base_exec_prefix}
-    bases |= {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    bases = {
+        **dict.fromkeys(("installed_base", "base"), sys.base_prefix),
+        **dict.fromkeys(("installed_platbase", "platbase"), sys.base_exec_prefix),
+    }
     parts = [
         interpreter(),
         sysconfig.get_path("stdlib", vars=bases),
@@ -71,11 +80,8 @@ def library() -> tuple[str, ...]:
         folder = os.path.join(prefix, "lib")
         # Shared libraries that the interpreter was built with lie next to its own library. The
         # system's folders are readable anyway (`system_libraries`).
-        parts += (
-            []
-            if folder in SYSTEM_LIBRARIES
-            else sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
-        )
+        if folder not in SYSTEM_LIBRARIES:
+            parts += sorted(glob.glob(f"{glob.escape(folder)}/lib*.so*"))
     # Each path as it is and with links resolved: the interpreter is started by the resolved one, and
     # looks for its library from there.
     return tuple(dict.fromkeys(name for part in parts for name in (part, os.path.realpath(part))))
@@ -90,11 +96,10 @@ def system_libraries() -> tuple[str, ...]:
     folders = []
     for folder in SYSTEM_LIBRARIES:
         machine_folder = f"{folder}/{platform.machine()}-linux-gnu"
-        folders += (
-            [machine_folder, *glob.glob(f"{folder}/ld-*.so*")]
-            if os.path.isdir(machine_folder)
-            else [folder]
-        )
+        if os.path.isdir(machine_folder):
+            folders += [machine_folder, *glob.glob(f"{folder}/ld-*.so*")]
+        else:
+            folders.append(folder)
     return tuple(folders)
 
 
@@ -126,17 +131,12 @@ def shared_libraries(name: str, folder: str) -> str:
 @cache
 def hidden_in(path: str) -> list[str]:
     """List the folders of installed packages within a folder."""
-    patterns = [
-        f"{prefix}{kind}"
-        for prefix in ("", "python*/")
-        for kind in ("site-packages", "dist-packages")
+    return [
+        folder
+        for pattern in PACKAGE_FOLDERS
+        for folder in glob.glob(f"{glob.escape(path)}/{pattern}")
+        if os.path.isdir(folder) and not os.path.islink(folder)
     ]
-    folders = {
-        folder for pattern in patterns for folder in glob.glob(f"{glob.escape(path)}/{pattern}")
-    }
-    return sorted(
-        folder for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)
-    )
 
 
 def hidden(paths: list[str]) -> list[str]:

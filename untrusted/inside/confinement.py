@@ -377,11 +377,6 @@ def install(program: bytes, flags: int = 0) -> int:
     return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header))
 
 
-def filter_calls() -> None:
-    """Refuse every system call outside the table from now on."""
-    require_success(install(filter_program(MACHINE, os.getpid())), "seccomp")
-
-
 def leave_names(broker: socket.socket) -> None:
     """From now on, pass every call with a name to the broker at the other end of the socket."""
     program = naming_program(MACHINE)
@@ -430,5 +425,5 @@ def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket 
         prctl(PR_SET_DUMPABLE, 0)
         if os.getuid() == 0:
             require_success(install(owner_program(MACHINE)), "seccomp")
-    # Last: the filter forbids what the steps above need.
-    filter_calls()
+    # Last: the filter refuses every system call outside the table, also those of the steps above.
+    require_success(install(filter_program(MACHINE, os.getpid())), "seccomp")

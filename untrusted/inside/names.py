@@ -144,7 +144,7 @@ def namespace(nodes: list[Any]) -> Fields:
     `sum(10, 15) == 25` calls the program's `sum`.
     """
     peer = TestSide.peer
-    available = TestSide.peer.program_names
+    available = peer.program_names
     read, defined = checks.names_of(nodes)
     free = read - defined
     # Modules that the test uses without an import

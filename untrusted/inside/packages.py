@@ -32,11 +32,12 @@ class Packages:
 
 def is_genuine(module) -> bool:
     """Whether a name means the same module at both ends: a standard module or allowed package."""
-    top = module.partition(".")[0] if isinstance(module, str) else "__main__"
-    allowed = any(
+    if not isinstance(module, str):
+        return False
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names or any(
         isinstance(finder, Packages) and top in finder.folders for finder in sys.meta_path
     )
-    return top != "__main__" and (allowed or top in sys.stdlib_module_names)
 
 
 # Classes that only have a name in the module `types`, such as the type of functions.

@@ -162,10 +162,8 @@ class Tester(Peer):
         ]
         self.has_crossed |= module.partition(".")[0] in self.packages
         if is_function:
-            name = value.__name__
-            long_name = value.__qualname__
-            doc = value.__doc__
-            return {"k": "function", "n": name, "q": long_name, "d": doc}
+            named = {"n": value.__name__, "q": value.__qualname__, "d": value.__doc__}
+            return {"k": "function"} | named
         # In the program, a stand-in has the name and the special methods of the class.
         specials = {n for part in kind.__mro__[:-1] for n in SPECIALS if vars(part).get(n)}
         return {"k": "object", "n": kind.__name__, "s": sorted(specials)}

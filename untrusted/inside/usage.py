@@ -27,9 +27,7 @@ def used_bytes(folder: str, pids: list[int]) -> int:
             files |= dict(removed_but_open(pid))
         with suppress(OSError):
             # A mapping does not show the size of its file, so it counts as the largest allowed.
-            files |= {
-                inode: MAX_FILE for inode in removed_but_mapped(pid, folder) if inode not in files
-            }
+            files = dict.fromkeys(removed_but_mapped(pid, folder), MAX_FILE) | files
     return sum(max(NAME_BYTES, size) for size in files.values())
 
 
@@ -81,10 +79,6 @@ def removed_but_mapped(pid: int, folder: str) -> Iterator[int]:
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             # start-end rights offset device inode path (deleted)
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if (
-                len(fields) == 6
-                and fields[5].startswith(f"{folder}/")
-                and fields[5].endswith(" (deleted)")
-            ):
-                yield int(fields[4])
+            *_, inode, path = line.rstrip("\n").split(maxsplit=5)
+            if path.startswith(f"{folder}/") and path.endswith(" (deleted)"):
+                yield int(inode)

@@ -41,12 +41,11 @@ class World:
     def __init__(self, readable: list[str], hidden: list[str], folder: str):
         self.folder = folder
         # Later groups override earlier ones for the same path.
-        groups: dict[Kind, list[str]] = {
-            "hidden": hidden,
-            "read": [*readable, os.devnull],
-            "work": [folder],
+        kinds: dict[str, Kind] = {
+            **dict.fromkeys(hidden, "hidden"),
+            **dict.fromkeys((*readable, os.devnull), "read"),
+            folder: "work",
         }
-        kinds: dict[str, Kind] = {path: kind for kind, paths in groups.items() for path in paths}
         # A folder above these must show no facts of its own; it shows those of this folder instead.
         stand_in = next(path for path in readable if os.path.isdir(path))
         self.marks = {

@@ -89,8 +89,7 @@ class Zygote:
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
         self.reason = ""
-        self.used = 0
-        self.grown = 0
+        self.used = self.grown = 0
         self.looked = monotonic()
 
     def serve(self) -> None:
