@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from math import ceil, inf
 from types import SimpleNamespace
-from typing import Any
 
 from jax_lm.config import DreamConfig, Fields
 
@@ -108,7 +107,7 @@ def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
         raise not_one_of(name, value, allowed)
 
 
-def require(rule: str, holds: Callable[[float], bool], config: Any, *names: str) -> None:
+def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> None:
     """Raise ValueError unless these settings are None or satisfy a rule.
 
     A tuple must not be empty, and all of its numbers must satisfy the rule.
@@ -136,14 +135,14 @@ require_counts = partial(
 )
 
 
-def require_only(config: Any, values: Fields, reason: str) -> None:
+def require_only(config, values: Fields, reason: str) -> None:
     """Raise ValueError for a setting that differs from its only supported value."""
     for name, required in values.items():
         if (value := getattr(config, name)) != required:
             raise ValueError(f"{name}={value!r}: must be {required!r} {reason}")
 
 
-def require_at_most_one(config: Any, *names: str) -> None:
+def require_at_most_one(config, *names: str) -> None:
     """Raise ValueError if several of these settings are given."""
     given = [
         f"{name}={value}" for name in names if (value := getattr(config, name)) not in (None, False)
@@ -474,7 +473,7 @@ class GenerationOptions:
             require_only(self.decoding, asdict(EXACT), LEFT_TO_RIGHT_ONLY)
         return replace(self, decoding=LEFT_TO_RIGHT)
 
-    def with_settings(self, **settings: Any) -> "GenerationOptions":
+    def with_settings(self, **settings) -> "GenerationOptions":
         """Return a copy with other settings, which may be settings of `decoding`."""
         # with_settings(top_k=5, cache="dual") replaces top_k here and cache in `decoding`.
         names = {field.name for field in fields(Decoding)} & settings.keys()

@@ -6,7 +6,6 @@ Knows no model.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, log
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -229,7 +228,7 @@ class DecidedRow:
         )
 
 
-def read_rows(layout: tuple, state: Any) -> Iterator[DecidedRow]:
+def read_rows(layout: tuple, state) -> Iterator[DecidedRow]:
     """Iterate over the rows of a canvas.
 
     Args:

@@ -218,7 +218,7 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     return by_kind.get(names[2], PartitionSpec(spec[0]))
 
 
-def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
+def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
     """Return the sharding of each leaf of a tree, by its path.
 
     Args:
@@ -232,7 +232,7 @@ def tree_shardings(tree: Any, config: DreamConfig, mesh: AnyMesh) -> Any:
     shape = MeshShape.of(mesh)
     shape.require(config)
 
-    def of(path: tuple, leaf: Any):
+    def of(path: tuple, leaf):
         spec = partition_spec(jax.tree_util.keystr(path), config, shape)
         # Some optimizers keep less than one number per weight, such as one per row. These small
         # arrays have another rank than the parameter, and are replicated.

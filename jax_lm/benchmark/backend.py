@@ -158,7 +158,7 @@ class Tap:
     name: str
     outputs: Arrays
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments, **keywords) -> Any:
         self.outputs[self.name] = output = self.module(*arguments, **keywords)
         return output
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
@@ -127,7 +127,7 @@ class ExperimentSteps:
         """The dtype in which the weights are kept."""
         return self.engine.precision
 
-    def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what: Any) -> Measured:
+    def run_on_cpu(self, backend: Literal["jax", "pytorch"], **what) -> Measured:
         """Measure a backend in a process without an accelerator."""
         request = WorkerRequest(
             backend=backend, folder=self.folder, dtype=self.dtype, platform="cpu", repeats=1, **what

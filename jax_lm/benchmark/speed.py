@@ -98,7 +98,7 @@ def time_forwards(
     times = []
     cache = KVCache()
 
-    def time(compute: Callable[..., Any], before: Any, inputs: BatchInputs, config: StepConfig):
+    def time(compute: Callable[..., Any], before, inputs: BatchInputs, config: StepConfig):
         """Time a compiled function that takes the cache and returns a new one."""
 
         def call():

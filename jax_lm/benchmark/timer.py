@@ -49,7 +49,7 @@ class Timing(NamedTuple):
     result: Any
 
     @classmethod
-    def of(cls, calls: Sequence[tuple[float, int]], result: Any) -> "Timing":
+    def of(cls, calls: Sequence[tuple[float, int]], result) -> "Timing":
         """Summarize the seconds and the compilations of a first call and of later ones."""
         seconds, compilations = map(list, zip(*calls, strict=True))
         row = {

@@ -87,7 +87,7 @@ class TorchBackend:
         """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
         outputs = {}
 
-        def keep(name: str, module: Any, arguments: Any, output: torch.Tensor):
+        def keep(name: str, module, arguments, output: torch.Tensor):
             outputs[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())

@@ -60,7 +60,7 @@ class Elements:
 
     value: np.ndarray | None = None
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state) -> None:
         if not isinstance(state, tuple) or len(state) != 5:
             raise CheckpointError("holds an array in an unknown form")
         # The state of a NumPy array: version, shape, dtype, whether in Fortran order, bytes.
@@ -73,11 +73,11 @@ class ElementType:
 
     __slots__ = ("name", "order")
 
-    def __init__(self, name: Any):
+    def __init__(self, name):
         self.name = name.name if isinstance(name, StandIn) else name
         self.order = "<"
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state) -> None:
         self.order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
 
 
@@ -93,16 +93,16 @@ class StandIn:
     name: str
     make: Callable[..., Any] | None = None
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments) -> Any:
         if self.make is None:
             raise CheckpointError(f"calls {self.name}")
         return self.make(*arguments)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state) -> None:
         raise CheckpointError(f"changes {self.name}")
 
 
-def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+def array(content, dtype, shape, order) -> np.ndarray:
     """Create an array from its bytes.
 
     Raises:
@@ -123,26 +123,26 @@ def array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     return values.reshape(shape, order="F" if order == "F" else "C")
 
 
-def protocol_5_array(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> Elements:
+def protocol_5_array(content, dtype, shape, order="C", *_) -> Elements:
     """Stand in for the function that creates NumPy arrays in pickle protocol 5."""
     return Elements(array(content, dtype, shape, order))
 
 
-def jax_array(make: Any, arguments: Any, state: Any, *_: Any) -> Elements:
+def jax_array(make, arguments, state, *_) -> Elements:
     """Stand in for JAX's function, whose arguments are those of NumPy's function and a state."""
     elements = Elements()
     elements.__setstate__(state)
     return elements
 
 
-def encode_latin1(text: Any, encoding: Any) -> bytes:
+def encode_latin1(text, encoding) -> bytes:
     """Stand in for _codecs.encode, which older protocols use for bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"encodes with {encoding!r}")
     return text.encode("latin1")
 
 
-def same_dict(values: Any) -> dict:
+def same_dict(values) -> dict:
     """Stand in for flax's FrozenDict."""
     if not isinstance(values, dict):
         raise CheckpointError("holds a FrozenDict of something that is not a dict")
@@ -178,7 +178,7 @@ class RestrictedUnpickler(pickle.Unpickler):
             )
         return STAND_INS[module, name]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid) -> Any:
         raise CheckpointError("holds a persistent id")
 
 
@@ -222,7 +222,7 @@ def unpickle(path: Path) -> Any:
         ) from error
 
 
-def check_instructions(content: Any) -> None:
+def check_instructions(content) -> None:
     """Raise CheckpointError unless the instructions of a pickle are those of a checkpoint.
 
     This runs before any instruction is executed, and checks their number, kinds, lengths, names and
@@ -244,7 +244,7 @@ def check_instructions(content: Any) -> None:
             raise CheckpointError(f"puts memo entry {argument:,}")
 
 
-def leaves(tree: Any, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+def leaves(tree, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     """Yield the arrays of nested dicts, each with its path of keys.
 
     Raises:

@@ -279,7 +279,7 @@ def read_config(fields: Fields, path: Path) -> LoraConfig:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def targets_of(value: Any) -> LayerNames:
+def targets_of(value) -> LayerNames:
     """Convert target_modules: a regular expression, `all-linear`, or names."""
     if value == "all-linear":
         return LINEAR
@@ -289,19 +289,19 @@ def targets_of(value: Any) -> LayerNames:
     return names if isinstance(names, str) else tuple(name for name in names if is_linear(name))
 
 
-def as_number(name: str, value: Any, kind: Callable[[Any], Value]) -> Value:
+def as_number(name: str, value, kind: Callable[[Any], Value]) -> Value:
     """Convert a number to int or float. Raises ValueError for anything else."""
     if type(value) is not int and (kind is int or type(value) is not float):
         raise ValueError(f"{name}={value!r}: must be a {'whole ' if kind is int else ''}number")
     return kind(value)
 
 
-def as_numbers(values: Any, kind: Callable[[Any], Value]) -> dict[str, Value]:
+def as_numbers(values, kind: Callable[[Any], Value]) -> dict[str, Value]:
     """Convert the numbers of a pattern, which may be absent."""
     return {name: as_number(name, value, kind) for name, value in dict(values or {}).items()}
 
 
-def layer_numbers(value: Any) -> tuple[int, ...] | None:
+def layer_numbers(value) -> tuple[int, ...] | None:
     """Convert layers_to_transform: a number, or a list of numbers of which an empty one is all."""
     numbers = [value] if isinstance(value, int) else value or []
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
@@ -309,7 +309,7 @@ def layer_numbers(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers) or None
 
 
-def as_names(value: Any) -> LayerNames:
+def as_names(value) -> LayerNames:
     """Convert a string or a list of strings; raises ValueError for anything else."""
     if isinstance(value, str):
         return value

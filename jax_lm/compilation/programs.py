@@ -135,7 +135,7 @@ def begin_generation(
     )
 
 
-def place_on(tree: Any, shardings: Any) -> Any:
+def place_on(tree, shardings) -> Any:
     """Return shapes with shardings: a tree of shardings, or the same one for all."""
     if isinstance(shardings, NamedSharding):
         sharding = shardings

@@ -155,7 +155,7 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def append(values: np.ndarray, **settings: Any):
+    def append(values: np.ndarray, **settings):
         # zeros, unless `settings` say otherwise
         return np.pad(values, [(0, missing), (0, 0)][: values.ndim], **settings)
 
@@ -318,7 +318,7 @@ class SampleStream:
         rows = [[self.sample(key, step, next(count)) for key in group] for group in groups]
         return collate(rows, self.max_length, self.pad_id, first_sample=before, openness=openness)
 
-    def sample(self, key: Any, step: int, number: int) -> Row:
+    def sample(self, key, step: int, number: int) -> Row:
         """Return the sample with index `number` within a step: closed and varied as this run does."""
         row = self.samples[key]
         if self.spare_pads is not None:

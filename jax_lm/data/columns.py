@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jax_lm.config import Fields
 
@@ -32,7 +32,7 @@ class BadRowError(ValueError):
     """Raised for a line that cannot be used; the message states the reason."""
 
 
-def row_fields(line: Any, plain: str | None = None) -> Fields:
+def row_fields(line, plain: str | None = None) -> Fields:
     """Return the fields of a source's line, which is UTF-8 JSON or an already parsed value.
 
     Args:
@@ -56,7 +56,7 @@ def row_fields(line: Any, plain: str | None = None) -> Fields:
     return line
 
 
-def has_form(value: Any, form: Any) -> bool:
+def has_form(value, form) -> bool:
     """Whether a JSON value has a form: a type, [form] for a list, or {name: form} for an object."""
     # has_form({"role": "user", "content": "hi"}, {"role": str, "content": str}) is True
     if isinstance(form, list):

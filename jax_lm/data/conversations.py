@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -247,7 +247,7 @@ def is_response(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message["content"].strip())
 
 
-def parse_turns(turns: Any, name: str) -> list[Message]:
+def parse_turns(turns, name: str) -> list[Message]:
     """Return the turns as chat messages.
 
     Turns are objects in the form of OpenAI (role, content) or of ShareGPT (from, value).
@@ -266,7 +266,7 @@ def parse_turns(turns: Any, name: str) -> list[Message]:
     return messages
 
 
-def parse_turn(turn: Any, name: str) -> Message:
+def parse_turn(turn, name: str) -> Message:
     """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
     if has_form(turn, {"role": str, "content": str}):
         return {"role": turn["role"], "content": turn["content"]}

@@ -113,7 +113,7 @@ def open_prompts(
     return rows
 
 
-def prompt_row(line: Any, columns: Columns, *, plain: bool) -> Fields:
+def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
     """Return the fields of a line with its prompt. Raises BadRowError if it has none."""
     row = row_fields(line, plain="prompt" if plain else None)
     # columns (("prompt", "question"),): {"question": q} -> {"question": q, "prompt": q}

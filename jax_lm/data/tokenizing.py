@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -147,7 +147,7 @@ def open_pool(count: int) -> Iterator[Callable]:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=spawn, initializer=end_with_parent) as pool:
 
-        def map_in_pool(*arguments: Any):
+        def map_in_pool(*arguments):
             # Workers inherit the blocked signal: only the parent handles Ctrl-C, and workers end
             # with the parent.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

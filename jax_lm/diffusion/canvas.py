@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -254,7 +254,7 @@ class Canvas:
         """Number of holes of each row."""
         return self.first_columns.sum(axis=1).tolist()
 
-    def layout(self, extra: Any) -> Layout:
+    def layout(self, extra) -> Layout:
         """Return where the holes are at a state, given its `SamplerState.extra`."""
         if self.room is None:
             return Layout(self.attention_mask, self.holes, self.hole_starts)

@@ -93,7 +93,7 @@ class Drafts(Variant):
         """Return drafts that will be rejected: copies of the canvas, which every step changes."""
         return self.copies(DraftCanvases(rows.tokens, rows.masked, rows.step))
 
-    def copies(self, parts: Any) -> Any:
+    def copies(self, parts) -> Any:
         """Repeat the arrays of each row, once for each of its draft canvases."""
 
         def copied(part: Array):
@@ -252,7 +252,7 @@ def advance_rows(
     inputs: BatchInputs,
     config: StepConfig,
     going: Bool[Array, "b"],
-    axes: Any = 0,
+    axes=0,
 ) -> StepCarry:
     """Advance the rows marked in `going`; the others are computed too, and stay as they are.
 

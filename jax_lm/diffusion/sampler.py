@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ class Sampler:
         # Split once: merging and splitting a model at every call costs more than the dispatch.
         self.graph, self.params = split_model(model)
 
-    def changed(self, **fields: Any) -> "Sampler":
+    def changed(self, **fields) -> "Sampler":
         """Make a sampler that differs in some attributes and shares compiled programs."""
         other = copy.copy(self)
         vars(other).update(fields)
@@ -168,7 +168,7 @@ class Sampler:
             keys=keys,
         )
 
-    def generate(self, canvas: Canvas, options: GenerationOptions, **settings: Any) -> SamplerState:
+    def generate(self, canvas: Canvas, options: GenerationOptions, **settings) -> SamplerState:
         """Fill the canvas and return the final state; takes the settings of `stream`.
 
         The loop over a block is one compiled computation.

@@ -496,7 +496,7 @@ def decide_tokens(
     return Evaluation(proposal, logprobs, kept, None)
 
 
-def if_any(wanted: ScalarBool, compute: Callable[[], Any], nothing: Any, config: StepConfig) -> Any:
+def if_any(wanted: ScalarBool, compute: Callable[[], Any], nothing, config: StepConfig) -> Any:
     """Like `lax.cond`, with the predicate reduced over the mapped axes first.
 
     Under `jax.vmap` a predicate per row would run both branches.

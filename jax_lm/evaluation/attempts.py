@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -290,7 +290,7 @@ def journal_settings(
     *,
     data: Path | None,
     model: str | None,
-    **others: Any,
+    **others,
 ) -> Record:
     """Return all settings that determine the results, with digests of data and weights.
 

@@ -168,7 +168,7 @@ class Option:
         raise ValueError(f"{self.name} {text!r:.80}: must be {rule}")
 
 
-def alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint) -> tuple[Any, ...]:
     """List the types of a union; the choices of a Literal are one of them, as a tuple."""
     # int | Literal["a", "b"] | None -> (int, ("a", "b"), NoneType)
     if get_origin(hint) in (Union, UnionType):
@@ -176,11 +176,11 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
     return (get_args(hint) if get_origin(hint) is Literal else hint,)
 
 
-def is_settings(kind: Any) -> bool:
+def is_settings(kind) -> bool:
     return isinstance(kind, type) and is_dataclass(kind)
 
 
-def signature_of(kind: Program, base: Any = None) -> dict[str, tuple[Any, Any]]:
+def signature_of(kind: Program, base=None) -> dict[str, tuple[Any, Any]]:
     """Return types and defaults of a dataclass or function by name.
 
     The default of a nested dataclass is an instance, `base`, whose values are the defaults of the
@@ -200,7 +200,7 @@ def docstring(kind: Program) -> str:
     return inspect.cleandoc(kind.__doc__ or "")
 
 
-def options_in(kind: Program, base: Any, group: tuple[str, str]) -> Iterator[Option]:
+def options_in(kind: Program, base, group: tuple[str, str]) -> Iterator[Option]:
     """Yield the options of a dataclass or function, those of nested dataclasses last."""
     nested = []
     # help by name; "batch, canvas: sizes" describes two fields
@@ -340,7 +340,7 @@ def read_words(kind: Program, words: Sequence[str], prog: str) -> Values:
     }
 
 
-def build_arguments(kind: Program, given: Values, base: Any = None) -> Values:
+def build_arguments(kind: Program, given: Values, base=None) -> Values:
     """Return the arguments of a dataclass or function, with instances of nested dataclasses."""
     # what is given wins; nested dataclasses are built from the same flat mapping
     arguments = {}

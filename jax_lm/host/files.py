@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from jax_lm.host.interruption import remove_on_exit
 
@@ -44,7 +43,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json_whole(path: Path, value: Any, indent: int = 1) -> None:
+def write_json_whole(path: Path, value, indent: int = 1) -> None:
     """Write a JSON document whole, see `write_whole`."""
     write_whole(path, json.dumps(value, indent=indent) + "\n")
 

@@ -18,7 +18,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 # PCI vendor id of Google.
 GOOGLE = "0x1ae0"
@@ -96,9 +95,7 @@ def without_driver_notes() -> Iterator[None]:
 class QuietFinder(MetaPathFinder):
     """Finds the kernels of NVIDIA GPUs, and loads them without messages about drivers."""
 
-    def find_spec(
-        self, fullname: str, path: Any, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path, target: ModuleType | None = None) -> ModuleSpec | None:
         # The path of a namespace package is iterable, but no Sequence.
         if fullname.partition(".")[0] not in CUDA_LIBRARIES:
             return None

@@ -264,7 +264,7 @@ class DiffuCoderInference:
         options: GenerationOptions = DEFAULTS,
         *,
         seed: int = 0,
-        **settings: Any,
+        **settings,
     ) -> str:
         """Answer a conversation.
 

@@ -343,7 +343,7 @@ def merged_by_rows(function: Callable) -> Callable:
     batched = jax.custom_batching.custom_vmap(function)
 
     @batched.def_vmap
-    def merge_mapped_axis(size: int, is_mapped: Any, *operands: Any) -> tuple[Any, Any]:
+    def merge_mapped_axis(size: int, is_mapped, *operands) -> Any:
         # [size, b, ...] -> [size * b, ...]
         def merge(x: Array, mapped: bool):
             stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))

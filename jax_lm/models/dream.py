@@ -17,7 +17,6 @@ n query heads, k key/value heads, h head dimension, f feed-forward, v vocabulary
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -475,7 +474,7 @@ def published_parameters(model: DreamForCausalLM) -> Fields:
     return {translate(name, names): value for name, value in parameters(model).items()}
 
 
-def load_spec(config: DreamConfig, stored_int8: bool, **settings: Any) -> loading.LoadSpec:
+def load_spec(config: DreamConfig, stored_int8: bool, **settings) -> loading.LoadSpec:
     """Return which tensors the checkpoint of a model must hold.
 
     `settings` are further fields of `LoadSpec`. With tied embeddings, an `lm_head` in the

@@ -45,7 +45,7 @@ class ModelGraph:
 GRAPHS: WeakValueDictionary[ModelGraph, ModelGraph] = WeakValueDictionary()
 
 
-def split_model(model: Any) -> tuple[ModelGraph, dict]:
+def split_model(model) -> tuple[ModelGraph, dict]:
     """Split a model into its structure and a plain dict of its arrays."""
     definition, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
@@ -64,7 +64,7 @@ class ModelFunction:
     widen: in order, they need as much memory and take up to 10 % longer (docs/results/speed.md).
     """
 
-    def __init__(self, function: Callable, **options: Any):
+    def __init__(self, function: Callable, **options):
         self.parallel = jax.jit(function, **options)
         self.in_order = jax.jit(function, compiler_options=IN_ORDER, **options)
         functools.update_wrapper(self, function)
@@ -73,9 +73,9 @@ class ModelFunction:
         """Return the function under `jax.jit` for a model of this structure."""
         return self.in_order if graph.in_order else self.parallel
 
-    def __call__(self, graph: ModelGraph, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, graph: ModelGraph, *arguments, **named) -> Any:
         return self.of(graph)(graph, *arguments, **named)
 
-    def lower(self, graph: ModelGraph, *arguments: Any) -> jax.stages.Lowered:
+    def lower(self, graph: ModelGraph, *arguments) -> jax.stages.Lowered:
         """Trace and lower the function for its arguments."""
         return self.of(graph).lower(graph, *arguments)

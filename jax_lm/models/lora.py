@@ -25,7 +25,7 @@ from jax_lm.sharding import gather_to_host, tree_shardings
 class LoraLinear(nnx.Module):
     """A linear layer with an adapter. B starts at zero, so an untrained adapter changes nothing."""
 
-    def __init__(self, base: Any, rank: int, scale: float, key: Array):
+    def __init__(self, base, rank: int, scale: float, key: Array):
         out_size, in_size = base.shape
         # The initialization of PEFT: kaiming_uniform with a = sqrt(5), a bound of 1 / sqrt(in).
         bound = in_size**-0.5

@@ -250,7 +250,7 @@ def keep_in_loop(changing: Array, weight: Array) -> tuple[Array, Array]:
     return tie_operands("cpu", changing, weight)
 
 
-def tie_operands(platform: str, *operands: Any) -> tuple[Any, ...]:
+def tie_operands(platform: str, *operands) -> tuple[Any, ...]:
     """Return the operands, behind one optimization barrier on the given platform.
 
     Everything computed from one of the results then depends on all operands, so XLA cannot move it

@@ -8,7 +8,6 @@ the page (`currentColor`), so that they are readable on dark and on light backgr
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isnan, log10
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -56,7 +55,7 @@ Number = float | int
 Series = Mapping[str, Sequence[tuple[Number, Number | None]]]
 
 
-def render(name: str, **values: Any) -> str:
+def render(name: str, **values) -> str:
     """Render a template of `pages`; raises an error for a missing value."""
     return PAGES.get_template(name).render(**values)
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -103,7 +102,7 @@ class Document:
         """Render one HTML file. Every text in it is escaped; only our own pictures are not."""
         return render("document.html", document=self)
 
-    def write(self, folder: Path, name: str, data: Any = None) -> None:
+    def write(self, folder: Path, name: str, data=None) -> None:
         """Write `name`.md, `name`.html and the pictures, and `name`.json if there are data.
 
         The folder is created; each file is complete or absent.

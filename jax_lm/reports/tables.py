@@ -24,7 +24,7 @@ def table_section(
     formats: Mapping[str, str] | None = None,
     *,
     leave_out: Collection[str] = (),
-    **others: Any,
+    **others,
 ) -> Section:
     """Return a section whose table has a line for each row.
 
@@ -58,7 +58,7 @@ def heading(name: str) -> str:
     return name.replace("_", " ").replace("bytes", "GiB")
 
 
-def cell_text(name: str, value: Any) -> str:
+def cell_text(name: str, value) -> str:
     """Format a value in the unit that its name says."""
     if value is None or isinstance(value, str):
         return value or ""

@@ -67,7 +67,7 @@ soft_overlong_punishment = SoftOverlongPunishment()
 REWARDS = {reward.name: reward for reward in list(vars().values()) if isinstance(reward, Reward)}
 
 
-def find_reward(name: str, **settings: Any) -> RewardFunction:
+def find_reward(name: str, **settings) -> RewardFunction:
     """Return a reward of this package or a user's callable, with settings applied.
 
     Args:

@@ -87,7 +87,7 @@ def column_tests(name: str, row: Fields) -> list[Any]:
     return [item if isinstance(item, str) else make_case(item, row) for item in items]
 
 
-def pair_cases(cell: Any) -> list[Fields]:
+def pair_cases(cell) -> list[Fields]:
     """Convert the two lists of APPS to a list of cases."""
     # {"inputs": ["1", "2"], "outputs": ["2", "3"]} ->
     # [{"input": "1", "output": "2", "type": "stdin"}, {"input": "2", "output": "3", ...}]
@@ -107,7 +107,7 @@ def pair_cases(cell: Any) -> list[Fields]:
     ]
 
 
-def python_cases(cell: Any) -> Any:
+def python_cases(cell) -> Any:
     """Return the cases of open-r1's object. Raises ValueError if its language is not Python."""
     if not isinstance(cell, Mapping) or "test_cases" not in cell:
         raise ValueError(f"must hold an object with test_cases, not {cell!r:.80}")
@@ -149,7 +149,7 @@ def make_case(item: Fields, row: Fields) -> Any:
     )
 
 
-def join_lines(name: str, value: Any) -> str:
+def join_lines(name: str, value) -> str:
     """Return text, or a list of lines joined to text. Raises ValueError for other values."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
@@ -167,7 +167,7 @@ def function_name(row: Fields) -> str:
     return name
 
 
-def parse_cell(cell: Any, *, is_packed: bool = False) -> Any:
+def parse_cell(cell, *, is_packed: bool = False) -> Any:
     """Return the data of a cell, which may be JSON or packed; None if it is empty."""
     return parse_text(cell, is_packed) if isinstance(cell, str) else cell
 

@@ -73,7 +73,7 @@ class Reward(ABC):
         return all(columns[name][row] is not None for name in self.needs)
 
     def __call__(
-        self, prompts: Chats | None = None, completions: Chats | None = None, **columns: Any
+        self, prompts: Chats | None = None, completions: Chats | None = None, **columns
     ) -> Any:
         """Return the scores, or without prompts and completions a reward with these settings."""
         # Keyword arguments named like a field are settings; all others are columns.

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite, nan
-from typing import Any
 
 from jax_lm.config import Fields
 from jax_lm.rewards.reward import (
@@ -72,7 +71,7 @@ class WeightedSum:
                     f"the weight of reward {name!r} must be a finite number, not {weight}"
                 )
 
-    def __call__(self, prompts: Chats, completions: Chats, **columns: Any) -> Scores:
+    def __call__(self, prompts: Chats, completions: Chats, **columns) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
     def require_columns(self, rows: Iterable[Fields]) -> None:
@@ -85,7 +84,7 @@ class WeightedSum:
             if isinstance(reward, Reward):
                 reward.require_columns(names)
 
-    def try_out(self, prompt: Chat, /, **columns: Any) -> None:
+    def try_out(self, prompt: Chat, /, **columns) -> None:
         """Call every function of the user once, with an empty completion, before a run begins.
 
         Raises:
@@ -96,7 +95,7 @@ class WeightedSum:
                 values = {column: [value] for column, value in columns.items()}
                 call_reward(name, reward, [prompt], [""], values)
 
-    def score(self, prompts: Chats, completions: Chats, /, **columns: Any) -> Scored:
+    def score(self, prompts: Chats, completions: Chats, /, **columns) -> Scored:
         """Score completions by each reward, and add up the totals.
 
         Raises:
@@ -146,7 +145,7 @@ def call_reward(
     return validate_scores(name, scores, len(completions))
 
 
-def validate_scores(name: str, scores: Any, expected: int) -> Scores:
+def validate_scores(name: str, scores, expected: int) -> Scores:
     """Return the scores of a reward as floats and None.
 
     Raises:

@@ -27,7 +27,7 @@ class TextPart(Part):
     text: Text
 
 
-def as_parts(value: Any) -> Any:
+def as_parts(value) -> Any:
     """Return a text as a list of one part; null is an empty text."""
     is_text = value is None or isinstance(value, str)
     return [{"type": "text", "text": value or ""}] if is_text else value
@@ -68,7 +68,7 @@ def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> li
         raise ValueError(f"messages: {error}") from error
 
 
-def as_conversation(value: Any) -> Any:
+def as_conversation(value) -> Any:
     """Return a text as a conversation of one message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
@@ -115,7 +115,7 @@ class ResponsesBody(OpenAIBody):
 
     @model_validator(mode="before")
     @classmethod
-    def with_format(cls, body: Any) -> Any:
+    def with_format(cls, body) -> Any:
         """Move `format` from `text` to a field of its own."""
         text = body.get("text") if isinstance(body, dict) else None
         if not isinstance(text, dict) or not isinstance(text.get("format"), dict):

@@ -9,7 +9,6 @@ import os
 import resource
 from dataclasses import dataclass
 from ipaddress import IPv6Address
-from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -121,7 +120,7 @@ class Connections:
 class Connection(H11Protocol):
     """A connection of uvicorn that measures how long it has been waiting for its client."""
 
-    def __init__(self, connections: Connections, **arguments: Any):
+    def __init__(self, connections: Connections, **arguments):
         super().__init__(**arguments)
         # not `connections`, which is uvicorn's own set
         self.all_connections = connections
@@ -129,7 +128,7 @@ class Connection(H11Protocol):
         self.waiting_since = self.unread_since = 0.0
         self.unread = 0
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport) -> None:
         super().connection_made(transport)
         self.waiting_since, self.address = (
             self.loop.time(),
@@ -178,7 +177,7 @@ class Connection(H11Protocol):
         )
 
 
-def client_of(peer: Any) -> str:
+def client_of(peer) -> str:
     """Return a name of the client: its address, or for IPv6 its /64 network, usually one client."""
     # "2001:db8::1%eth0" -> 20010db800000000; "192.0.2.1" stays
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""

@@ -130,7 +130,7 @@ class Repairs:
         self.compiled: set[tuple[str, int]] = set()
         self.pending: dict[Any, Future] = {}
 
-    def advance(self, sequence: Any) -> None:
+    def advance(self, sequence) -> None:
         """Start or finish the repair of a held sequence, without waiting; ignore others."""
         if sequence in self.pending:
             if self.pending[sequence].done():
@@ -141,7 +141,7 @@ class Repairs:
             sequence.is_waiting = True
             self.pending[sequence] = self.readers.submit(self.repair, sequence)
 
-    def forget(self, sequence: Any) -> None:
+    def forget(self, sequence) -> None:
         """Drop a sequence that has ended, even while a thread checks its text."""
         if isinstance(sequence, ConstrainedSequence):
             # stop a search that is still running

@@ -94,7 +94,7 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
     return Refusal(400, message, param=param)
 
 
-async def on_error(http: Request, problem: Any) -> Response:
+async def on_error(http: Request, problem) -> Response:
     """Answer with an error: a refusal, an error of Starlette, or a defect of the server."""
     match problem:
         case Refusal():

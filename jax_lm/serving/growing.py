@@ -94,7 +94,7 @@ class GrowingSlots(Slots):
 
     is_growing = True
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.loops = dict[Sequence, Iterator[SamplerState]]()
 

@@ -92,7 +92,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self, app: Any, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
+        self, app, engine: Engine, options: ListenOptions, announce: Callable[[str, int], None]
     ):
         self.engine = engine
         self.options = options

@@ -58,7 +58,7 @@ NEUTRAL: Mapping[str, Neutral] = json.loads(
 )
 
 
-def is_same(value: Any, other: Any) -> bool:
+def is_same(value, other) -> bool:
     """Whether two JSON values are equal; in Python alone, True == 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
@@ -94,7 +94,7 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def without_neutral(cls, given: Any) -> Any:
+    def without_neutral(cls, given) -> Any:
         """Remove fields that change nothing.
 
         Raises:

@@ -4,7 +4,6 @@ Knows neither HTTP nor the engine. A response is not stored.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jax_lm.serving.jobs import Event
 from jax_lm.serving.responses import AnswerFormat, Json, data
@@ -67,7 +66,7 @@ class ResponsesFormat(AnswerFormat):
     def part(self, text: str) -> Json:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def event(self, kind: str, **fields: Any) -> str:
+    def event(self, kind: str, **fields) -> str:
         """Format an event of a stream, with its number."""
         kind = f"response.{kind}"
         content = {"type": kind, "sequence_number": self.sequence_number, **fields}

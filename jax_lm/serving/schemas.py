@@ -53,14 +53,14 @@ StopText = Annotated[str, Field(min_length=1, max_length=200)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEXT)]
 
 
-def as_list(value: Any) -> Any:
+def as_list(value) -> Any:
     """Return one text as a list of texts."""
     if not isinstance(value, str | list):
         raise ValueError("must be a text or a list of texts")
     return [value] if isinstance(value, str) else value
 
 
-def kind_of(value: Any) -> str | None:
+def kind_of(value) -> str | None:
     """Return the tag of the alternative of `Prompts` that a value is meant for, for its errors."""
     if not isinstance(value, list):
         return "#text" if isinstance(value, str) else None
@@ -113,7 +113,7 @@ def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> lis
     return ids
 
 
-def prompt_list(prompt: Any) -> list[str] | list[list[int]]:
+def prompt_list(prompt) -> list[str] | list[list[int]]:
     """Return one prompt as a list, and a list of prompts as it is."""
     # "a" -> ["a"], [1, 2] -> [[1, 2]]; lists of texts and of id lists stay
     return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]

@@ -239,7 +239,7 @@ class EngineWorker:
             self.deliver(self.running[sequence])
         self.repairs.wait_if_idle(self.running)
 
-    def advance(self, slots: Any, first: Sequence) -> None:
+    def advance(self, slots, first: Sequence) -> None:
         """Advance a sequence and others of its group by one call, and deliver their events."""
         with self.device:
             try:
@@ -254,7 +254,7 @@ class EngineWorker:
             if sequence in self.running:
                 self.deliver(self.running[sequence])
 
-    def isolate(self, slots: Any, sequences: list) -> None:
+    def isolate(self, slots, sequences: list) -> None:
         """Advance each sequence alone, and end the jobs of those that fail again.
 
         Raises:
@@ -287,7 +287,7 @@ class EngineWorker:
             if sequence in self.running:
                 slots.join(sequence)
 
-    def require_device(self, slots: Any) -> None:
+    def require_device(self, slots) -> None:
         """Raise DeviceError if slots cannot decode even a dummy sequence."""
         try:
             self.compilations.try_step(slots)

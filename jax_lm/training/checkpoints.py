@@ -63,7 +63,7 @@ class RunCheckpoints(AbstractContextManager):
     def __exit__(self, *error: object) -> None:
         self.checkpointer.close()
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    def should_preserve(self, checkpoints: Sequence[Any], *, context) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this."""
         steps = [checkpoint.step for checkpoint in checkpoints]
         return [step in steps[-self.keep :] or step == self.best for step in steps]
@@ -74,7 +74,7 @@ class RunCheckpoints(AbstractContextManager):
         newest = self.checkpointer.latest
         return None if newest is None else newest.step
 
-    def save(self, step: int, state: Any, rest: Fields) -> None:
+    def save(self, step: int, state, rest: Fields) -> None:
         """Write a checkpoint; returns once it is complete, or can be written in the background.
 
         Args:
@@ -87,7 +87,7 @@ class RunCheckpoints(AbstractContextManager):
         # {"step": ..., "1": array}.
         arrays = {"step": np.array(step)}
 
-        def store(value: Any):
+        def store(value):
             if not isinstance(value, jax.Array | np.ndarray | np.generic):
                 raise TypeError(f"a checkpoint holds JSON and arrays, not {value!r:.80}")
             name = str(len(arrays))
@@ -112,7 +112,7 @@ class RunCheckpoints(AbstractContextManager):
         """Load the `rest` of the newest checkpoint; arrays are numpy arrays, tuples are lists."""
         return self.read()[REST]
 
-    def load_state(self, like: Any, step: int | None = None) -> Any:
+    def load_state(self, like, step: int | None = None) -> Any:
         """Load the state of a checkpoint.
 
         Args:
@@ -150,13 +150,13 @@ class RunCheckpoints(AbstractContextManager):
         return json.loads(saved["json"], object_hook=restore)
 
 
-def abstract_of(tree: Any) -> Any:
+def abstract_of(tree) -> Any:
     """Return shape, dtype and sharding of each leaf."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
     )
 
 
-def shape_and_dtype(leaf: Any) -> list:
+def shape_and_dtype(leaf) -> list:
     """Return a leaf's shape and the name of its dtype, as JSON."""
     return [list(leaf.shape), str(leaf.dtype)]

@@ -10,7 +10,6 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import inf
-from typing import Any
 
 from jax_lm.config import Fields
 from jax_lm.options import (
@@ -39,7 +38,7 @@ CHANGEABLE = (
 PROFILE = re.compile(r"steps=(\d+):(\d+)")
 
 
-def settings_without(config: Any, *names: str) -> Fields:
+def settings_without(config, *names: str) -> Fields:
     """Return the settings that a resumed run must agree on: all except `names`, nested."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 

@@ -265,7 +265,7 @@ def completion_scores(
 
 
 def score_in_chunks(
-    score: Callable[[Any], Array], rows: Any, chunk: int | None, mesh: AnyMesh | None
+    score: Callable[[Any], Array], rows, chunk: int | None, mesh: AnyMesh | None
 ) -> TokenScores:
     """Score rows in chunks.
 

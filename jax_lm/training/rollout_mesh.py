@@ -8,7 +8,6 @@ once per rollout.
 
 import logging
 import math
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -78,14 +77,14 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     return shape
 
 
-def bytes_on_device(tree: Any, config: DreamConfig, mesh: Mesh, itemsize: int | None = None) -> int:
+def bytes_on_device(tree, config: DreamConfig, mesh: Mesh, itemsize: int | None = None) -> int:
     """Count the bytes that arrays, or shapes, take on each device of a mesh.
 
     Args:
         itemsize: bytes per number; None is that of each array's dtype.
     """
 
-    def count(leaf: Any, sharding: Any):
+    def count(leaf, sharding):
         # [8, 6] split in 4 along the first axis, float32: 2 * 6 * 4 bytes
         return math.prod(sharding.shard_shape(leaf.shape)) * (itemsize or leaf.dtype.itemsize)
 

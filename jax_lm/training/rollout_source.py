@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -348,7 +348,7 @@ class RolloutSource:
         """Cast trained weights to the compute dtype, and merge them with the frozen ones."""
         return merge_params(self.frozen, compute_copy(params, self.dtype))
 
-    def put(self, x: Any) -> Array:
+    def put(self, x) -> Array:
         """Place an array on the device, or a copy on every device of the mesh.
 
         All processes hold the same array.

@@ -9,7 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from math import nan, sqrt
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +122,7 @@ class Rollouts:
     def __init__(
         self,
         sampler: Sampler,
-        shardings: Any,
+        shardings,
         tokenizer: DiffuCoderTokenizer,
         prompts: PromptSet,
         rewards: WeightedSum,

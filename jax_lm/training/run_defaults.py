@@ -7,7 +7,7 @@ nor the loop.
 
 import logging
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -33,7 +33,7 @@ def training_mesh(config: DreamConfig, text: str | None) -> Mesh | None:
     return shape.mesh()
 
 
-def weight_count(*trees: Any) -> int:
+def weight_count(*trees) -> int:
     """Count the numbers in trees of arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(trees))
 
@@ -85,7 +85,7 @@ def resolve_grpo(config: GRPOConfig, parameters: int, mesh: AnyMesh | None) -> G
     return replace(resolve_remat(config, parameters), score_chunk=chunk, training=training)
 
 
-def log_setup(mesh: AnyMesh | None, **settings: Any) -> Fields:
+def log_setup(mesh: AnyMesh | None, **settings) -> Fields:
     """Log on which mesh and how a run computes; returns the mesh for the run's record."""
     devices = str(MeshShape.of(mesh))
     text = ", ".join(f"{name} {value}" for name, value in settings.items())

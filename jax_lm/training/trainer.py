@@ -348,7 +348,7 @@ class Trainer:
         is_ready = all(metric.is_ready() for metric in running.metrics.values())  # pyright: ignore[reportAttributeAccessIssue] JAX declares no such method
         return running.step if is_ready else running.step - 1
 
-    def leave_on_signal(self, over: Event, *run: Any) -> Callable[[], None]:
+    def leave_on_signal(self, over: Event, *run) -> Callable[[], None]:
         """Return what is to be done at each termination signal; `leave` gets the arguments."""
         times = []
 

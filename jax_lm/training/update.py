@@ -123,7 +123,7 @@ def make_update(
     )
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree) -> dict[str, Any]:
     """Return the leaves of a tree by their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
@@ -224,7 +224,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(split, batch)
 
 
-def in_dtype(params: Any, dtype: DTypeLike) -> Any:
+def in_dtype(params, dtype: DTypeLike) -> Any:
     """Cast float leaves to `dtype`; leave others, such as int8 weights, as they are."""
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params
