@@ -75,11 +75,6 @@ def measure_environment(dtype: str) -> Row:
     }
 
 
-def read_limits(done: Rows) -> MachineLimits | None:
-    """Return the limits that the step `environment` measured; None if it failed."""
-    return MachineLimits(**done["environment"]["limits"]) if "environment" in done else None
-
-
 @contextmanager
 def note_out_of_memory(row: Row) -> Iterator[None]:
     """If something does not fit into memory, record the reason as `out_of_memory` of the row."""
@@ -220,7 +215,8 @@ class ExperimentSteps:
             # A larger batch would not fit either.
             if "out_of_memory" in row:
                 break
-            if limits := read_limits(done):
+            if "environment" in done:
+                limits = MachineLimits(**done["environment"]["limits"])
                 cost = forward_cost(
                     engine.config,
                     self.dtype,

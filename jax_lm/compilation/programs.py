@@ -76,17 +76,7 @@ def generation_programs(
     config: DreamConfig, planned: PlannedStep, mesh: Mesh, options: GenerationOptions
 ) -> dict[str, StepProgram]:
     """Return the programs of `Sampler` for the first block of a generation."""
-    # abstract model and canvas
-
-    def make_model():
-        model = DreamForCausalLM(config, dtype=jnp.dtype(planned.dtype))
-        if planned.quantization:
-            model.quantize(planned.quantization)
-        # hidden states are sharded by rows on this mesh
-        model.model.mesh = mesh
-        return join_on_gpu(model)
-
-    sampler = Sampler(nnx.eval_shape(make_model))
+    sampler = Sampler(make_abstract_model(config, planned, mesh))
     # The content of the prompt is irrelevant, its length is not: [batch, canvas - new tokens].
     prompt = np.zeros((planned.batch, planned.canvas - planned.new_tokens), np.int32)
     canvas = Canvas.after(prompt, None, planned.new_tokens)
@@ -150,9 +140,7 @@ def place_on(tree, shardings) -> Any:
 def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> StepProgram:
     """Return one update of the trainer (AdamW, float32 masters), of all weights or of adapters."""
     # split the parameters into those that are trained and those that are frozen
-    model = make_abstract_model(config, planned)
-    model.model.mesh = mesh
-    graph, params = split_model(model)
+    graph, params = split_model(make_abstract_model(config, planned, mesh))
 
     # full training: every parameter; LoRA: the adapters alone
     def is_trained(name: str):
@@ -177,17 +165,20 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     return StepProgram(update, (masters, moments, below, step, batch))
 
 
-def make_abstract_model(config: DreamConfig, planned: PlannedStep) -> DreamForCausalLM:
-    """Return the model of an update, with shapes in place of arrays."""
+def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
+    """Return the model of a step, with shapes in place of arrays."""
 
     def make():
-        # float32 as the masters of the trainer; frozen weights are converted afterwards
-        model = DreamForCausalLM(config, dtype=jnp.float32)
+        # of an update float32, as the masters of the trainer; frozen weights are converted afterwards
+        dtype = "float32" if planned.is_training else planned.dtype
+        model = DreamForCausalLM(config, dtype=jnp.dtype(dtype))
         if planned.quantization:
             model.quantize(planned.quantization)
         if planned.lora_rank is not None:
             lora.add_lora(model, lora.LoraConfig(rank=planned.lora_rank), seed=0)
-        return model
+        # hidden states are sharded by rows on this mesh
+        model.model.mesh = mesh
+        return model if planned.is_training else join_on_gpu(model)
 
     return nnx.eval_shape(make)
 

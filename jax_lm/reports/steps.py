@@ -122,24 +122,16 @@ class Steps(RunLog):
         }
         start = perf_counter()
         try:
-            state = DONE
-            row = step.action(rows)
-            reason = ""
+            outcome = Outcome(DONE, step.action(rows))
         except LeftOut as error:
-            state = LEFT_OUT
-            row = {}
-            reason = str(error)
+            outcome = Outcome(LEFT_OUT, reason=str(error))
         except (KeyboardInterrupt, Terminated):
             self.append({"step": step.name, "state": STOPPED})
             raise
         except Exception as error:  # a step's failure is a result of the run
-            state = FAILED
-            row = {}
-            reason = error_text(error)
+            outcome = Outcome(FAILED, reason=error_text(error))
         seconds = round(perf_counter() - start, 3)
-        self.append(
-            {"step": step.name, "state": state, "row": row, "reason": reason, "seconds": seconds}
-        )
+        self.append({"step": step.name, **vars(outcome), "seconds": seconds})
 
 
 def error_text(error: Exception) -> str:

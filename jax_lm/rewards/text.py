@@ -103,10 +103,8 @@ class SoftOverlongPunishment(Reward):
             )
 
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
-        return [self.punishment(len(ids)) for ids in columns["completion_ids"]]
-
-    def punishment(self, length: int) -> float:
         # defaults: 12288 tokens -> 0, 14336 -> -0.5, 16384 and more -> -1
-        room = self.max_completion_len - self.soft_punish_cache - length
+        free = self.max_completion_len - self.soft_punish_cache
         # without a cache, any excess is -1
-        return max(-1.0, min(0, room) / max(1, self.soft_punish_cache))
+        cache = max(1, self.soft_punish_cache)
+        return [max(-1.0, min(0, free - len(ids)) / cache) for ids in columns["completion_ids"]]

@@ -260,11 +260,6 @@ class GRPOConfig:
                 raise ValueError(f"{name}={size}: {rule}")
 
     @property
-    def needs_old_scores(self) -> bool:
-        """Whether an update may start from another policy than the one that sampled."""
-        return self.num_iterations > 1
-
-    @property
     def completions(self) -> int:
         """Completions per rollout."""
         return self.prompts_per_step * self.num_generations

@@ -303,7 +303,8 @@ class RolloutSource:
             self.make_rows(completions, number, update)
             for update in range(1, 1 + config.num_iterations)
         ]
-        old_policy = policy if config.needs_old_scores else None
+        # later iterations start from another policy than the one that sampled
+        old_policy = policy if config.num_iterations > 1 else None
         reference = self.policy(self.arrays) if self.arrays else None
         return [
             PolicyBatch(
