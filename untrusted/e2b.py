@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from untrusted.results import Cancel, Executor, Program, Result, import_client, read_results
+from untrusted.results import Executor, Program, Result, import_client, read_results
 from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
@@ -46,9 +46,7 @@ class E2B(Executor):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
         yield client, 1
 
-    def send(
-        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
-    ) -> list[Result]:
+    def send(self, client, programs, turn, stops) -> list[Result]:
         try:
             return read_results(self.run_in_machine(client, programs), programs)
         except Exception as error:  # the client of the service raises many types of errors

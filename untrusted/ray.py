@@ -4,12 +4,12 @@ Each task is a batch of programs, run by the local sandbox of the host that take
 results travel as JSON text. A task that Ray loses is run again, then reported as a sandbox error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from untrusted.results import Cancel, Executor, Program, Result, import_client, read_results
+from untrusted.results import Executor, Result, import_client, read_results
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
@@ -40,9 +40,7 @@ class RayCluster(Executor):
         # Twice what the cluster can run: a task ends, and the next one waits there.
         yield ray, 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def send(
-        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
-    ) -> list[Result]:
+    def send(self, client, programs, turn, stops) -> list[Result]:
         # Lost tasks are sent again by `run_batch`.
         task = client.remote(num_cpus=self.workers, max_retries=0)(answer_request)
         try:

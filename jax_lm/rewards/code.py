@@ -10,7 +10,7 @@ import logging
 import operator
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ class CodeFormat(Reward):
         if not isinstance(self.language, str) or not self.language.strip() or "`" in self.language:
             raise ValueError(f"language must be a word such as 'python', not {self.language!r}")
 
-    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+    def score(self, texts, columns) -> Scores:
         return [
             format_score(text, self.language, strict_reference=self.strict_reference)
             for text in texts
@@ -142,7 +142,7 @@ class Code(Reward):
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
-    def require_columns(self, names: Collection[str]) -> None:
+    def require_columns(self, names) -> None:
         if not any(name in names for name in TEST_COLUMNS):
             known = ", ".join(map(repr, TEST_COLUMNS))
             raise ValueError(
@@ -150,7 +150,7 @@ class Code(Reward):
             )
         super().require_columns(names)
 
-    def applies(self, columns: Columns, row: int) -> bool:
+    def applies(self, columns, row) -> bool:
         return super().applies(columns, row) and bool(tests_at(columns, row))
 
     def program(self, text: str) -> str:
@@ -158,7 +158,7 @@ class Code(Reward):
         score = format_score(text, PYTHON, strict_reference=self.strict_reference)
         return extract_code(text) if score == 1.0 else ""
 
-    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+    def score(self, texts, columns) -> Scores:
         scores: Scores = [0.0] * len(texts)
         programs = list(map(self.program, texts))
         rows = [row for row, program in enumerate(programs) if program]
@@ -188,7 +188,7 @@ class BinaryCode(Code):
 
     name = "binary_code"
 
-    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+    def score(self, texts, columns) -> Scores:
         passes = operator.gt if self.strict_reference else operator.ge
         shares = super().score(texts, columns)
         return [
@@ -206,7 +206,7 @@ class CompletedCode(Code):
     name = "completed_code"
     needs = ("prefix",)
 
-    def score(self, texts: Sequence[str], columns: Columns) -> Scores:
+    def score(self, texts, columns) -> Scores:
         programs = [prefix + text for prefix, text in zip(columns["prefix"], texts, strict=True)]
         return super().score(programs, columns)
 

@@ -82,7 +82,7 @@ class ChatBody(OpenAIBody):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         return chat_gaps(self.messages, tokenizer)
 
     @property
@@ -129,7 +129,7 @@ class ResponsesBody(OpenAIBody):
         others = {name: value for name, value in text.items() if name != "format"}
         return body | {"text.format": response_format, "text": others}
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         system = {"role": "system", "content": self.instructions}
         first = [ChatMessage.model_validate(system)] if self.instructions else []
         return chat_gaps([*first, *self.input], tokenizer)
@@ -158,7 +158,7 @@ class DenoiseBody(SourceBody, DecodingBody):
 
     suffix: Text | None = None
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         (gap,) = super().gaps(tokenizer, context)
         after = None if self.suffix is None else tokenizer.encode_plain(self.suffix)
         return [gap._replace(after=after)]

@@ -23,7 +23,6 @@ from jax_lm.serving.schemas import (
     prompt_gap,
     prompt_list,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer
 
 # The text after the cursor gets at least 1 / SUFFIX_PART of the context.
 SUFFIX_PART = 4
@@ -58,7 +57,7 @@ class LlamaBody(DecodingBody):
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int | None = Field(None, ge=1)
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         return [prompt_gap(prompt, tokenizer) for prompt in prompt_list(self.prompt)]
 
     @property
@@ -87,7 +86,7 @@ class InfillBody(LlamaBody):
     prompt: Text = ""  # type: ignore[override] - one text, and none is one too
     input_extra: list[Snippet] = Field([], max_length=256)
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         # other files, then text before and after the cursor
         extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
         texts = (extra, self.input_prefix + self.prompt, self.input_suffix)
@@ -129,11 +128,11 @@ class LlamaFormat(AnswerFormat):
     allows_partial = True
     opening = closing = AnswerFormat.nothing
 
-    def whole(self, ends: Sequence[Event]) -> Any:
+    def whole(self, ends) -> Any:
         answers = [self.answer(*each) for each in enumerate(ends)]
         return answers if len(answers) > 1 else answers[0]
 
-    def progress(self, index: int, event: Event) -> Iterator[str]:
+    def progress(self, index, event) -> Iterator[str]:
         # a last line of blanks may get an indentation that is too small
         known = event.text if event.reason else event.text.rstrip()
         text = self.new_text(index, indented(known, self.body.n_indent))

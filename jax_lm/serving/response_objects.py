@@ -16,7 +16,7 @@ class ResponsesFormat(AnswerFormat):
     error_event = "error"
     sequence_number = 0
 
-    def whole(self, ends: Sequence[Event]) -> Json:
+    def whole(self, ends) -> Json:
         return self.response([end for end in ends if end.is_answer])
 
     def response(self, ends: Sequence[Event] = ()) -> Json:
@@ -81,7 +81,7 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("output_item.added", output_index=index, item=self.item(index))
             yield self.event("content_part.added", **self.place(index), part=self.part(""))
 
-    def progress(self, index: int, event: Event) -> Iterator[str]:
+    def progress(self, index, event) -> Iterator[str]:
         if text := self.new_text(index, event.text):
             yield self.event("output_text.delta", **self.place(index), delta=text, logprobs=[])
         if event.reason:

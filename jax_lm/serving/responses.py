@@ -215,7 +215,7 @@ class ChatFormat(AnswerFormat):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def choice(self, index: int, gap: Gap, end: Event) -> Json:
+    def choice(self, index, gap, end) -> Json:
         message = {"role": "assistant", "content": end.text, "refusal": None}
         return self.frame_choice(index, {"message": message}, end)
 
@@ -224,10 +224,10 @@ class ChatFormat(AnswerFormat):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk(self.frame_choice(index, {"delta": delta}, None))
 
-    def delta(self, index: int, text: str, end: Event | None = None) -> Json:
+    def delta(self, index, text, end=None) -> Json:
         return self.frame_choice(index, {"delta": {"content": text} if text else {}}, end)
 
-    def logprobs(self, index: int, tokens: Sequence[Commit]) -> Json | None:
+    def logprobs(self, index, tokens) -> Json | None:
         return None if self.body.wanted_logprobs is None else chat_logprobs(tokens)
 
 
@@ -248,7 +248,7 @@ class DenoiseFormat(AnswerFormat):
         }
         yield data(start, "start")
 
-    def progress(self, index: int, event: Event) -> Iterator[str]:
+    def progress(self, index, event) -> Iterator[str]:
         state = {"text": event.text, "forwards": event.forwards}
         if event.commits:
             commits = [

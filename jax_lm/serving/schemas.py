@@ -399,7 +399,7 @@ class CompletionBody(OpenAIBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> list[Gap]:
         gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in prompt_list(self.prompt)]
         return gaps if self.echo else [gap._replace(echo="") for gap in gaps]
 

@@ -9,7 +9,6 @@ import marshal
 import sys
 import traceback
 import types
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from operator import attrgetter
@@ -55,7 +54,7 @@ class ProgramPeer(Peer):
         # Functions, generators and others in KINDS, else "object".
         return {"k": next((name for name, known in KINDS.items() if known is kind), "object")}
 
-    def build(self, form: Fields) -> Any:
+    def build(self, form) -> Any:
         return foreign.build(form, self.decode)
 
     def name_of(self, value) -> str | None:
@@ -71,12 +70,12 @@ class ProgramPeer(Peer):
 
     # Messages
 
-    def send(self, what: str, values: Sequence[Any], keywords: Fields) -> None:
+    def send(self, what, values, keywords) -> None:
         # This process may be killed as soon as the test has its answer.
         flush_output()
         super().send(what, values, keywords)
 
-    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
+    def carry_out(self, operation, arguments, keywords) -> Any:
         return OPERATIONS[operation](*arguments, **keywords)
 
     def serve(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from untrusted.inside import checks, frameworks, patches
 from untrusted.inside.channel import Channel, Fields
-from untrusted.inside.containers import CONTAINERS, Shared, fill, items_of
+from untrusted.inside.containers import CONTAINERS, fill, items_of
 from untrusted.inside.errors import find_type
 from untrusted.inside.handles import (
     NOTHING,
@@ -180,7 +180,7 @@ class Tester(Peer):
             raise BorderError(f"the program names {name!r:.40}, which the test has not handed out")
         return value
 
-    def build(self, form: Fields) -> Any:
+    def build(self, form) -> Any:
         if form["k"] == "error class":
             bases = [self.decode(base) for base in form["b"]]
             return error_class(str(form["n"]), form["d"], bases)
@@ -189,7 +189,7 @@ class Tester(Peer):
 
     # Requests of the program
 
-    def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
+    def carry_out(self, operation, arguments, keywords) -> Any:
         """Carry out an operation of the program on an object that the test has handed out.
 
         The program may call it, read and set its attributes, and use the special methods that
@@ -245,7 +245,7 @@ class Tester(Peer):
 
     # What both ends share
 
-    def before_change(self, entry: Shared) -> None:
+    def before_change(self, entry) -> None:
         # Keep the original items of the test's own containers before their first change.
         if entry.key.startswith(self.side):
             self.original.setdefault(entry.key, (entry.container, items_of(entry.container)))
