@@ -43,7 +43,7 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.attention import attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Scalar, ScalarBool, ScalarInt
+from jax_lm.models.shapes import BatchCounts, Scalar, ScalarBool, ScalarInt
 from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
 
 # Fields of a row that a step changes.
@@ -64,8 +64,8 @@ class Pipeline(NamedTuple):
         stored: the first blocks, this many, have their final keys and values in the cache.
     """
 
-    begun: Int[Array, "b"]
-    stored: Int[Array, "b"]
+    begun: BatchCounts
+    stored: BatchCounts
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion.commit_rules import transfer_ratios
 from jax_lm.diffusion.nucleus import Rows, inverse_cdf, largest
-from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
+from jax_lm.models.shapes import (
+    RowChoice,
+    RowIds,
+    RowLogits,
+    RowMask,
+    RowScores,
+    RowValueIds,
+    RowValues,
+    Scalar,
+    ScalarInt,
+)
 from jax_lm.options import ALGS, ENTROPY_RULES, P2, GenerationOptions
 
 # Candidates per position that drafts are made from, if the whole vocabulary is sampled. If a drawn
@@ -178,10 +188,10 @@ class Candidates(NamedTuple):
         ids: ids of the tokens.
     """
 
-    log_probs: Float[Array, "b r c"]
-    ids: Int[Array, "b r c"]
+    log_probs: RowValues
+    ids: RowValueIds
 
-    def at(self, index: RowIds) -> tuple[RowIds, RowScores]:
+    def at(self, index: RowIds) -> RowChoice:
         """Return the token at an index of each row, and its log-probability."""
         ids, log_probs = (
             jnp.take_along_axis(part, index[..., None], axis=-1)[..., 0]
@@ -189,11 +199,11 @@ class Candidates(NamedTuple):
         )
         return ids, log_probs
 
-    def likeliest(self) -> tuple[RowIds, RowScores]:
+    def likeliest(self) -> RowChoice:
         """Return the most likely token of each row, and its log-probability."""
         return self.at(jnp.argmax(self.log_probs, axis=-1))
 
-    def drawn(self, uniform: RowScores) -> tuple[RowIds, RowScores]:
+    def drawn(self, uniform: RowScores) -> RowChoice:
         """Draw a token of each row by its probability; also return its log-probability."""
         return self.at(inverse_cdf(jnp.exp(self.log_probs), uniform))
 
@@ -275,7 +285,7 @@ def likeliest_candidates(candidates: Candidates | Rows) -> Candidates:
 
 
 def in_nucleus(
-    values: Float[Array, "b r c"], log_total: Float[Array, "b r 1"], top_p: Scalar
+    values: RowValues, log_total: Float[Array, "b r 1"], top_p: Scalar
 ) -> Bool[Array, "b r c"]:
     """Return which logits, in descending order, have a mass of at most `top_p` before them."""
     # probabilities [.5, .3, .15, .05], top_p .8: masses before [0, .5, .8, .95] -> [1, 1, 1, 0]
@@ -308,9 +318,7 @@ def row_entropy(logits: RowLogits, excluded_id: int | None = None) -> RowScores:
     return jnp.maximum(jnp.log(total) - weighted / total, 0.0)
 
 
-def draw(
-    uniform: RowScores, candidates: Candidates | Rows, temperature: Scalar
-) -> tuple[RowIds, RowScores]:
+def draw(uniform: RowScores, candidates: Candidates | Rows, temperature: Scalar) -> RowChoice:
     """Draw a token for each position, or take the most likely at temperature 0.
 
     Args:

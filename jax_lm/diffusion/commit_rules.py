@@ -10,9 +10,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
 
-from jax_lm.models.shapes import RowIds, RowMask, RowScores, Scalar, ScalarInt
+from jax_lm.models.shapes import BatchCounts, RowIds, RowMask, RowScores, Scalar, ScalarInt
 
 # Where the noise schedule ends (`eps` of the reference).
 NOISE_FLOOR = 1e-3
@@ -42,7 +41,7 @@ def transfer_ratios(steps: int) -> np.ndarray:
     return ratios.astype(np.float32)
 
 
-def commit_counts(masked: RowMask, ratio: Scalar) -> Int[Array, "b"]:
+def commit_counts(masked: RowMask, ratio: Scalar) -> BatchCounts:
     """Count the positions that each row commits: the truncated float32 product, per row."""
     return (jnp.sum(masked, axis=1).astype(jnp.float32) * ratio).astype(jnp.int32)
 
@@ -60,7 +59,7 @@ def above_threshold(
     rank: RowIds,
     probability: RowScores,
     masked: RowMask,
-    holes: Int[Array, "b"],
+    holes: BatchCounts,
 ) -> RowMask:
     """Choose masked positions with a probability of at least the threshold, and the one of rank 0.
 
@@ -121,9 +120,7 @@ def leading(passes: RowMask, rank: RowIds) -> RowMask:
     return rank < jnp.sum(jnp.cumprod(passes, axis=1), axis=1, keepdims=True)
 
 
-def budget(
-    masked: RowMask, holes: Int[Array, "b"], step: ScalarInt, steps: ScalarInt
-) -> Int[Array, "b"]:
+def budget(masked: RowMask, holes: BatchCounts, step: ScalarInt, steps: ScalarInt) -> BatchCounts:
     """Count the positions that a rule by probability may commit in a step of a block.
 
     Without a number of steps, that is all of them. Else Fast-dLLM's uncached rule holds: each of

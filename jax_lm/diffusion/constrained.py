@@ -24,7 +24,7 @@ from jax_lm.diffusion.sampler import LogitsWindow, Sampler
 from jax_lm.diffusion.state import NEVER, SamplerState, Seed
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
-from jax_lm.models.shapes import ScalarInt, SequenceMask, SequenceTokens
+from jax_lm.models.shapes import HostLogits, ScalarInt, SequenceMask, SequenceTokens
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -108,7 +108,7 @@ class Repair:
         hole: HoleArrays,
         step: int,
         key: UInt32[np.ndarray, "2"],
-        logits: Float[np.ndarray, "v"],
+        logits: HostLogits,
         window: LogitsWindow,
     ) -> None:
         """Decide what comes after the tokens that stay: draw candidates until one can be completed.
@@ -263,7 +263,7 @@ def gumbel_noise(key: UInt32[Array, "2"], step: ScalarInt, count: int) -> Float[
     return jax.random.gumbel(jax.random.fold_in(jax.random.wrap_key_data(key), step), (count,))
 
 
-def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "c"]:
+def most_likely(values: HostLogits, count: int) -> Int[np.ndarray, "c"]:
     """Return the indices of the largest values, largest first; equal values keep their order."""
     # Only the largest are sorted, with all that equal the last of them: of 151,936 values, 50.
     largest = np.arange(len(values))
@@ -272,7 +272,7 @@ def most_likely(values: Float[np.ndarray, "v"], count: int) -> Int[np.ndarray, "
     return largest[np.argsort(-values[largest], kind="stable")][:count]
 
 
-def log_softmax(logits: Float[np.ndarray, "v"]) -> Float[np.ndarray, "v"]:
+def log_softmax(logits: HostLogits) -> HostLogits:
     # subtract the maximum, as exp would overflow
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())

@@ -23,7 +23,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, Scalar, ScalarInt
+from jax_lm.models.shapes import (
+    RowChoice,
+    RowIds,
+    RowLogits,
+    RowMask,
+    RowScores,
+    RowValueIds,
+    RowValues,
+    Scalar,
+    ScalarInt,
+)
 
 # Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights.
 CACHED_LOGITS = 2**20
@@ -92,7 +102,7 @@ class Border(NamedTuple):
         return (values < self.value) | ((values == self.value) & (ids > self.last))
 
 
-def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+def largest(values: RowLogits, count: int) -> tuple[RowValues, RowValueIds]:
     """Return the largest values of each row with their ids, equal values by id.
 
     Equals `jax.lax.top_k`, except that -0 equals 0. One pass: the largest values lie in the chunks
@@ -109,7 +119,7 @@ def largest(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[A
     return values, jnp.take_along_axis(best_chunks, index // CHUNK, axis=-1) * CHUNK + index % CHUNK
 
 
-def top_k(values: RowLogits, count: int) -> tuple[Float[Array, "b r c"], Int[Array, "b r c"]]:
+def top_k(values: RowLogits, count: int) -> tuple[RowValues, RowValueIds]:
     """Call `jax.lax.top_k` such that XLA's CPU compiler does not sort all columns."""
     best, index = lax.top_k(values, count)
     # Two barriers: on a mesh, XLA 0.10.2 aborts when it meets one around the pair.
@@ -195,7 +205,7 @@ def border_where(which: Bool[Array, "..."], yes: Border, no: Border) -> Border:
 
 
 def border_among(
-    values: Float[Array, "b r c"], ids: Int[Array, "b r c"], weights: RowLogits, limit: RowValue
+    values: RowValues, ids: RowValueIds, weights: RowLogits, limit: RowValue
 ) -> tuple[Border, Bool[Array, "b r 1"]]:
     """Return the border among the largest tokens, in descending order, and whether it is there."""
     # Weights 8, 4, 2, 1 of a total of 16 and a limit of 13: masses before them 0, 8, 12, 14, so the
@@ -254,7 +264,7 @@ def nth_marked(marked: Bool[Array, "b r v"], count: Int[Array, "b r 1"]) -> Int[
     return inverse_cdf(marked.astype(jnp.float32), share[..., 0])[..., None]
 
 
-def inverse_cdf(weights: Float[Array, "b r c"], uniform: RowScores) -> RowIds:
+def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     """Draw an index in proportion to the weights, by inversion of the cumulative distribution.
 
     The index is the first whose cumulative weight exceeds `uniform` of the total. A draw takes one
@@ -275,7 +285,7 @@ def inverse_cdf(weights: Float[Array, "b r c"], uniform: RowScores) -> RowIds:
     )
 
 
-def drawn_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> tuple[RowIds, RowScores]:
+def drawn_chunk(sums: Float[Array, "b r n"], uniform: RowScores) -> RowChoice:
     """Draw a chunk in proportion to the sums; also return the random number for the draw within it."""
     chunk = inverse_cdf(sums, uniform)
     own = jnp.take_along_axis(sums, chunk[..., None], axis=-1)[..., 0]
@@ -340,9 +350,7 @@ class Rows(NamedTuple):
             *chunk_sums(in_chunks(kept), in_chunks(weighted_logs)),
         )
 
-    def log_probs(
-        self, values: Float[Array, "b r c"], ids: Int[Array, "..."]
-    ) -> Float[Array, "b r c"]:
+    def log_probs(self, values: RowValues, ids: Int[Array, "..."]) -> RowValues:
         """Compute log-probabilities of tokens from their logits and ids; -inf if not candidates."""
         log_probs = (values - self.best[..., :1]) * self.scale - self.log_total[..., None]
         return (
@@ -355,11 +363,11 @@ class Rows(NamedTuple):
     def log_total(self) -> RowScores:
         return jnp.log(jnp.sum(self.sums, axis=-1))
 
-    def likeliest(self) -> tuple[RowIds, RowScores]:
+    def likeliest(self) -> RowChoice:
         """Return the most likely token of each row, and its log-probability."""
         return self.best_ids[..., 0], -self.log_total
 
-    def drawn(self, uniform: RowScores) -> tuple[RowIds, RowScores]:
+    def drawn(self, uniform: RowScores) -> RowChoice:
         """Draw a token of each row by its probability; also return its log-probability."""
         chunk, rest = drawn_chunk(self.sums, uniform)
         ids = chunk[..., None] * CHUNK + jnp.arange(CHUNK)

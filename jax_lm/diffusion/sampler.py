@@ -61,7 +61,14 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
-from jax_lm.models.shapes import HostTokens, ScalarBool, ScalarInt, SequenceTokens, Tokens
+from jax_lm.models.shapes import (
+    HostLogits,
+    HostTokens,
+    ScalarBool,
+    ScalarInt,
+    SequenceTokens,
+    Tokens,
+)
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -402,7 +409,7 @@ class Sampler:
 
     def logits_at(
         self, tokens: SequenceTokens, length: int, column: int, window: LogitsWindow
-    ) -> tuple[Float[np.ndarray, "v"], LogitsWindow]:
+    ) -> tuple[HostLogits, LogitsWindow]:
         """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 
         Args:

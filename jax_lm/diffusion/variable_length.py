@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
@@ -22,7 +22,7 @@ from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
 from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState, StepCarry
 from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Mask, RowLogits, Tokens
+from jax_lm.models.shapes import BatchCounts, Mask, RowLogits, Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
@@ -43,9 +43,9 @@ class Extent(NamedTuple):
         hole: number of the hole of each column; -1 for given text and padding.
     """
 
-    length: Int[Array, "b"]
-    limit: Int[Array, "b"]
-    budget: Int[Array, "b"]
+    length: BatchCounts
+    limit: BatchCounts
+    budget: BatchCounts
     hole: Tokens
 
     @classmethod

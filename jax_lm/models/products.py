@@ -30,6 +30,7 @@ from jax_lm.models.shapes import Tokens
 
 # The rows of all tokens, floating-point or int8.
 Table = Float[Array, "v d"] | Int8[Array, "v d"]
+Operands = tuple[Array, Array]
 # CPUs multiply int8 by int8 up to this many rows per sequence; a row that is split into two halves
 # counts twice. With more rows, multiplying bfloat16 is so much faster that widening the kernel pays
 # (docs/results/speed.md).
@@ -81,12 +82,12 @@ def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     )
 
 
-def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
+def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, Operands]:
     return rounded_product(a, b, dtype), (a, b)
 
 
 def product_backward(
-    dtype: DTypeLike, operands: tuple[Array, Array], cotangent: Array
+    dtype: DTypeLike, operands: Operands, cotangent: Array
 ) -> tuple[Array, Array | None]:
     a, b = operands
     g = cotangent.astype(a.dtype)
@@ -230,7 +231,7 @@ def take_rows(table: Table, ids: Tokens) -> Real[Array, "b t d"]:
     return table[ids]
 
 
-def keep_in_loop(changing: Array, weight: Array) -> tuple[Array, Array]:
+def keep_in_loop(changing: Array, weight: Array) -> Operands:
     """Prevent XLA:CPU from copying a bfloat16 weight ahead of a loop. Returns both operands.
 
     XLA:CPU implements a gather from a bfloat16 table by converting the table to float32, and a
@@ -265,16 +266,12 @@ def free_row_axis(ids: Array, mesh: Mesh) -> str | None:
     return "data" if "data" in (sharding.row_axes(len(ids), mesh.shape) or ()) else None
 
 
-def lookup_forward(
-    table: Array, ids: Array, mesh: Mesh | None
-) -> tuple[Array, tuple[Array, Array]]:
+def lookup_forward(table: Array, ids: Array, mesh: Mesh | None) -> tuple[Array, Operands]:
     # table[:, :0] is [v, 0]: the gradient needs the length and dtype of the table, but no values.
     return lookup(table, ids, mesh), (ids, table[:, :0])
 
 
-def lookup_backward(
-    mesh: Mesh | None, saved: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, None]:
+def lookup_backward(mesh: Mesh | None, saved: Operands, cotangent: Array) -> tuple[Array, None]:
     ids, like = saved
     if mesh is not None:
         # The cotangent is split by columns like the table. Each device then sums its own columns of

@@ -18,6 +18,13 @@ RowIds = Int[Array, "b r"]
 RowMask = Bool[Array, "b r"]
 RowScores = Float[Array, "b r"]
 RowLogits = Float[Array, "b r v"]
+# Candidates of each row, c of them: their logits or other values, and their token ids.
+RowValues = Float[Array, "b r c"]
+RowValueIds = Int[Array, "b r c"]
+# Token id and score of each row.
+RowChoice = tuple[RowIds, RowScores]
+
+BatchCounts = Int[Array, "b"]
 
 # NumPy arrays, in the memory of the host.
 HostTokens = Int[np.ndarray, "b t"]
@@ -25,3 +32,4 @@ HostMask = Bool[np.ndarray, "b t"]
 # The same of one sequence.
 SequenceTokens = Int[np.ndarray, "t"]
 SequenceMask = Bool[np.ndarray, "t"]
+HostLogits = Float[np.ndarray, "v"]

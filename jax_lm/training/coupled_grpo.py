@@ -40,7 +40,7 @@ from jax_lm.training.prompt_set import PromptSet
 from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
 from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
-from jax_lm.training.update import Params, in_dtype, merge_params, partition
+from jax_lm.training.update import NameTest, Params, in_dtype, merge_params, partition
 
 __all__ = ["DiffuGRPOTrainer", "GRPOConfig"]
 
@@ -87,7 +87,7 @@ class DiffuGRPOTrainer:
         *,
         out: Path,
         rewards: WeightedSum | None = None,
-        trained: Callable[[str], bool] = lambda name: True,
+        trained: NameTest = lambda name: True,
         identity: Fields | None = None,
     ):
         self.out = out

@@ -52,6 +52,7 @@ from jax_lm.training.trainer import BatchSource, Evaluate, State, Trainer
 from jax_lm.training.update import (
     Loss,
     LossTerms,
+    NameTest,
     Params,
     compute_copy,
     in_dtype,
@@ -248,7 +249,7 @@ def train(
     config: TrainerConfig,
     out: Path,
     *,
-    trained: Callable[[str], bool] = lambda name: True,
+    trained: NameTest = lambda name: True,
     held_out: Sequence[Batch] = (),
     identity: Fields | None = None,
 ) -> bool:

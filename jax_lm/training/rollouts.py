@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler
-from jax_lm.models.shapes import HostMask, HostTokens, ScalarInt
+from jax_lm.models.shapes import BatchCounts, HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import row_devices
@@ -277,7 +277,7 @@ class Rollouts:
 
 
 def sample_keys(
-    seed: int, rollout: ScalarInt | int, iteration: ScalarInt | int, sample_ids: Int[Array, "b"]
+    seed: int, rollout: ScalarInt | int, iteration: ScalarInt | int, sample_ids: BatchCounts
 ) -> Key[Array, "b"]:
     """Derive one key per sample from its global id, whatever batch the sample is in."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), rollout), iteration)

@@ -29,6 +29,7 @@ from jax_lm.sharding import MeshShape
 from jax_lm.training.config import AdaptConfig, SftConfig, settings_without
 from jax_lm.training.masked_diffusion import ByStep, resolve_blocks, train
 from jax_lm.training.run_defaults import resolve_masks, resolve_trainer, weight_count
+from jax_lm.training.update import NameTest
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def fine_tune(
     *,
     pad_id: int,
     expansion: Vary | None = None,
-    trained: Callable[[str], bool] = lambda name: True,
+    trained: NameTest = lambda name: True,
     identity: Fields | None = None,
 ) -> bool:
     """Train `model` on samples; returns whether the run reached its end.
@@ -154,7 +155,7 @@ def require_memory(
     model: DreamForCausalLM,
     config: SftConfig | AdaptConfig,
     kind: str,
-    trained: Callable[[str], bool] = lambda name: True,
+    trained: NameTest = lambda name: True,
 ) -> None:
     """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
     weights = parameters(model)

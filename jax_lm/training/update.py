@@ -26,6 +26,8 @@ from jax_lm.sharding import first_device
 Params = dict[Any, Any]
 # A tree of arrays whose first axis is the rows, with an attribute `tokens` [b, t].
 Batch = Any
+# Whether a parameter is selected, by its name.
+NameTest = Callable[[str], bool]
 
 
 # Name of the metric by which a loss may scale the optimizer's step.
@@ -284,7 +286,7 @@ def merge_params(first: Params, second: Params) -> Params:
     return unflatten_dict(flatten_dict(first) | flatten_dict(second))
 
 
-def partition(tree: Params, belongs: Callable[[str], bool]) -> Params:
+def partition(tree: Params, belongs: NameTest) -> Params:
     """Return the part of a nested dict whose dotted leaf names satisfy `belongs`."""
     # {"a": {"b": 1, "c": 2}} with belongs(name) = name.endswith("c") -> {"a": {"c": 2}}
     leaves = flatten_dict(tree).items()
