@@ -295,7 +295,7 @@ class Decoding:
             )
         return self
 
-    def block_columns(self, region: int) -> int:
+    def block_length_in(self, region: int) -> int:
         """Return the block length in a region of `region` columns."""
         length = self.settings.block_length
         return region if length == WHOLE_CANVAS else min(length, region)

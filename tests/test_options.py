@@ -49,11 +49,11 @@ def test_what_is_given_overrides_the_preset(preset):
 
 
 def test_threshold_and_caches_imply_blocks_unless_overridden():
-    assert Decoding().block_columns(100) == 100
-    assert Decoding(commit="threshold").block_columns(100) == 32
-    assert Decoding(cache="window").block_columns(100) == 32
-    assert Decoding(commit="threshold", block_length=0).block_columns(100) == 100
-    assert Decoding(block_length=64).block_columns(40) == 40
+    assert Decoding().block_length_in(100) == 100
+    assert Decoding(commit="threshold").block_length_in(100) == 32
+    assert Decoding(cache="window").block_length_in(100) == 32
+    assert Decoding(commit="threshold", block_length=0).block_length_in(100) == 100
+    assert Decoding(block_length=64).block_length_in(40) == 40
 
 
 def test_presets():

@@ -114,7 +114,7 @@ def begin_generation(
     """
     region = canvas.region.length
     config = sampler.canvas_config(canvas, options)
-    length = options.decoding.block_columns(region + canvas.phase)
+    length = options.decoding.block_length_in(region + canvas.phase)
     block = next(iter(config.variant.blocks(canvas, length)))
     window = Window.of(block=block.start, rows=0, first_step=0, until=region, forwards=1)
     params = SamplingParams.of(options, block.length, region)

@@ -99,7 +99,7 @@ class BlockPipeline(Variant):
         if decoding.cache != "causal":
             return None
         region = completed_region(canvas, CAUSAL)
-        length = options.decoding.block_columns(region.length)
+        length = options.decoding.block_length_in(region.length)
         if not config.family.is_diffusion and length > 1:
             raise ValueError(f"block_length={length}: must be 1, {LEFT_TO_RIGHT_ONLY}")
         if config.block_size is not None and (

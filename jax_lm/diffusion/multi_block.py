@@ -36,7 +36,7 @@ class MultiBlock(BlockPipeline):
                 f"{ACTIVE_BLOCKS}: not with {config.family.name}, which attends by blocks"
             )
         region = completed_region(canvas, ACTIVE_BLOCKS)
-        length = decoding.block_columns(region.length)
+        length = decoding.block_length_in(region.length)
         return cls(region.start, region.end, length, decoding.settings.active_blocks)
 
     @property

@@ -237,7 +237,7 @@ class Sampler:
         # decode: one block after another
         finished = []
         # a short answer must not shorten the blocks, which are counted from the start of the text
-        length = options.decoding.block_columns(canvas.region.length + canvas.phase)
+        length = options.decoding.block_length_in(canvas.region.length + canvas.phase)
         for block in config.variant.blocks(canvas, length):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
                 # Already decided. Not in `finished`, because its rows were not computed here.

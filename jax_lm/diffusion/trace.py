@@ -55,7 +55,7 @@ def decoded_blocks(
     plain = StepConfig(length=length, rows=None, mask_id=0, top_k=None)
     canvas = Canvas.after(np.zeros((1, width - length), np.int32), None, length)
     blocks = []
-    for block in canvas.blocks(decoding.block_columns(length)):
+    for block in canvas.blocks(decoding.block_length_in(length)):
         steps = block.length
         # Other rules than the schedule may commit one token at a time.
         if decoding.settings.commit == "steps" and options.steps:

@@ -355,7 +355,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
 
 def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
     """Return the least work per device of each step of a block."""
-    block = planned.decoding.block_columns(planned.new_tokens)
+    block = planned.decoding.block_length_in(planned.new_tokens)
     cost = partial(
         forward_cost,
         config,

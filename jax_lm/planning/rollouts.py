@@ -108,7 +108,7 @@ def count_received_bytes(config: DreamConfig, planned: PlannedStep, shape: MeshS
     decoding = planned.decoding
     rows = planned.canvas
     if decoding.settings.cache != "none":
-        block = decoding.block_columns(planned.new_tokens)
+        block = decoding.block_length_in(planned.new_tokens)
         # average of one refresh of the canvas and block - 1 steps on a window
         rows = (planned.canvas + (block - 1) * window_length(block, config)) // block
     hidden = rows_per_device(planned, shape) * rows * config.hidden_size * planned.itemsize

@@ -158,7 +158,7 @@ class Sequence:
     def block_length(self) -> int:
         if self.is_left_to_right:
             return self.most
-        return self.options.decoding.block_columns(self.most + self.phase)
+        return self.options.decoding.block_length_in(self.most + self.phase)
 
     @cached_property
     def blocks(self) -> list[Block]:
