@@ -187,14 +187,14 @@ def test_two_processes_may_present_a_file_at_once(tmp_path, monkeypatch):
     publish(tmp_path / "model", **KINDS["Dream"])
     convert(tmp_path / "model", tmp_path / "m.gguf", Conversion())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    present = gguf_file.present
+    write_folder = gguf_file.write_folder
 
     def meet(path, folder):
-        monkeypatch.setattr(gguf_file, "present", present)
+        monkeypatch.setattr(gguf_file, "write_folder", write_folder)
         gguf_file.as_folder(path)
-        present(path, folder)
+        write_folder(path, folder)
 
-    monkeypatch.setattr(gguf_file, "present", meet)
+    monkeypatch.setattr(gguf_file, "write_folder", meet)
     folder = resolve(tmp_path / "m.gguf")
     assert (folder / "config.json").is_file()
     assert list(folder.parent.iterdir()) == [folder]

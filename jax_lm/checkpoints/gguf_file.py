@@ -1,8 +1,9 @@
 """GGUF, the one-file format of llama.cpp: reading and writing weights, configuration and tokenizer.
 
-A file is presented as a folder of the Hugging Face layout (`as_folder`) without weights of its own:
-they are dequantized from the file tensor by tensor, as they are loaded. So a file works wherever a
-folder does. Needs the library `gguf` (extra `gguf`). Knows formats and names, but not the model.
+`as_folder` makes a folder in the Hugging Face layout for a file, with a link to the file in place
+of weights. Loading then dequantizes one tensor after another from the file, so a file works
+wherever a folder does. Needs the library `gguf` (extra `gguf`). Knows formats and names, but not
+the model.
 """
 
 import hashlib
@@ -25,9 +26,9 @@ from jax_lm.host.interruption import remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.tokenizer.files import write_json
 
-# `model_type` of config.json by architecture of the file.
+# `model_type` of config.json by `general.architecture` of the file.
 ARCHITECTURES = pairs("llama llama  qwen2 qwen2  qwen3 qwen3  dream Dream  llada llada")
-# Architectures whose files hold the rows of q and k in another order (`permute_rows`).
+# Architectures for which llama.cpp stores the rows of q and k in its own order (`permute_rows`).
 PERMUTED = ("llama", "llada")
 TENSORS = pairs("""
     token_embd.          model.embed_tokens.
@@ -45,7 +46,7 @@ TENSORS = pairs("""
     blk.{}.ffn_up.       model.layers.{}.mlp.up_proj.
     blk.{}.ffn_down.     model.layers.{}.mlp.down_proj.
 """)
-# Fields of the configuration, and of the file below the name of its architecture.
+# Fields of `DreamConfig`, and the metadata keys of the file that follow the architecture's name.
 SIZES = pairs("""
     hidden_size              embedding_length
     intermediate_size        feed_forward_length
@@ -57,9 +58,9 @@ SIZES = pairs("""
     rms_norm_eps             attention.layer_norm_rms_epsilon
 """)
 READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-# Where the tensors of the file are, in the folder that presents it.
+# File of a folder made by `as_folder` that says where each tensor is in the GGUF file.
 INDEX = "gguf_tensors.json"
-# Types of the matrices of a new file, by the name of the precision.
+# Storage type of the matrices in a new file, by precision.
 WRITABLE = {"float16": "F16", "int8": "Q8_0"}
 
 
@@ -70,10 +71,10 @@ def read_values(
 
     Args:
         path: the file.
-        kind: storage type of its numbers.
+        kind: storage type of the tensor.
         offset: position of its first byte in the file.
         shape: its shape.
-        heads: number of heads of q or k whose rows are stored permuted; 0 if they are not.
+        heads: number of heads of a q or k kernel with permuted rows; 0 for any other tensor.
     """
     dtype = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)
     if dtype == np.uint8:
@@ -84,18 +85,22 @@ def read_values(
 
 
 def permute_rows(rows: np.ndarray, heads: int, *, back: bool = False) -> np.ndarray:
-    """Order the rows of q or k as llama.cpp rotates them: pairs of neighbours, not of halves.
+    """Reorder the rows of q or k for llama.cpp, which rotates each row with its neighbour.
 
-    With `back`, restore our order.
+    We rotate it with the row that is half a head away. `back` restores our order.
     """
-    # One head of 4 rows: [a, b, c, d] -> [a, c, b, d]
+    # One head of 4 rows: [a, b, c, d] -> [a, c, b, d], as we rotate a with c, and b with d.
     half = len(rows) // heads // 2
     sizes = (half, 2) if back else (2, half)
     return rows.reshape(heads, *sizes, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def open_file(path: Path) -> gguf.GGUFReader:
-    """Open a GGUF file. Raises CheckpointError if it is damaged, or of a kind that is not read."""
+    """Open a GGUF file.
+
+    Raises:
+        CheckpointError: the file is damaged, or its architecture is not supported.
+    """
     try:
         reader = gguf.GGUFReader(path)
     except Exception as error:  # the library raises whatever its parsing meets
@@ -110,23 +115,24 @@ def open_file(path: Path) -> gguf.GGUFReader:
 
 
 def value(reader: gguf.GGUFReader, key: str) -> Any:
-    """Return the value of a metadata field; None if there is none."""
+    """Return the value of a metadata field; None if the file lacks it."""
     field = reader.get_field(key)
     return None if field is None else field.contents()
 
 
 def heads_of(reader: gguf.GGUFReader, name: str) -> int:
-    """Return the number of heads of a q or k with permuted rows; 0 for other tensors."""
+    """Return the number of heads of a q or k kernel with permuted rows; 0 for other tensors."""
     architecture = value(reader, "general.architecture")
-    part = name.split(".")[2] if name.startswith("blk.") else ""
-    counts = {"attn_q": "head_count", "attn_k": "head_count_kv"}
-    if architecture not in PERMUTED or part not in counts:
+    # "blk.0.attn_q.weight" -> "attn_q"
+    layer = name.split(".")[2] if name.startswith("blk.") else ""
+    keys = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+    if architecture not in PERMUTED or layer not in keys:
         return 0
-    return value(reader, f"{architecture}.attention.{counts[part]}")
+    return value(reader, f"{architecture}.attention.{keys[layer]}")
 
 
 def list_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the file that a folder presents, by our names."""
+    """Return the tensors of a GGUF file by our names, from the folder that `as_folder` made."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     path = (folder / GGUF_LINK).resolve()
     dtype = np.dtype(index["dtype"])
@@ -139,20 +145,21 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_index(path: Path, reader: gguf.GGUFReader) -> Fields:
-    """Return where the tensors of a file are: shape, type, offset and permuted heads by name.
+    """Return the index of a file: the dtype to load as, and each tensor's entry by its name.
 
-    Their dtype is that of the matrices, or bfloat16 if they are quantized, as in the checkpoints
-    that such files are made from.
+    An entry is shape, storage type, offset and number of permuted heads. The dtype is that of the
+    matrices, or bfloat16 if they are quantized, as in the checkpoints that such files are made
+    from.
 
     Raises:
-        CheckpointError: the file has a type of tensor that is not read.
+        CheckpointError: a tensor has a storage type that is not supported.
     """
     kinds = {tensor.tensor_type.name for tensor in reader.tensors}
     if unknown := sorted(kinds - set(READABLE)):
         raise CheckpointError(
             f"{path} has tensors of type {unknown[0]}: must be of {', '.join(READABLE)}"
         )
-    plain = {("F32",): "float32", ("F16",): "float16"}
+    dtypes = {("F32",): "float32", ("F16",): "float16"}
     tensors = {
         # The library lists the fastest axis first.
         tensor.name: (
@@ -163,8 +170,9 @@ def read_index(path: Path, reader: gguf.GGUFReader) -> Fields:
         )
         for tensor in reader.tensors
     }
-    matrices = tuple(sorted(kinds - {"F32"})) or ("F32",)
-    return {"dtype": plain.get(matrices, "bfloat16"), "tensors": tensors}
+    # Vectors are F32 in every file, so any other type is that of the matrices.
+    matrix_kinds = tuple(sorted(kinds - {"F32"})) or ("F32",)
+    return {"dtype": dtypes.get(matrix_kinds, "bfloat16"), "tensors": tensors}
 
 
 def model_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
@@ -172,44 +180,46 @@ def model_config(path: Path, reader: gguf.GGUFReader) -> DreamConfig:
 
     Raises:
         CheckpointError: a field is missing.
-        ValueError: the model has something that is not supported.
+        ValueError: `DreamConfig` does not support one of its values.
     """
     architecture = value(reader, "general.architecture")
     scaling = value(reader, f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none") or any(t.name.startswith("rope") for t in reader.tensors):
         raise CheckpointError(f"{path} scales its rotary embedding ({scaling}): not supported")
-    found = {name: value(reader, f"{architecture}.{key}") for name, key in SIZES.items()}
-    if missing := [SIZES[name] for name, size in found.items() if size is None]:
+    sizes = {name: value(reader, f"{architecture}.{key}") for name, key in SIZES.items()}
+    if missing := [SIZES[name] for name, size in sizes.items() if size is None]:
         raise CheckpointError(f"{path} lacks the field {architecture}.{missing[0]}")
-    # 1e-6 is stored in float32, as 9.99999997e-07.
-    found |= {name: float(f"{found[name]:.7g}") for name in ("rope_theta", "rms_norm_eps")}
+    # The file stores 1e-6 in float32, as 9.99999997e-07: seven digits restore the decimal number.
+    sizes |= {name: float(f"{sizes[name]:.7g}") for name in ("rope_theta", "rms_norm_eps")}
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     ids = {
         f"{name}_token_id": value(reader, f"tokenizer.ggml.{key}_token_id")
         for name, key in SPECIAL.items()
     }
-    width = value(reader, f"{architecture}.attention.key_length")
-    usual = found["hidden_size"] / found["num_attention_heads"]
+    head_size = value(reader, f"{architecture}.attention.key_length")
+    default_size = sizes["hidden_size"] / sizes["num_attention_heads"]
     return DreamConfig(
         model_type=ARCHITECTURES[architecture],
         vocab_size=shapes["token_embd.weight"][-1],
         tie_word_embeddings="output.weight" not in shapes,
-        head_size=None if width in (None, usual) else width,
-        **found,
+        head_size=None if head_size in (None, default_size) else head_size,
+        **sizes,
         **ids,
     )
 
 
 def as_folder(path: Path) -> Path:
-    """Return a folder that presents a GGUF file as a checkpoint.
+    """Return a folder through which a GGUF file is read as a checkpoint.
 
-    It holds configuration and tokenizer, and a link to the file. It is made once per file, in the
-    user's cache (`XDG_CACHE_HOME`).
+    It holds configuration, tokenizer, index and a link to the file. It is made once per file, in
+    the user's cache (`XDG_CACHE_HOME`).
 
     Raises:
-        CheckpointError: the file is damaged, or of a kind that is not read.
+        CheckpointError: the file is damaged, or its architecture or a storage type is not
+            supported.
     """
     path, status = path.absolute(), path.stat()
+    # The last number is the version of the folder's content: raise it to have all folders remade.
     identity = f"{path} {status.st_size} {status.st_mtime_ns} 2"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffucoder" / "gguf"
     folder = cache / f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
@@ -217,19 +227,19 @@ def as_folder(path: Path) -> Path:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with remove_on_exit(Path(tempfile.mkdtemp(dir=cache))) as unfinished:
-        present(path, unfinished)
+        write_folder(path, unfinished)
         try:
             unfinished.rename(folder)
         except OSError:
-            # Another process may have been faster.
+            # Another process may have made the folder meanwhile.
             if not folder.is_dir():
                 raise
     return folder
 
 
-def present(path: Path, folder: Path) -> None:
-    """Write configuration, tokenizer, the places of tensors, and a link to a file into a folder."""
-    # Parsing takes seconds, as the library makes an object of every token.
+def write_folder(path: Path, folder: Path) -> None:
+    """Write the content of `as_folder`'s folder for the GGUF file at `path`."""
+    # Parsing takes seconds, as the library makes an object of every token of the vocabulary.
     reader = open_file(path)
     config = model_config(path, reader)
     index = read_index(path, reader)
@@ -242,13 +252,13 @@ def present(path: Path, folder: Path) -> None:
 def encode(
     name: str, values: np.ndarray, precision: str
 ) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """Return the bytes of a tensor, row by row, and their type.
+    """Return the bytes of a tensor, row by row, and their storage type.
 
     `precision` is `float16`, or `int8` for Q8_0. Vectors are float32, as llama.cpp demands.
     """
     kind = "F32"
     if is_kernel(name) or name == "model.embed_tokens.weight":
-        # A block of Q8_0 is 32 numbers of a row.
+        # A block of Q8_0 is 32 numbers of a row, so rows of another length stay F16.
         kind = "F16" if values.shape[-1] % 32 else WRITABLE[precision]
     kind = gguf.GGMLQuantizationType[kind]
     return quantize(values.astype(np.float32), kind), kind
@@ -266,10 +276,10 @@ def save(
         path: where to write.
         config: configuration of the model.
         tensors: name, bytes and type of each tensor, as `encode` returns them.
-        tokenizer: its tokenizer.
+        tokenizer: tokenizer of the model.
 
     Raises:
-        CheckpointError: the family or the tokenizer has no counterpart in llama.cpp.
+        CheckpointError: llama.cpp does not support the family or the tokenizer.
     """
     architecture = {kind: name for name, kind in ARCHITECTURES.items()}.get(config.model_type)
     if architecture is None or config.block_size is not None:
@@ -293,9 +303,10 @@ def save(
     write_tokenizer(writer, tokenizer, config)
     counts = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, data, kind in tensors:
-        own = name.split(".")[-2]
-        if architecture in PERMUTED and own in counts:
-            data = permute_rows(data, counts[own])
+        # "model.layers.0.self_attn.q_proj.weight" -> "q_proj"
+        layer = name.split(".")[-2]
+        if architecture in PERMUTED and layer in counts:
+            data = permute_rows(data, counts[layer])
         writer.add_tensor(translate(name, invert(TENSORS)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

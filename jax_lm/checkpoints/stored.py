@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8, UInt8
 from safetensors.numpy import save_file
 
-# The link to a GGUF file, in a folder that presents it.
+# The link to the GGUF file in a folder that `gguf_file.as_folder` made.
 GGUF_LINK = "model.gguf"
 
 

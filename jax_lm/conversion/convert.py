@@ -170,7 +170,7 @@ def convert_to_gguf(
         copy = folder / "copy"
         library.save(file, config, encode_all(), tokenizer)
         copy.mkdir()
-        library.present(file, copy)
+        library.write_folder(file, copy)
         check_copy(copy, sums, None, report_half(on_progress, 1))
         file.rename(destination)
     return Converted("gguf", len(sums), destination.stat().st_size)
