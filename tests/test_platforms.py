@@ -81,7 +81,7 @@ def test_the_finder_is_there_once(machine):
     assert sum(isinstance(finder, platforms.QuietFinder) for finder in sys.meta_path) == 1
 
 
-@pytest.mark.parametrize("name", platforms.DECIDED)
+@pytest.mark.parametrize("name", platforms.PLATFORM_VARIABLES)
 def test_what_the_user_has_decided_stays(machine, name):
     assert silenced(machine(), **{name: "tpu"}) == {name: "tpu"}
 
@@ -142,7 +142,9 @@ def test_the_engine_is_imported_quietly_with_the_compiler_of_an_absent_gpu(tmp_p
     said = "Could not find cuda drivers on your machine"
     (plugin / "__init__.py").write_text(f"def initialize():\n    raise RuntimeError({said!r})\n")
     environment = {
-        name: value for name, value in os.environ.items() if name not in platforms.DECIDED
+        name: value
+        for name, value in os.environ.items()
+        if name not in platforms.PLATFORM_VARIABLES
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     program = [sys.executable, "-c", f"import {module}, jax; print(jax.devices())"]

@@ -1,8 +1,8 @@
 """Silences the libraries of accelerators on machines without such an accelerator.
 
-The compilers that `diffucoder plan` uses are complete runtimes. If one is installed without its
-device, JAX tries it at every start, and it prints warnings about missing metadata, drivers and
-libraries. This module runs before JAX is imported, and uses only the standard library.
+The compilers that `diffucoder plan` uses are complete runtimes. JAX initialises every installed
+runtime when it starts. One without its device then prints warnings about missing metadata, drivers
+and libraries. This module runs before JAX is imported, and uses only the standard library.
 """
 
 import importlib.metadata
@@ -21,19 +21,20 @@ from types import ModuleType
 
 # PCI vendor id of Google.
 GOOGLE = "0x1ae0"
-# PCI classes of Google's other devices in a virtual machine: disks and network adapters.
-NO_CHIP = ("0x01", "0x02")
+# PCI classes of Google's devices in a virtual machine that are no TPU: disks and network adapters.
+OTHER_CLASSES = ("0x01", "0x02")
 # /dev/dxg is the GPU in the Windows Subsystem for Linux.
 NVIDIA_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 CUDA_PLUGINS = ("xla_cuda12", "xla_cuda13")
-# Packages with the kernels of these plugins; jaxlib imports them if they are installed.
+# Packages with the kernels of these plugins. jaxlib imports those that are installed.
 CUDA_LIBRARIES = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 # File descriptor of standard error.
 STDERR = 2
+# Lines about missing drivers, to be discarded.
 DRIVER_NOTES = re.compile(rb"absl::InitializeLog|Could not find cuda drivers")
 QUIET_TPU = {"TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"}
 # Variables with which a user selects a platform.
-DECIDED = (
+PLATFORM_VARIABLES = (
     "JAX_PLATFORMS",
     "JAX_PLATFORM_NAME",
     "JAX_FORCE_TPU_INIT",
@@ -42,16 +43,17 @@ DECIDED = (
 
 
 def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Set variables that keep the libraries of absent accelerators from printing.
+    """Keep the libraries of absent accelerators from printing, by variables and idle plugins.
 
-    Variables set by the user are kept. If an accelerator is present, or a plugin is unknown to us,
-    no platform is disabled; libtpu is only made to print less if there is no TPU.
+    Nothing changes if the user has selected a platform, or if the machine has a TPU. Without any
+    accelerator, JAX is restricted to the CPU. With an NVIDIA GPU or an unknown plugin, no platform
+    is disabled, and an installed libtpu is only made to print less.
 
     Args:
-        environment: environment of this process, before JAX is imported.
+        environment: environment of this process, before JAX is imported; it is changed.
         root: root of the file system with the machine's devices.
     """
-    if any(name in environment for name in DECIDED):
+    if any(name in environment for name in PLATFORM_VARIABLES):
         return
     plugins = plugin_names()
     has_libtpu = importlib.util.find_spec("libtpu") is not None
@@ -71,9 +73,9 @@ def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")
 
 @contextmanager
 def without_driver_notes() -> Iterator[None]:
-    """Discard messages of GPU libraries about missing drivers.
+    """Discard what GPU libraries print about missing drivers.
 
-    All other output to standard error is written when the block ends.
+    Everything else that is written to standard error appears when the block ends.
     """
     # The libraries write to the file descriptor, so replacing `sys.stderr` would not be enough.
     sys.stderr.flush()
@@ -96,7 +98,7 @@ class QuietFinder(MetaPathFinder):
     """Finds the kernels of NVIDIA GPUs, and loads them without messages about drivers."""
 
     def find_spec(self, fullname: str, path, target: ModuleType | None = None) -> ModuleSpec | None:
-        # The path of a namespace package is iterable, but no Sequence.
+        # The path of a namespace package is iterable, but not a Sequence.
         if fullname.partition(".")[0] not in CUDA_LIBRARIES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -106,6 +108,8 @@ class QuietFinder(MetaPathFinder):
 
 
 class QuietLoader(ExtensionFileLoader):
+    """Loads an extension module without messages about drivers."""
+
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         with without_driver_notes():
             return super().create_module(spec)
@@ -114,8 +118,8 @@ class QuietLoader(ExtensionFileLoader):
 def idle_plugin(name: str) -> ModuleType:
     """Return a JAX plugin that does nothing.
 
-    JAX loads every installed plugin, even for a platform that is not selected, and the real one
-    would print warnings.
+    It takes the place of an installed one, which would print warnings: JAX loads every installed
+    plugin, even for a platform that is not selected.
     """
     module = ModuleType(f"jax_plugins.{name}")
     vars(module)["initialize"] = lambda: None
@@ -123,10 +127,10 @@ def idle_plugin(name: str) -> ModuleType:
 
 
 def admit_cuda_compiler() -> None:
-    """Let JAX load the plugin of NVIDIA GPUs after all, to compile for GPUs that are absent."""
+    """Remove the idle plugins, so that JAX loads the real ones and can compile for absent GPUs."""
     for name in CUDA_PLUGINS:
         module = sys.modules.get(f"jax_plugins.{name}")
-        # Modules of `idle_plugin` have no spec.
+        # Only a module made by `idle_plugin` has no spec.
         if module is not None and module.__spec__ is None:
             del sys.modules[f"jax_plugins.{name}"]
 
@@ -134,18 +138,18 @@ def admit_cuda_compiler() -> None:
 def plugin_names() -> set[str]:
     """Return the installed JAX plugins: modules of the package `jax_plugins`, and entry points."""
     spec = importlib.util.find_spec("jax_plugins")
-    places = spec.submodule_search_locations if spec else None
-    declared = {
+    folders = spec.submodule_search_locations if spec else None
+    entry_points = {
         point.value.removeprefix("jax_plugins.")
         for point in importlib.metadata.entry_points(group="jax_plugins")
     }
-    return {module.name for module in pkgutil.iter_modules(places or [])} | declared
+    return {module.name for module in pkgutil.iter_modules(folders or [])} | entry_points
 
 
 def has_tpu(root: Path) -> bool:
     """Whether the machine has a TPU: a PCI device of Google that is neither disk nor network."""
     for vendor in (root / "sys" / "bus" / "pci" / "devices").glob("*/vendor"):
-        if read(vendor) == GOOGLE and not read(vendor.with_name("class")).startswith(NO_CHIP):
+        if read(vendor) == GOOGLE and not read(vendor.with_name("class")).startswith(OTHER_CLASSES):
             return True
     return False
 
