@@ -1,9 +1,9 @@
 """Handling of Ctrl-C and SIGTERM: a command ends within two seconds and leaves no partial files.
 
 Python delivers an interrupt to the main thread between two bytecodes. It cannot do so while XLA
-compiles or a fused loop runs, and an interrupt during a callback or an import may be lost. So a
+compiles or a compiled loop runs, and an interrupt during a callback or an import may be lost. So a
 thread watches for the signals itself, through `signal.set_wakeup_fd`. If the command has not ended
-after `GRACE` seconds, the thread removes unfinished files and ends the process.
+`GRACE` seconds after an interrupt, the thread removes unfinished files and ends the process.
 
 This module must be imported before all others, so it imports nothing that takes time.
 """
@@ -21,28 +21,28 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-# Exit status after SIGTERM: as shells count, 128 and the number of the signal.
+# Exit status after SIGTERM: 128 plus the number of the signal, the convention of shells.
 TERMINATED = 143
-# The signals that end a command, and the line that it prints. Both are an "interrupt" below.
+# The signals that end a command, with the line that it prints. "Interrupt" below means either.
 ENDINGS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 # Seconds that a command may take to end by itself after an interrupt.
 GRACE = 1.2
-# File name of the frames of a running import.
-IMPORTING = "<frozen importlib._bootstrap>"
+# File name of the stack frames of a running import.
+IMPORT_FILE = "<frozen importlib._bootstrap>"
 SHOW_CURSOR = "\x1b[?25h"
 # Byte that `mark_handled` writes. The interpreter writes the number of a signal, which is never 0.
 HANDLED = b"\0"
+# Seconds after which an interrupt that was raised, but not handled, is raised again.
+RETRY = 2.0
 # Write end of the pipe to the watching thread; the interpreter and `mark_handled` write to it.
 wakeup_fd: int | None = None
-# Seconds until the process is ended after an interrupt; None is no limit.
+# Seconds from an interrupt to the end of the process; None while there is no deadline.
 grace: float | None = GRACE
 # Signal of the last interrupt.
 received: int = signal.SIGINT
-# Seconds after which an interrupt that was raised, but not handled, is raised again.
-RETRY = 2.0
 # Whether KeyboardInterrupt was raised and `mark_handled` has not been called since.
 is_raised = False
-# What the watching thread does at other signals.
+# The function that the watching thread calls for each other signal (`on_signal`).
 answers: dict[int, Callable[[], None]] = {}
 # Files and folders that are being written under a temporary name.
 unfinished_paths: set[Path] = set()
@@ -64,7 +64,7 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        # The parent may be a file: nothing was written.
+        # The parent may be a file, in which case nothing was written.
         with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
 
@@ -80,21 +80,22 @@ class Terminated(BaseException):
 
 
 def exit_now(signum: int, frame: FrameType | None = None) -> NoReturn:
-    """End the process at once with its status and line. A signal handler."""
+    """Signal handler that ends the process at once, with the status and the line of the signal."""
     discard_unfinished()
-    # A progress bar hides the cursor.
+    # A progress bar may have hidden the cursor.
     line = f"{SHOW_CURSOR if os.isatty(2) else ''}{ENDINGS[signum]}\n"
     os.write(2, line.encode())
     os._exit(128 + signum)
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or Terminated after SIGTERM. A signal handler.
+    """Signal handler that raises KeyboardInterrupt, or Terminated after SIGTERM.
 
-    During an import the process ends at once: a half-imported extension module would crash later.
+    During an import it ends the process at once, as a half-imported extension module would crash
+    later.
     """
     while frame is not None:
-        if frame.f_code.co_filename == IMPORTING:
+        if frame.f_code.co_filename == IMPORT_FILE:
             exit_now(signum)
         frame = frame.f_back
     global is_raised, received
@@ -106,9 +107,10 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def watch_interrupts() -> None:
-    """Start the watching thread, and let interrupts end the process at once until `interruptible`.
+    """Start the watching thread, and let interrupts end the process at once.
 
-    This must be called before any slow import.
+    Inside `interruptible` they raise an exception instead. This must be called before any slow
+    import.
     """
     if signal.getsignal(signal.SIGINT) is exit_now:
         return
@@ -151,8 +153,8 @@ def interruptible() -> Iterator[None]:
 def suspend_deadline() -> Iterator[None]:
     """Let the block handle Ctrl-C without a deadline.
 
-    The block calls `mark_handled` when it has handled one. A second interrupt before that ends the
-    process.
+    The block must call `mark_handled` when it has handled an interrupt. A second one before that
+    ends the process.
     """
     global grace
     before = grace
@@ -175,7 +177,7 @@ def mark_handled() -> None:
 def on_signal(number: int, answer: Callable[[], None]) -> Iterator[None]:
     """Call `answer` in the watching thread when a signal arrives, whatever the main thread does.
 
-    The signal needs a handler in Python, or else the interpreter does not report it.
+    The signal must have a Python handler, as the interpreter reports no others.
     """
     answers[number] = answer
     try:
@@ -185,16 +187,18 @@ def on_signal(number: int, answer: Callable[[], None]) -> Iterator[None]:
 
 
 def raise_again() -> None:
-    """Raise KeyboardInterrupt in the main thread, where an earlier one was lost.
+    """Raise KeyboardInterrupt in the main thread once more, after an earlier one was lost.
 
-    Code that runs from a callback of a library cannot pass it on.
+    It is lost if it is raised in Python code that a library calls and whose exceptions it ignores.
     """
     main = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
 def wait_for_interrupts(read_fd: int) -> NoReturn:
-    """End the process if an interrupt has not been handled in time. Runs in the watching thread.
+    """Wait for signals and answer them; the function of the watching thread.
+
+    An interrupt that the command does not handle in time ends the process.
 
     Args:
         read_fd: read end of the pipe that signals and `mark_handled` write to.
@@ -205,13 +209,17 @@ def wait_for_interrupts(read_fd: int) -> NoReturn:
             if number in signals:
                 answer()
         for number in ENDINGS:
-            # A server and a training install other handlers, which finish what is in flight.
+            # Servers and trainings install handlers of their own, which finish the work in
+            # progress.
             if number in signals and signal.getsignal(number) in (exit_now, interrupt):
                 await_end(read_fd, number)
 
 
 def await_end(read_fd: int, number: int) -> None:
-    """End the process if an interrupt is not handled: within the deadline, or before a second one."""
+    """End the process unless an interrupt is handled before the deadline and before a second one.
+
+    Without a deadline, wait for the second one, and raise KeyboardInterrupt again if it was lost.
+    """
     ready = None
     while not ready:
         was_raised = is_raised
