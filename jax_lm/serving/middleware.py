@@ -29,23 +29,25 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-# Characters of the shortest key.
-MIN_KEY = 16
+# Number of characters of the shortest key.
+MIN_KEY_LENGTH = 16
 # A secret (ASCII, as headers are), then optionally a label and requests per minute. "KEY 60" is
 # refused, because 60 would be the label, but is probably meant as a limit.
 KEY_LINE = re.compile(
-    rf"(?P<secret>[!-~]{{{MIN_KEY},}})(\s+(?P<label>(?!\d+$)\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
+    rf"(?P<secret>[!-~]{{{MIN_KEY_LENGTH},}})"
+    r"(\s+(?P<label>(?!\d+$)\S+)(\s+(?P<rate>[1-9][0-9]*))?)?"
 )
-# A body is read up to this multiple of the limit before it is refused as too long.
-PATIENCE = 8
+# A body that is too long is read up to this multiple of the limit before it is refused.
+READ_BEYOND = 8
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# Paths that need no key, and paths that monitoring calls every few seconds.
+# Paths that need no key.
 OPEN_PATHS = (*PAGE_FILES, "/health", "/ready")
+# Paths that monitoring calls every few seconds.
 PROBES = ("/health", "/ready", "/metrics")
 # Request ids that clients may choose; others are replaced, because ids are written to the log.
 REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-# The header by which traces name a request (W3C Trace Context).
-TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# Format of the header `traceparent`, by which a trace names a request (W3C Trace Context).
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # Headers of every answer: the page may load only files of this server.
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -72,9 +74,9 @@ class RequestLimits:
             may be followed by a label, and by the requests that it may send per minute.
         hosts: host names that the server answers for; empty for any. This prevents DNS rebinding: a
             web page whose own host name resolves to 127.0.0.1 gets no answer.
-        body_bytes: longest body.
+        body_bytes: length of the longest body.
         body_seconds: time that a body may take to arrive.
-        requests: requests in progress.
+        requests: largest number of requests in progress.
         is_lenient: ignore unknown fields, and list them in a header of the answer.
     """
 
@@ -87,12 +89,12 @@ class RequestLimits:
 
 
 class Key:
-    """An API key: the digest of its secret, its label, and the requests that it has left.
+    """An API key: the digest of its secret, its label, and its remaining requests.
 
     Args:
-        line: the secret, a label for logs and metrics, and the requests per minute, the last two
-            optional.
-        number: number of the line, the label of a key without one.
+        line: the secret, optionally a label for logs and metrics, and then optionally the requests
+            per minute.
+        number: number of the line in the key file; a key without a label is named after it.
 
     Raises:
         ValueError: the line is not a key; the message does not show it, as it may be a secret.
@@ -102,36 +104,37 @@ class Key:
         match = KEY_LINE.fullmatch(line)
         if match is None:
             raise ValueError(
-                f"line {number}: must be a key of at least {MIN_KEY} ASCII characters, alone, with a "
-                "label (KEY alice), or with a label and requests per minute (KEY alice 60)"
+                f"line {number}: must be a key of at least {MIN_KEY_LENGTH} ASCII characters, "
+                "alone, with a label (KEY alice), or with a label and requests per minute "
+                "(KEY alice 60)"
             )
         self.digest = digest_of(match["secret"])
         self.label = match["label"] or f"key{number}"
         self.rate = int(match["rate"] or 0)
-        self.left = float(self.rate)
+        self.remaining = float(self.rate)
         self.counted_at = monotonic()
 
     def take(self) -> dict[str, str]:
         """Count a request. Returns the rate limit headers of the answer.
 
         Raises:
-            Refusal: the key has no request left.
+            Refusal: the key has no requests left at the moment.
         """
         if not self.rate:
             return {}
-        # a token bucket: with 60 per minute, one more request each second, at most 60
+        # A token bucket: with 60 per minute, it gains one request each second, up to 60.
         now = monotonic()
-        self.left = min(self.rate, self.left + (now - self.counted_at) * self.rate / 60)
+        self.remaining = min(self.rate, self.remaining + (now - self.counted_at) * self.rate / 60)
         self.counted_at = now
-        if self.left < 1:
-            wait = math.ceil((1 - self.left) * 60 / self.rate)
+        if self.remaining < 1:
+            wait = math.ceil((1 - self.remaining) * 60 / self.rate)
             message = f"this key may send {self.rate} requests per minute"
             raise Refusal(429, message, code="rate_limit_exceeded", retry_after=wait)
-        self.left -= 1
+        self.remaining -= 1
         return {
             "x-ratelimit-limit-requests": str(self.rate),
-            "x-ratelimit-remaining-requests": str(int(self.left)),
-            "x-ratelimit-reset-requests": f"{(self.rate - self.left) * 60 / self.rate:.0f}s",
+            "x-ratelimit-remaining-requests": str(int(self.remaining)),
+            "x-ratelimit-reset-requests": f"{(self.rate - self.remaining) * 60 / self.rate:.0f}s",
         }
 
 
@@ -153,7 +156,9 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def parse_keys(lines: Sequence[str]) -> dict[bytes, Key]:
-    """Parse the lines of a key file, by digest. Empty lines and lines that begin with # are skipped.
+    """Parse the lines of a key file. Returns the keys by digest.
+
+    Empty lines and lines that begin with # are skipped.
 
     Raises:
         ValueError: a line is not a key, or repeats an earlier one.
@@ -188,7 +193,7 @@ class Guard:
         self.open_requests = 0
 
     def reload_keys(self, path: Path) -> None:
-        """Replace the keys by those of a file; if it cannot be read, nothing changes."""
+        """Replace the keys with those of a file. If it cannot be read, nothing changes."""
         try:
             self.keys = parse_keys(read_keys(path))
         except ValueError as problem:
@@ -203,55 +208,58 @@ class Guard:
         if method == "HEAD":
             # Answered like GET; the HTTP protocol leaves out the body.
             scope = {**scope, "method": "GET"}
-        # id of the request: the client's own if it is harmless in a log
+        # The client's own request id is kept if it is harmless in a log.
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = identity
+        client_id = headers.get("x-request-id", "")
+        request_id = client_id if REQUEST_ID.fullmatch(client_id) else secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = request_id
         start = monotonic()
         status = 500
-        own_headers = {}
+        rate_headers = {}
         ignored = Ignored(is_lenient=self.limits.is_lenient)
         IGNORED.set(ignored)
 
-        # pass on the answer with our headers, and remember its status for the log
-        async def answer(message: Message):
+        # Pass on the answer with our headers, and remember its status for the log.
+        async def send_answer(message: Message):
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = MutableHeaders(scope=message)
-                added = HEADERS | own_headers | {"x-request-id": identity}
+                answer_headers = MutableHeaders(scope=message)
+                added = HEADERS | rate_headers | {"x-request-id": request_id}
                 if ignored.names:
                     added["x-ignored-fields"] = header_list(ignored.names)
                 for name, value in added.items():
-                    own.setdefault(name, value)
+                    answer_headers.setdefault(name, value)
             await send(message)
 
-        # check, read the body, answer
         self.open_requests += 1
         try:
             key = self.admit(scope, headers)
             if key is not None:
                 scope["state"]["key"] = key.label
-                own_headers = key.take() if method == "POST" else {}
-            await self.app(scope, await self.with_body(receive), answer)
+                rate_headers = key.take() if method == "POST" else {}
+            await self.app(scope, await self.with_body(receive), send_answer)
         except Refusal as refusal:
             response = refusal.response
             # The unread rest of this request must not be parsed as the next request.
             response.headers["connection"] = "close"
-            await response(scope, receive, answer)
+            await response(scope, receive, send_answer)
         finally:
             self.open_requests -= 1
             seconds = round(monotonic() - start, 4)
-            fields = {"request_id": identity, "method": method, "seconds": seconds}
-            if TRACE.fullmatch(headers.get("traceparent", "")):
+            fields = {"request_id": request_id, "method": method, "seconds": seconds}
+            if TRACEPARENT.fullmatch(headers.get("traceparent", "")):
                 fields["traceparent"] = headers["traceparent"]
             if ignored.names:
                 fields["ignored_fields"] = [name[:64] for name in ignored.names[:32]]
             self.record(scope, status, fields)
 
     def admit(self, scope: Message, headers: Headers) -> Key | None:
-        """Return the key of a request, or None. Raises Refusal for a request beyond the limits."""
+        """Return the key that a request was sent with; None if it has no valid one.
+
+        Raises:
+            Refusal: the request exceeds a limit, or needs a key.
+        """
         if self.open_requests > self.limits.requests:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         # "[::1]:8000" -> "::1"; "localhost:8000" -> "localhost"
@@ -260,30 +268,31 @@ class Guard:
             message = f"this server does not answer for the host {host[:100]!r}"
             raise Refusal(421, message, code="wrong_host")
         # "Bearer KEY"
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
         is_bearer = scheme.lower() == "bearer"
-        key = self.keys.get(digest_of(given.strip())) if is_bearer else None
+        key = self.keys.get(digest_of(secret.strip())) if is_bearer else None
         if self.keys and key is None and scope["path"] not in OPEN_PATHS:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
-            kind = headers.get("content-type", "").split(";")[0].strip().lower()
-            # Without CORS permission, web pages can make browsers post only other types than JSON.
-            if kind != "application/json":
-                message = f"Content-Type={kind[:100]!r}: must be application/json"
+            media_type = headers.get("content-type", "").split(";")[0].strip().lower()
+            # A web page of another origin can make a browser post any type but JSON without CORS
+            # permission, so only JSON shows that the request does not come from such a page.
+            if media_type != "application/json":
+                message = f"Content-Type={media_type[:100]!r}: must be application/json"
                 raise Refusal(415, message, code="wrong_content_type")
         return key
 
     async def with_body(self, receive: Receive) -> Receive:
-        """Read the body of a request, and return a `receive` that yields it before later messages.
+        """Read the body of a request. Returns a `receive` that yields it before later messages.
 
-        A body up to `PATIENCE` times too long is read to its end before it is refused, because a
-        client that is still writing would not read the answer.
+        A body of up to `READ_BEYOND` times the limit is read to its end before it is refused,
+        because a client that is still writing would not read the answer.
 
         Raises:
             Refusal: the body is too long or takes too long, or the client has disconnected.
         """
         limit = self.limits.body_bytes
-        parts = bytearray()
+        body = bytearray()
         size = 0
         try:
             async with asyncio.timeout(self.limits.body_seconds):
@@ -291,32 +300,32 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "the client has disconnected")
-                    # bytes beyond the limit are counted, not kept
+                    # Bytes beyond the limit are counted, not kept.
                     part = message.get("body", b"")
                     size += len(part)
                     if size <= limit:
-                        parts += part
+                        body += part
                     ended = not message.get("more_body")
-                    if size > PATIENCE * limit or (ended and size > limit):
-                        message = f"the body is longer than {limit} bytes"
-                        raise Refusal(413, message, code="body_too_long")
+                    if size > READ_BEYOND * limit or (ended and size > limit):
+                        problem = f"the body is longer than {limit} bytes"
+                        raise Refusal(413, problem, code="body_too_long")
                     if ended:
                         break
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
-        whole = [{"type": "http.request", "body": bytes(parts)}]
+        unread = [{"type": "http.request", "body": bytes(body)}]
 
-        async def again():
-            return whole.pop() if whole else await receive()
+        async def receive_again():
+            return unread.pop() if unread else await receive()
 
-        return again
+        return receive_again
 
     def record(self, scope: Message, status: int, fields: dict[str, Any]) -> None:
         """Count the request and log it, without its content."""
-        # the route's pattern, not the path, so that there are few labels
+        # The path is the route's pattern, not that of the request, so that there are few labels.
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        # recorded by the endpoint: tokens, time in the queue, how the answers ended
+        # The endpoint has recorded tokens, time in the queue, and how the answers ended.
         noted = scope["state"].get("noted", {})
         key = scope["state"].get("key", "")
         self.metrics.http_requests.labels(path, str(status), key).inc()
