@@ -211,22 +211,22 @@ def test_as_many_as_files_may_be_open():
     room = open_files + RESERVED + 100
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
-        limits = ConnectionLimits.here(None)
+        limits = ConnectionLimits.for_process(None)
         assert 90 < limits.total <= 110
         assert limits.per_address == int(0.75 * limits.total)
-        assert ConnectionLimits.here(50).total == 50
+        assert ConnectionLimits.for_process(50).total == 50
         with pytest.raises(
             ValueError, match=rf"connections=250: the limit of {room} open files leaves \d+"
         ):
-            ConnectionLimits.here(250)
+            ConnectionLimits.for_process(250)
         with pytest.raises(ValueError, match="connections=7: must be at least 8"):
-            ConnectionLimits.here(7)
+            ConnectionLimits.for_process(7)
         little = open_files + 10
         resource.setrlimit(resource.RLIMIT_NOFILE, (little, hard))
         with pytest.raises(
             ValueError, match=f"connections=8: the limit of {little} open files leaves 0"
         ):
-            ConnectionLimits.here(None)
+            ConnectionLimits.for_process(None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -234,7 +234,13 @@ def test_as_many_as_files_may_be_open():
 @pytest.mark.parametrize("grace", [1.0, 3.0, 30.0, 600.0])
 def test_the_parts_of_the_grace_follow_each_other(grace):
     options = ListenOptions(grace=grace, connections=ConnectionLimits())
-    assert 0 < options.engine < options.http < options.http + options.margin < grace
+    assert (
+        0
+        < options.engine_seconds
+        < options.request_seconds
+        < options.request_seconds + options.margin
+        < grace
+    )
 
 
 def test_a_grace_must_be_long_enough():

@@ -1,6 +1,6 @@
-"""uvicorn with limits of connections, and with a shutdown that answers every request.
+"""uvicorn with limits on connections, and with a shutdown that answers every request.
 
-    options = ListenOptions(port=8000, connections=ConnectionLimits.here(None))
+    options = ListenOptions(port=8000, connections=ConnectionLimits.for_process(None))
     HttpServer(app, engine, options, announce=print).run()
 
 Knows nothing about the content of requests.
@@ -23,15 +23,15 @@ from jax_lm.serving.engine import Engine
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where a server listens, and how it ends.
+    """Where a server listens, and how long it may take to stop.
 
     Attributes:
         host: address or name.
         port: 0 takes a free port.
         grace: seconds from the signal to the end of the process; a supervisor must wait longer
-            before it kills the process. Sequences are ended after `engine` seconds, and requests
-            whose sequences are still on the device are answered after `http` seconds. The remaining
-            time is for clients that read slowly and threads that end late.
+            before it kills the process. Sequences are ended after `engine_seconds`, and requests
+            whose sequences are still on the device are answered after `request_seconds`. The
+            remaining time is for clients that read slowly and threads that end late.
         connections: limits of connections.
     """
 
@@ -48,16 +48,17 @@ class ListenOptions:
 
     @property
     def margin(self) -> float:
-        # grace 30: sequences end after 22 s, requests after 24 s, and 6 s are left for slow clients
+        # A grace of 30 s has a margin of 2 s: sequences end after 22 s and requests after 24 s, and
+        # 6 s are left for slow clients.
         return min(2.0, self.grace / 8)
 
     @property
-    def engine(self) -> float:
+    def engine_seconds(self) -> float:
         """Seconds after which sequences are ended."""
         return self.grace - 4 * self.margin
 
     @property
-    def http(self) -> float:
+    def request_seconds(self) -> float:
         """Seconds after which requests are answered even if the device still works on them."""
         return self.grace - 3 * self.margin
 
@@ -65,11 +66,11 @@ class ListenOptions:
 def require_free_address(host: str, port: int) -> None:
     """Raise ValueError unless a server can listen on an address.
 
-    Called before the model is loaded, so that the mistake is reported early.
+    This is called before the model is loaded, so that a mistake is reported early.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # bind for a moment, and release the address again
+        # Bind each address for a moment, and release it again.
         for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as trial:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +99,6 @@ class HttpServer(uvicorn.Server):
         self.options = options
         self.announce = announce
         self.connections = connections.Connections(options.connections)
-        # timeouts of uvicorn are whole seconds
         protocol: Any = partial(connections.Connection, self.connections)
         config = uvicorn.Config(
             app,
@@ -113,6 +113,7 @@ class HttpServer(uvicorn.Server):
             lifespan="off",
             backlog=connections.ACCEPTED_AT_ONCE,
             timeout_keep_alive=options.connections.idle_seconds,
+            # uvicorn takes whole seconds.
             timeout_graceful_shutdown=ceil(options.margin),
         )
         super().__init__(config)
@@ -122,31 +123,31 @@ class HttpServer(uvicorn.Server):
         # Raise the length of the kernel's queue: uvicorn passes `backlog` also to asyncio, which
         # accepts that many connections at once. `listen` on a duplicate changes the same socket.
         for listener in [listener for server in self.servers for listener in server.sockets]:
-            with listener.dup() as same:
-                same.listen(connections.KERNEL_QUEUE)
+            with listener.dup() as duplicate:
+                duplicate.listen(connections.KERNEL_QUEUE)
             self.announce(*listener.getsockname()[:2])
         self.sweeping = asyncio.create_task(self.connections.sweep_forever())
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop: after a signal, or because the engine has ended."""
+        """Return whether to stop: after a signal, or because the engine has stopped."""
         return await super().on_tick(counter) or self.engine.stopped.is_set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests while sequences end, then accept no more connections and stop."""
-        # 1. no new requests; wait for the sequences
+        # 1. Refuse new requests, and wait for the sequences.
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        self.engine.refuse_new(self.options.engine)
+        start = loop.time()
+        self.engine.refuse_new(self.options.engine_seconds)
         while self.engine.queue.jobs and not (self.engine.stopped.is_set() or self.force_exit):
-            if loop.time() - begun >= self.options.http:
+            if loop.time() - start >= self.options.request_seconds:
                 break
             await asyncio.sleep(0.05)
-        # 2. end the jobs that the device still works on
+        # 2. End the jobs that the device still works on.
         self.engine.give_up()
-        # 3. uvicorn's own shutdown, with a limit for clients that read slowly
-        late = loop.call_later(self.options.margin / 2, self.drop_all)
+        # 3. Let uvicorn shut down, with a limit for clients that read slowly.
+        timer = loop.call_later(self.options.margin / 2, self.drop_all)
         await super().shutdown(sockets)
-        late.cancel()
+        timer.cancel()
         self.sweeping.cancel()
 
     def drop_all(self) -> None:

@@ -54,7 +54,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         host=arguments.host,
         port=arguments.port,
         grace=arguments.grace,
-        connections=ConnectionLimits.here(arguments.connections, arguments.keep_alive),
+        connections=ConnectionLimits.for_process(arguments.connections, arguments.keep_alive),
     )
     bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
     given = given_fields(arguments, bounds)
