@@ -31,11 +31,11 @@ from jax_lm.planning.memory import PlannedStep, usable_memory
 from jax_lm.planning.roofline import Topology
 from jax_lm.planning.serving import (
     FIXED_ROWS,
+    canvas_widths,
     columns_of,
     fitting_limits,
     serving_memory,
     useful_sizes,
-    widths,
 )
 from jax_lm.serving.pace import Pace
 from jax_lm.serving.sequence import Sequence
@@ -89,7 +89,7 @@ def measure(name):
     record: dict[str, Any] = {"slots": plan.batch, "context": plan.canvas}
     record["planned"] = [round(part / GIB, 2) for part in (need.weights, need.cache, need.working)]
     programs, caches = {}, 0
-    for width in widths(plan.canvas):
+    for width in canvas_widths(plan.canvas):
         is_widest = width == plan.canvas
         for preset in ("fast", "exact"):
             slots = Slots(

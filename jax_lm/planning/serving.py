@@ -1,11 +1,11 @@
 """Which programs a server compiles, what their calls cost, and which limits fit a device.
 
 Arithmetic only. A program decodes a fixed number of sequences of one width. With more widths and
-numbers, less work is wasted on padding, but there are more compilations, and they take memory. The
-cost of a call is modelled as a number of rows: those that it computes, plus FIXED_ROWS for the host
-and for reading the weights. This decides which numbers of sequences are worth a program: on a CPU,
-where arithmetic is the bottleneck, hardly any but 1; on an accelerator, where reading the weights
-is, larger ones at narrow widths.
+batch sizes, less work is wasted on padding, but there are more compilations, and they take memory.
+The cost of a call is modelled as a number of rows: those that it computes, plus FIXED_ROWS for the
+host and for reading the weights. The cost decides which batch sizes are worth a program. On a CPU,
+arithmetic is the bottleneck, and hardly any size but 1 is worth it. On an accelerator, reading the
+weights is the bottleneck, and larger sizes are worth it at narrow widths.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,53 +19,63 @@ from jax_lm.sharding import MeshShape
 
 # Widths of canvases in tokens; a sequence takes the narrowest that can hold it.
 #
-# An answer of 64 or 256 tokens often has a prompt of about half that length, so that powers of two
-# would be slightly too narrow. Wider ones are made only if the options ask for a longer context.
+# An answer of 64 or 256 tokens often has a prompt of about half that length, so powers of two would
+# be slightly too narrow. A wider canvas is made only if the options ask for a longer context.
 WIDTHS = (96, 192, 384, 768, 1536, 2048)
 # Numbers of sequences that programs are compiled for, up to the number of slots.
 BATCH_SIZES = (1, 4, 16)
-# Rows of tokens whose arithmetic takes as long as the fixed part of a call. A CPU reads the weights
-# of a large model in the time of 16 rows; an H200 does 206 bfloat16 operations per byte that it reads.
+# Fixed cost of a call, as the number of token rows whose arithmetic takes as long. A CPU reads the
+# weights of a large model in the time of 16 rows; an H200 does 206 bfloat16 operations per byte
+# that it reads.
 FIXED_ROWS_CPU = 32
 FIXED_ROWS = 256
 # A program for more sequences must be cheaper per sequence by this factor than one for fewer.
-WORTH = 1.15
-# Limits that are tried, the best first: tokens of a context, and sequences decoded together.
+MIN_GAIN = 1.15
+# Limits to try, the best first: tokens of a context, and sequences decoded together.
 CONTEXTS = (2048, 1536, 768, 384)
 SLOTS = (16, 8, 4, 1)
 
 
-def widths(context: int) -> list[int]:
-    """Return the widths up to a context."""
+def canvas_widths(context: int) -> list[int]:
+    """Return the widths of canvases, narrowest first. The last one is the whole context."""
     # context 1000: 96, 192, 384, 768 and 1000
     return [*(width for width in WIDTHS if width < context), context]
 
 
 def columns_of(width: int, context: int, *, is_cached: bool) -> int:
     """Return the number of columns to allocate for canvases of a width."""
-    # the last window of a cached sequence may reach past the end of the context
+    # The last window of a cached sequence may extend past the end of the context.
     return width + BLOCK_LENGTH * (is_cached and width == context)
 
 
 def cheapest_size(sizes: Iterable[int], count: int, rows: int, fixed_rows: int) -> int:
-    """Return the program size with the least cost per sequence when `count` sequences wait.
+    """Return the batch size with the least cost per sequence when `count` sequences wait.
 
     Args:
-        rows: rows of tokens that a call computes for each sequence.
+        sizes: batch sizes that have a program.
+        count: number of waiting sequences.
+        rows: token rows that a call computes for each sequence.
+        fixed_rows: fixed cost of a call in rows.
     """
-    # 2 sequences of 32 rows, 32 fixed rows: 64 rows each alone, (32 + 4 * 32) / 2 = 80 in a
-    # program for four, so that each runs alone
+    # 2 sequences of 32 rows, 32 fixed rows: alone, each costs 32 + 32 = 64 rows. A program for four
+    # computes two unused sequences: (32 + 4 * 32) / 2 = 80 rows. So each runs alone.
     return min(sizes, key=lambda size: (fixed_rows + size * rows) / min(size, count))
 
 
 def useful_sizes(slots: int, rows: int, fixed_rows: int) -> list[int]:
-    """Return the numbers of sequences that are worth a program, smallest first."""
+    """Return the batch sizes that are worth a program, smallest first.
+
+    Args:
+        slots: largest number of sequences.
+        rows: token rows that a call computes for each sequence.
+        fixed_rows: fixed cost of a call in rows.
+    """
     # 16 slots, 32 rows each, 256 fixed rows: cost per sequence 288 for 1, 96 for 4 and 48 for 16,
     # so each is worth it: [1, 4, 16]
     useful = [1]
     for size in [*(size for size in BATCH_SIZES if 1 < size < slots), slots]:
         cost, best = ((fixed_rows + each * rows) / each for each in (size, useful[-1]))
-        if cost * WORTH >= best:
+        if cost * MIN_GAIN >= best:
             break
         useful.append(size)
     return useful
@@ -79,16 +89,23 @@ def serving_memory(
     *,
     adapters: int = 0,
 ) -> Memory:
-    """Estimate the memory per device of a server of `planned.batch` slots and its context.
+    """Estimate the memory per device of a server.
 
-    Caches of all widths, of the model and of each adapter, may be in use at once, and a call copies
-    the widest one. The adapters themselves, about 1 % of the weights each, are not counted.
+    The caches of all widths, of the model and of each adapter, may be in use at once, and a call
+    copies the widest one. The adapters themselves, about 1 % of the weights each, are not counted.
+
+    Args:
+        config: shape of the model.
+        planned: its batch is the number of slots, its canvas the context.
+        mesh: shape of the mesh.
+        fixed_rows: fixed cost of a call in rows.
+        adapters: number of adapters.
     """
     cached = Decoding(preset="fast")
     slots = planned.batch
     context = planned.canvas
 
-    def step(size: int, columns: int, decoding: Decoding):
+    def step_memory(size: int, columns: int, decoding: Decoding):
         step = replace(
             planned,
             kind="generate",
@@ -100,19 +117,20 @@ def serving_memory(
         return estimate_memory(config, step, mesh)
 
     caches = [
-        step(slots, columns_of(width, context, is_cached=True), cached).cache
-        for width in widths(context)
+        step_memory(slots, columns_of(width, context, is_cached=True), cached).cache
+        for width in canvas_widths(context)
     ]
-    plain = [
-        step(useful_sizes(slots, width, fixed_rows)[-1], width, planned.decoding)
-        for width in widths(context)
+    # Without a cache, each step computes all rows.
+    uncached = [
+        step_memory(useful_sizes(slots, width, fixed_rows)[-1], width, planned.decoding)
+        for width in canvas_widths(context)
     ]
-    working = max(each.working for each in plain) + caches[-1]
-    return Memory(plain[0].weights, (1 + adapters) * sum(caches), working)
+    working = max(memory.working for memory in uncached) + caches[-1]
+    return Memory(uncached[0].weights, (1 + adapters) * sum(caches), working)
 
 
 def describe_limits(plan: PlannedStep, need: Memory) -> Fields:
-    """Return the limits of a server and the memory that they need, by name."""
+    """Return the limits of a server and the memory that it needs, by name."""
     return {
         "slots": plan.batch,
         "context": plan.canvas,
@@ -133,17 +151,23 @@ def fitting_limits(
     contexts: Sequence[int] = CONTEXTS,
     adapters: int = 0,
 ) -> PlannedStep:
-    """Return the plan with the largest context and then the most slots that fit.
+    """Return the plan with the largest context, and then the most slots, that fits.
+
+    If no plan fits, the smallest context with the fewest slots is returned.
 
     Args:
+        config: shape of the model.
+        planned: its batch and canvas are replaced with slots and context.
+        mesh: shape of the mesh.
         memory: bytes that may be used per device.
+        fixed_rows: fixed cost of a call in rows.
         slots: numbers of slots to choose from, largest first.
-        contexts: contexts to choose from, largest first. The last of both is returned if none fit.
+        contexts: contexts to choose from, largest first.
         adapters: number of adapters.
     """
-    most = config.max_position_embeddings
+    max_context = config.max_position_embeddings
     plans = [
-        replace(planned, batch=count, canvas=min(context, most), new_tokens=1)
+        replace(planned, batch=count, canvas=min(context, max_context), new_tokens=1)
         for context in contexts
         for count in slots
     ]

@@ -1,10 +1,10 @@
-"""How long calls of a device take, as measured so far. Knows neither model nor sequences."""
+"""Prediction of how long a call on the device takes. Knows neither the model nor sequences."""
 
 import jax
 
 from jax_lm.planning.serving import FIXED_ROWS, FIXED_ROWS_CPU
 
-# Seconds that a call of several steps may take: a request that arrives, or is cancelled, during a
+# Seconds that a call of several steps may take. A request that arrives or is cancelled during a
 # call waits for its end.
 CALL_SECONDS = 0.2
 # Weight of the last call in the moving average.
@@ -12,11 +12,11 @@ WEIGHT = 0.2
 
 
 class Pace:
-    """Predicts the time of a call from the number of token rows that each step computes.
+    """Predicts the time of a step from the number of token rows that it computes.
 
     Attributes:
         fixed_rows: the fixed cost of a step, as the number of rows that take the same time.
-        seconds_per_row: moving average; 0 until a call was observed.
+        seconds_per_row: moving average over the observed calls; 0 before the first one.
     """
 
     def __init__(self, fixed_rows: int | None = None):
@@ -25,17 +25,17 @@ class Pace:
         self.seconds_per_row = 0.0
 
     def seconds(self, rows: int) -> float:
-        """Predict the seconds of a step; 0 if none was observed."""
+        """Predict the seconds of a step over `rows` rows; 0 if no call was observed."""
         return (self.fixed_rows + rows) * self.seconds_per_row
 
     def observe(self, rows: int, steps: int, seconds: float) -> None:
-        """Update the average with the time of a call."""
+        """Update the average with a call of `steps` steps over `rows` rows each."""
         if steps:
-            now = seconds / steps / (self.fixed_rows + rows)
+            measured = seconds / steps / (self.fixed_rows + rows)
             weight = WEIGHT if self.seconds_per_row else 1.0
-            self.seconds_per_row += weight * (now - self.seconds_per_row)
+            self.seconds_per_row += weight * (measured - self.seconds_per_row)
 
-    def steps(self, rows: int, most: int) -> int:
-        """Return how many of `most` steps fit into a call; 1 until a call was observed."""
-        step = self.seconds(rows)
-        return max(1, min(most, int(CALL_SECONDS / step))) if step else 1
+    def steps(self, rows: int, limit: int) -> int:
+        """Return how many steps fit into a call, at most `limit`; 1 if no call was observed."""
+        step_seconds = self.seconds(rows)
+        return max(1, min(limit, int(CALL_SECONDS / step_seconds))) if step_seconds else 1

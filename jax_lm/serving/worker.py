@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_lm.diffusion.state import NOT_FINITE
 from jax_lm.inference import DiffuCoderInference
-from jax_lm.planning.serving import columns_of, widths
+from jax_lm.planning.serving import canvas_widths, columns_of
 from jax_lm.serving.compilations import CompileScheduler, WarmUp
 from jax_lm.serving.constrained import Repairs
 from jax_lm.serving.growing import GrowingSlots
@@ -103,7 +103,7 @@ class EngineWorker:
                 count=slots,
                 sizes=(),
             )
-            for width in widths(context)
+            for width in canvas_widths(context)
             for make, is_cached in kinds
             for sampler in samplers.values()
         ]
@@ -115,7 +115,7 @@ class EngineWorker:
             program = each.sampler.graph, shapes, each.columns, each.is_cached, each.is_growing
             each.sizes = programs.setdefault(program, each.sizes)
         self.compilations = CompileScheduler(inference, self.groups, context)
-        self.repairs = Repairs(samplers, widths(context), self.device)
+        self.repairs = Repairs(samplers, canvas_widths(context), self.device)
         self.is_ready = False
 
     def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]) -> None:
