@@ -88,7 +88,7 @@ Surrogate = Callable[[Array, Rows], Array]
 
 def weighted(log_probs: Array, copies: Copies, rows: Rows) -> Array:
     """Score as the trainer does: the weighted sum over copies."""
-    return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
+    return weighted_scores(log_probs, copies.scored, copies.weights, copies.divisor)
 
 
 def sandwiched(log_probs: Array, copies: Copies, rows: Rows) -> Array:
@@ -134,7 +134,7 @@ def draw_masks(rows: Rows, keys: Array, estimator: Estimator, mask_id: int) -> C
 def draw_unweighted(rows: Rows, keys: Array, estimator: Estimator, mask_id: int) -> Copies:
     """Draw pairs whose log-probabilities all weigh the same, as GDSD sums them."""
     copies = draw_masks(rows, keys, estimator, mask_id)
-    return copies._replace(weights=jnp.ones_like(copies.weights), terms=copies.terms / 2)
+    return copies._replace(weights=jnp.ones_like(copies.weights), divisor=copies.divisor / 2)
 
 
 def draw_counts(rows: Rows, keys: Array, count: int, mask_id: int) -> Copies:

@@ -40,7 +40,7 @@ def scores_of(logits, index, copies):
     """Scores of copies from the logits at each of their positions."""
     log_probs = jax.nn.log_softmax(logits)
     own = jnp.take_along_axis(log_probs, index[:, None, :, None], axis=-1)[..., 0]
-    return weighted_scores(own, copies.scored, copies.weights, copies.terms)
+    return weighted_scores(own, copies.scored, copies.weights, copies.divisor)
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ class Estimator:
         return others.get(self.estimator, 1 + pairs)
 
     @property
-    def terms(self) -> float:
+    def divisor(self) -> float:
         """Number of estimates that a token's weighted log-probabilities add up to."""
         # The full mask is one estimate, and each pair is another. With `evidence`, each copy is
         # one.

@@ -1,26 +1,27 @@
 """From completions to the loss of an update: masked copies, scores, clipped ratios, penalty.
 
-The order of this file is that of an update (DiffuCoder, arXiv 2506.20639, section 4). A score
+The functions are in the order of an update (DiffuCoder, arXiv 2506.20639, section 4). A score
 stands for the policy's log-probability of a completion token (Apple's `selective_log_softmax`):
 
     s = [l0 + sum over pairs of (m1 l1 / t + m2 l2 / (1 - t))] / (pairs + 1)
 
-l0, l1 and l2 are log-probabilities of the token with the whole completion masked, with m1 masked,
-and with the rest (m2) masked. It is a proxy, not a normalised log-probability. With `stratified` a
-token has one copy, and its score is its log-probability there. With `trace` it is the
-log-probability on the canvas that the token was drawn from, and with `left_to_right` that given
-the tokens before it (`jax_lm.diffusion.trace`). `evidence` has pairs alone, with other weights.
+l0, l1 and l2 are log-probabilities of the token: with the whole completion masked, with m1 masked,
+and with the rest of the completion (m2) masked. A score is a proxy, not a normalised
+log-probability. This is the estimator `coupled`; the others differ from it:
+
+- `stratified`: one copy masks the token, and the score is its log-probability there.
+- `trace`: the log-probability on the canvas that the token was drawn from, and `left_to_right`: the
+  log-probability given the tokens before it (both in `jax_lm.diffusion.trace`).
+- `evidence`: pairs without the fully masked copy, with other weights.
 
 The loss of a token with ratio r = e^(s - s_old), advantage A and probability p = e^(s_old) is
 
     -w min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
-    w = 1 if A >= 0, else negative_scale * p^negative_power * [p >= negative_floor]
+    w = 1 if A >= 0, else negative_scale * p^negative_power, and 0 if p < negative_floor
     r is at most delta if A < 0
 
-A loss comes as a sum and its divisor, so that a batch may be cut into parts without changing its
-loss.
-
-Knows the model and masks, not where completions and rewards come from.
+A loss is returned as a sum and its divisor, so that a batch can be cut into parts without changing
+its loss. Knows the model and masks, not where completions and rewards come from.
 """
 
 from collections.abc import Callable
@@ -39,40 +40,41 @@ from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
 from jax_lm.training.update import RATE_SCALE, LossTerms, Mean, split_rows
 
-# Letters of the shapes: b rows, n copies of a row, t prompt and completion, c completion alone.
+# Letters of the shapes: b rows, n copies of a row, t columns of prompt and completion, c columns of
+# the completion alone.
 TokenScores = Float[Array, "b c"]
 CompletionMask = Bool[Array, "b c"]
 
-# Far beyond any clip and far below float32 overflow; ratios beyond it have no gradient.
+# Log ratios are clipped here, far beyond `epsilon` and far below float32 overflow. A ratio beyond
+# it has no gradient.
 MAX_LOG_RATIO = 20.0
 
 
 class Copies(NamedTuple):
-    """Masked copies of rows, n of each: the full mask, then m1 and m2 of each pair.
+    """Masked copies of rows, n of each row.
 
-    Other estimators than `coupled` have other copies (`forward_process`).
-
-    One pair on a completion A B C D, with t = 0.25 and m1 masking B alone, has three copies:
+    `coupled` has the fully masked copy, and then m1 and m2 of each pair. For one pair on a
+    completion A B C D, with t = 0.25 and m1 masking B alone, there are three:
 
         tokens          scored    weights
         M M M M         A B C D   1
         A M C D         B         1/t = 4
         M B M M         A C D     1/(1 - t) = 4/3
 
-    Every token is scored in two copies, by the full mask and by one of the pair, so `terms`, the
-    divisor of its score, is 1 + pairs = 2. Strata score each token in one copy: `terms` is 1.
+    Every token is scored in two copies: the fully masked one and one of the pair. So the divisor of
+    its score is 1 + pairs = 2. With `stratified`, one copy scores each token, and the divisor is 1.
 
     Attributes:
         tokens: rows with MASK where a copy is masked; the prompt never is.
         scored: the completion positions that a copy scores, all of them masked there.
         weights: 1, then 1/t and 1/(1 - t) of each pair; 1 for strata.
-        terms: divisor of a score.
+        divisor: number of estimates that the weighted log-probabilities of a token add up to.
     """
 
     tokens: Int[Array, "b n t"]
     scored: Bool[Array, "b n c"]
     weights: Float[Array, "b n"]
-    terms: Float[Array, "b"]
+    divisor: Float[Array, "b"]
 
 
 # The masks of one row's copies, and their weights.
@@ -91,29 +93,30 @@ def forward_process(
     Args:
         keys: one per row.
         tokens: prompts and completions.
-        completion_length: the last columns, which are the completion.
+        completion_length: number of columns at the end that hold the completion.
         mask_id: id of MASK.
         estimator: which copies to make.
 
     Raises:
-        ValueError: an estimator whose canvases follow from an order (`jax_lm.diffusion.trace`).
+        ValueError: the estimator takes its canvases from an order (`jax_lm.diffusion.trace`), and
+            draws no masks.
     """
     if estimator.reads_steps:
         raise ValueError(
             f"estimator={estimator.estimator!r}: has no random masks, see jax_lm.diffusion.trace"
         )
-    others = {"stratified": draw_strata, "evidence": draw_bound_masks}
+    others = {"stratified": draw_strata, "evidence": draw_evidence_masks}
     draw = others.get(estimator.estimator, draw_masks)
     masked, weights = jax.vmap(partial(draw, length=completion_length, estimator=estimator))(keys)
-    terms = jnp.full(len(tokens), estimator.terms)
-    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, terms)
+    divisor = jnp.full(len(tokens), estimator.divisor)
+    return Copies(noisy_rows(tokens, masked, mask_id), masked, weights, divisor)
 
 
 def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
-    """Draw the full mask and pairs for a row, and their weights.
+    """Draw the full mask and pairs of masks for a row, and their weights.
 
-    t ~ U(min, max), and a token is masked where u < t. Source: section 4 of the paper, and Apple's
-    `forward_process`, which masks where u <= t and shares t among a batch.
+    The level is t ~ U(min, max), and m1 masks a token where u ~ U(0, 1) is below t. Source: section
+    4 of the paper, and Apple's `forward_process`, which masks where u <= t and shares t in a batch.
     """
     pairs = estimator.num_mask_pairs
     key_level, key_first, key_second = jax.random.split(key, 3)
@@ -122,38 +125,40 @@ def draw_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> Weight
         key_level, (pairs, 1), minval=estimator.min_mask_ratio, maxval=estimator.max_mask_ratio
     )
     first = jax.random.uniform(key_first, shape) < t
-    # The exact complement predicts every token in one of the two copies, which has less variance
+    # With the exact complement, one of the two copies predicts every token, which has less variance
     # than two independent draws.
-    coupled = estimator.estimator == "coupled"
-    second = ~first if coupled else jax.random.uniform(key_second, shape) < 1 - t
-    # Two pairs: [first 0, second 0, first 1, second 1], and the full mask before them.
-    both = jnp.stack([first, second], axis=1).reshape(-1, length)
-    masked = jnp.concatenate([jnp.ones((1, length), bool), both])[: estimator.copies]
-    # A token is masked with probability t, so 1/t keeps the mean of its term; likewise 1/(1 - t).
+    is_coupled = estimator.estimator == "coupled"
+    second = ~first if is_coupled else jax.random.uniform(key_second, shape) < 1 - t
+    # Two pairs: [first 0, second 0, first 1, second 1], and the full mask before them. `full_mask`
+    # keeps that one alone.
+    pair_masks = jnp.stack([first, second], axis=1).reshape(-1, length)
+    masked = jnp.concatenate([jnp.ones((1, length), bool), pair_masks])[: estimator.copies]
+    # m1 masks a token with probability t, so the weight 1/t keeps the mean of its log-probability;
+    # likewise 1/(1 - t) for m2.
     weights = jnp.concatenate([jnp.ones(1), jnp.concatenate([1 / t, 1 / (1 - t)], axis=1).ravel()])
     return masked, weights[: estimator.copies]
 
 
-def draw_bound_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
+def draw_evidence_masks(key: Key[Array, ""], length: int, estimator: Estimator) -> WeightedMasks:
     """Draw pairs of masks for a row of L tokens: l random tokens, and the other L - l.
 
     l is uniform on 0 to L. A copy with l masks has weight (L + 1) / l, because each l has
-    probability 1 / (L + 1), and l of the L tokens are summed. The mean over all masks is then the
-    evidence bound: the mean over l from 1 to L, and over masks of l tokens (ESPO, arXiv 2512.03759,
-    `_get_elbo` of its code).
+    probability 1 / (L + 1), and the copy sums l log-probabilities. The mean over all draws is then
+    the evidence bound: the mean over l from 1 to L, and over masks of l tokens (ESPO,
+    arXiv 2512.03759, `_get_elbo` of its code).
     """
     key_count, key_order = jax.random.split(key)
     shape = (estimator.num_mask_pairs, length)
     count = jax.random.randint(key_count, (shape[0], 1), 0, length + 1)
     first = draw_ranks(key_order, shape) < count
     masked = jnp.stack([first, ~first], axis=1).reshape(-1, length)
-    # A copy without masks scores nothing, whatever its weight.
+    # A copy without masks scores nothing; the maximum keeps its weight finite.
     return masked, (length + 1) / jnp.maximum(jnp.sum(masked, axis=1), 1)
 
 
 def draw_ranks(key: Key[Array, ""], shape: tuple[int, ...]) -> Int[Array, "..."]:
-    """Draw random orders of the positions along the last axis: the rank of each."""
-    # uniform [.9, .1, .5, .3, .7] has ranks [4, 0, 2, 1, 3]
+    """Draw a random order of the positions along the last axis. Returns the rank of each."""
+    # The numbers [.9, .1, .5, .3, .7] have the ranks [4, 0, 2, 1, 3].
     return jnp.argsort(jnp.argsort(jax.random.uniform(key, shape)))
 
 
@@ -163,7 +168,7 @@ def draw_strata(key: Key[Array, ""], length: int, estimator: Estimator) -> Weigh
     The strata are as equal in size as possible: 5 positions in 2 strata are 3 and 2.
     """
     count = estimator.num_segments
-    # ranks [4, 0, 2, 1, 3] times 2 // 5: strata [1, 0, 0, 0, 1]
+    # 2 strata of 5 positions: ranks [4, 0, 2, 1, 3] times 2 // 5 are strata [1, 0, 0, 0, 1].
     stratum = draw_ranks(key, (length,)) * count // length
     return stratum == jnp.arange(count)[:, None], jnp.ones(count)
 
@@ -183,10 +188,12 @@ def weighted_scores(
     log_probs: Float[Array, "b n c"],
     scored: Bool[Array, "b n c"],
     weights: Float[Array, "b n"],
-    terms: Float[Array, "b"],
+    divisor: Float[Array, "b"],
 ) -> TokenScores:
-    """Compute the score s of each token from its log-probability in all copies."""
-    return jnp.sum(jnp.where(scored, log_probs * weights[..., None], 0.0), axis=1) / terms[:, None]
+    """Compute the score s of each token from its log-probabilities in all copies."""
+    return (
+        jnp.sum(jnp.where(scored, log_probs * weights[..., None], 0.0), axis=1) / divisor[:, None]
+    )
 
 
 def selective_log_softmax(
@@ -195,13 +202,15 @@ def selective_log_softmax(
     weights: Float[Array, "3"] | Float[Array, "3 b"],
     mask: CompletionMask | Int[Array, "b c"],
 ) -> TokenScores:
-    """Compute scores from the logits of the three copies of one pair, as the reference does.
+    """Compute scores from the logits of the three copies of one pair.
+
+    Name and arguments are those of the reference.
 
     Args:
-        logits: aligned; of the whole batch fully masked, then with m1 masked, then with the
-            complement masked.
-        index: the tokens.
-        weights: weights of the three copies, or of the three copies of each sample.
+        logits: aligned with the tokens that they predict. First come those of the whole batch fully
+            masked, then those with m1 masked, then those with the complement masked.
+        index: the tokens to score.
+        weights: weights of the three copies, the same for all samples or for each sample.
         mask: m1.
 
     Raises:
@@ -214,11 +223,13 @@ def selective_log_softmax(
     first = mask.astype(bool)
     masked = jnp.stack([jnp.ones_like(first), first, ~first], axis=1)
     per_sample = jnp.broadcast_to(weights.reshape(3, -1), (3, len(index))).T
-    # Rows full 0, full 1, m1 0, m1 1, rest 0, rest 1 become [full 0, m1 0, rest 0] and
-    # [full 1, m1 1, rest 1].
+    # Two samples: the rows full 0, full 1, m1 0, m1 1, rest 0, rest 1 become [full 0, m1 0, rest 0]
+    # and [full 1, m1 1, rest 1].
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(3, *index.shape, -1)
-    own = jnp.take_along_axis(log_probs, index[None, ..., None], axis=-1)[..., 0].swapaxes(0, 1)
-    return weighted_scores(own, masked, per_sample, jnp.full(len(index), 2.0))
+    selected = jnp.take_along_axis(log_probs, index[None, ..., None], axis=-1)
+    return weighted_scores(
+        selected[..., 0].swapaxes(0, 1), masked, per_sample, jnp.full(len(index), 2.0)
+    )
 
 
 def completion_scores(
@@ -233,17 +244,17 @@ def completion_scores(
 ) -> TokenScores:
     """Score the completion tokens under the model.
 
-    Attention mask and positions are those of sampling, so left padding changes nothing. Hidden
-    states are cut to the completion before the head.
+    Attention mask and positions are those of sampling, so left padding changes nothing. The head
+    runs on the hidden states of the completion alone.
 
     Args:
         model: the policy.
         tokens: prompts and completions.
-        attention_mask: as in sampling.
+        attention_mask: attention mask of sampling.
         copies: masked copies of the rows.
-        chunk: as in `score_in_chunks`.
-        remat: of the activations, keep only the inputs of layers, and recompute the others.
-        temperature: divides the logits.
+        chunk: number of samples per pass, as in `score_in_chunks`.
+        remat: keep only the inputs of layers, and recompute the other activations.
+        temperature: divisor of the logits.
     """
     completion_length = copies.scored.shape[2]
 
@@ -259,7 +270,7 @@ def completion_scores(
         hidden = align_rows(hidden, model.config)[:, -completion_length:]
         log_probs = token_log_probs(model, hidden / temperature, index)
         log_probs = log_probs.reshape(k, n, -1)
-        return weighted_scores(log_probs, copies.scored, copies.weights, copies.terms)
+        return weighted_scores(log_probs, copies.scored, copies.weights, copies.divisor)
 
     return score_in_chunks(score, (tokens, attention_mask, copies), chunk, model.mesh)
 
@@ -272,11 +283,11 @@ def score_in_chunks(
     Args:
         score: maps a chunk of the rows to its scores.
         rows: a tree of arrays whose first axis is the samples.
-        chunk: samples that go through model and head at a time. A chunk is recomputed in the
-            backward pass, so memory holds the activations and logits of one chunk. None is a single
-            chunk of all samples; it is not recomputed, which would save nothing. Samples that fill
-            up the last chunk are scored twice, and the second score is dropped.
-        mesh: devices that split the samples.
+        chunk: number of samples that go through model and head at a time. A chunk is recomputed in
+            the backward pass, so memory holds the activations and logits of one chunk. None is a
+            single chunk of all samples, which is not recomputed, as that would save nothing. The
+            last chunk is filled up with samples that are scored twice; the second score is dropped.
+        mesh: mesh whose devices split the samples; None is a single device.
     """
     count = len(jax.tree.leaves(rows)[0])
     chunk = chunk or count
@@ -296,11 +307,11 @@ def score_in_chunks(
 def row_weights(
     loss_type: str, completion_mask: CompletionMask
 ) -> tuple[Float[Array, "b"], Scalar]:
-    """Return the weight of each row's summed token terms, and the divisor of the weighted sum.
+    """Return the weight of each row's sum of token losses, and the divisor of the weighted sum.
 
     Rows without tokens do not count.
     """
-    # Rows of 2 and 4 tokens of at most 8, with sums A and B of their token terms:
+    # Rows of 2 and 4 tokens of at most 8, whose token losses have the sums A and B:
     #   bnpo, dapo   (A + B) / 6
     #   dr_grpo      (A + B) / 16
     #   grpo, gspo   (A / 2 + B / 4) / 2
@@ -317,10 +328,10 @@ def row_weights(
 def divergence(scores: TokenScores, reference_scores: TokenScores, clamp: float) -> TokenScores:
     """Estimate the KL divergence from the reference per token: e^d - d - 1 with d = s_ref - s.
 
-    It is never negative, and 0 only where both agree. With true log-probabilities its mean is the
-    divergence (Schulman's k3). Beyond |d| = clamp it continues as its tangent: e^d of a composite
-    score explodes, but a token that has drifted that far must still be drawn back. A clamp of
-    infinity is the published form.
+    The estimate is never negative, and 0 only where both agree. With true log-probabilities its
+    mean is the divergence (Schulman's k3). Beyond |d| = clamp it continues as its tangent: e^d of a
+    score, a sum with large weights, would explode, but a token that has drifted that far must still
+    be pulled back. A clamp of infinity is the published form.
     """
     # clamp 5 and d = 7: e^5 - 5 - 1 + (e^5 - 1) * 2, the tangent at 5
     d = reference_scores - scores
@@ -338,14 +349,14 @@ def policy_loss(
     *,
     tolerance: float = 0.0,
 ) -> LossTerms:
-    """Sum the clipped surrogate, and the penalty if there is a reference.
+    """Sum the clipped surrogate, and the KL penalty if there is a reference.
 
     Metrics:
         logprob: mean score of completion tokens.
-        rewarded_logprob: the same over rows that are better than their group.
+        rewarded_logprob: mean score of completion tokens in rows with a positive advantage.
         rate_scale: share of the rows that have tokens; the trainer scales the step by it.
-        clipped_share: mean over completion tokens.
-        kl: mean over completion tokens.
+        clipped_share: share of completion tokens whose ratio is clipped.
+        kl: mean estimate of `divergence` over completion tokens.
         max_log_ratio: largest |s - s_old|.
         unequal_share: share of completion tokens whose |s - s_old| exceeds `tolerance`. This and
             `max_log_ratio` are 0 before a rollout's first update, except for rounding.
@@ -358,7 +369,7 @@ def policy_loss(
         advantages: one per row.
         completion_mask: the tokens that count.
         form: clipping, penalty and normalisation.
-        tolerance: tolerance of |s - s_old|.
+        tolerance: largest |s - s_old| of equal scores, for `unequal_share`.
     """
     # ratio of the current to the sampling policy
     mask = completion_mask.astype(jnp.float32)
@@ -370,22 +381,23 @@ def policy_loss(
         lengths = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1.0)
         mean = jnp.sum(log_ratio, axis=1, keepdims=True) / lengths
         log_ratio = jnp.broadcast_to(mean, mask.shape)
-    # Scores are steep (1/t), and infinity times 0 in the loss or its gradient would be NaN.
+    # Weights such as 1/t make scores large. Without the clip, a ratio could be infinite, and
+    # infinity times 0 in the loss or its gradient would be NaN.
     ratio = jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
     # clipped surrogate
     advantage = advantages[:, None]
-    # The minimum removes the gain of a ratio beyond the clip, and keeps the loss of one on the
-    # wrong side.
     clipped = jnp.clip(ratio, 1 - form.epsilon, form.upper)
     # For A < 0 nothing else bounds the ratio from above.
     bounded = ratio if form.delta is None else jnp.minimum(ratio, form.delta)
     surrogate = jnp.where(advantage < 0, bounded, ratio) * advantage
-    terms = -jnp.minimum(surrogate, clipped * advantage)
+    # The minimum removes the gain of a ratio beyond the clip in the direction of its advantage, and
+    # keeps the loss of one in the other direction.
+    token_losses = -jnp.minimum(surrogate, clipped * advantage)
     # The gradient of log p grows as p falls: unlikely tokens of bad rows would dominate the update.
     probability = jnp.exp(old_scores)
-    weight = form.negative_scale * probability**form.negative_power
-    weight = jnp.where(probability < form.negative_floor, 0.0, weight)
-    terms = terms * jnp.where(advantage < 0, weight, 1.0)
+    negative_weight = form.negative_scale * probability**form.negative_power
+    negative_weight = jnp.where(probability < form.negative_floor, 0.0, negative_weight)
+    token_losses = token_losses * jnp.where(advantage < 0, negative_weight, 1.0)
     too_low = ratio < 1 - form.epsilon
     too_high = ratio > form.upper
     is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
@@ -409,8 +421,8 @@ def policy_loss(
         # Outside the completion, d is set to 0: e^d may be infinite there, and infinity * 0 is NaN.
         compared = jnp.where(completion_mask, scores, reference_scores)
         kl = divergence(compared, reference_scores, form.kl_clamp)
-        terms = terms + form.beta * kl
+        token_losses = token_losses + form.beta * kl
         metrics["kl"] = over_tokens(kl)
     # normalisation
-    weights, weight = row_weights(form.loss_type, completion_mask)
-    return LossTerms(jnp.sum(jnp.sum(terms * mask, axis=1) * weights), weight, metrics)
+    weights, divisor = row_weights(form.loss_type, completion_mask)
+    return LossTerms(jnp.sum(jnp.sum(token_losses * mask, axis=1) * weights), divisor, metrics)
