@@ -3,20 +3,20 @@
     L = sum(m * q * w) / normaliser
 
 q is the negative log-likelihood of a canvas token in float32, m whether it was masked, and w its
-weight.
+weight. t is the masking level: the probability that a token is masked.
 
 - With w = 1/t and t ~ U(0, 1) this is the evidence bound of masked diffusion, DiffuCoder's
   objective in adaptation and SFT.
-- `plain` weights with levels t = 1 - u^2 (a third of the samples have nine of ten positions
-  masked) are no bound, but train on the nearly empty canvas that generation starts from.
-- With a `block_length`, each block of a sample has a level and masks of its own, and attends to the
-  clean blocks before it (`jax_lm.models.attention.attends_by_blocks`). Blocks of one token make
-  this the autoregressive loss.
+- `plain` weights (w = 1) with levels t = 1 - u^2 are no bound, but train on the nearly empty canvas
+  that generation starts from: a third of the samples have nine of ten positions masked.
+- With a `block_length`, each block of a sample has its own level and masks, and attends to the
+  clean blocks before it (`jax_lm.models.attention.attends_by_blocks`). With blocks of one token,
+  this is the autoregressive loss.
 - Decoding by confidence meets canvases that random masks rarely produce: the beginning of the text
   and the most likely of the other tokens are visible, the end often before the middle. A
   `confident_share` of the samples is masked like that.
 
-Knows batches, no files.
+Knows batches, but no files.
 """
 
 import math
@@ -65,11 +65,19 @@ from jax_lm.training.update import (
 def token_weights(
     config: LossConfig, masked: Mask, samples: Tokens, levels: TokenValues, sizes: TokenValues
 ) -> TokenValues:
-    """Compute the weight of each masked token; `sizes` counts its sample's canvas positions."""
+    """Compute the weight of each masked token.
+
+    Args:
+        config: settings of the loss.
+        masked: the masked positions.
+        samples: number of each token's sample, or of its pair of sample and block.
+        levels: masking level of that sample or pair.
+        sizes: number of its canvas positions.
+    """
     if config.weighting == "plain":
         return jnp.ones_like(levels)
     if config.weighting == "cart":
-        # A visible token at distance d counts p/2 (1 - p)^(d - 1), which sums to 1 over both sides.
+        # A visible token at distance d adds p/2 (1 - p)^(d - 1), which sums to 1 over both sides.
         columns = jnp.arange(samples.shape[1])
         distance = jnp.abs(columns[:, None] - columns[None])
         nearness = 0.5 * config.cart_p * (1 - config.cart_p) ** (distance - 1.0)
@@ -78,7 +86,7 @@ def token_weights(
         weights = jnp.sum(nearness * visible, axis=-1)
     else:
         weights = 1 / levels if config.weighting == "1/t" else 1 - levels
-    # A sample without a mask gets one, which these objectives do not account for.
+    # A sample without a mask is given one, which these objectives do not account for.
     counts = masking.over_samples("sum", masked.astype(jnp.float32), samples)
     weights = weights * masking.unforced_ratio(levels, sizes, counts)
     if config.max_weight is None or config.weighting == "cart":
@@ -95,22 +103,28 @@ def loss_terms(
     levels: TokenValues,
     pairs: Tokens | None = None,
 ) -> LossTerms:
-    """Sum the weighted negative log-likelihoods of all tokens; returns sum and normaliser.
+    """Sum the weighted negative log-likelihoods of all masked tokens. Returns sum and normaliser.
 
-    If the blocks of a sample have their own levels, `pairs` numbers the pairs of sample and block.
+    Args:
+        config: settings of the loss.
+        losses: negative log-likelihood of each token.
+        masked: the masked positions.
+        canvas: the positions that may be masked.
+        samples: number of each token's sample.
+        levels: masking level of each token's sample or block.
+        pairs: number of each token's pair of sample and block, if blocks have their own levels.
     """
     level_ids = samples if pairs is None else pairs
     level_sizes = masking.over_samples("sum", canvas.astype(jnp.float32), level_ids)
     weights = token_weights(config, masked, level_ids, levels, level_sizes)
     sizes = masking.over_samples("sum", canvas.astype(jnp.float32), samples)
-    # A sample with 4 canvas positions: each is 1/4 of the sample.
+    # Each of the 4 canvas positions of a sample is 1/4 of it.
     shares = canvas / jnp.maximum(sizes, 1)
     if config.normalisation == "sequence":
         weights = weights * shares
     # `sequence` and `batch` divide by the number of samples.
     counts = {"token": canvas, "masked": masked}.get(config.normalisation, shares)
-    # `where`, because the loss of a position that does not count may be infinite, and inf * 0 is
-    # NaN.
+    # `where` selects, because the loss of any other position may be infinite, and inf * 0 is NaN.
     total = jnp.sum(jnp.where(masked, losses * weights, 0.0))
     return LossTerms(total, jnp.sum(counts, dtype=jnp.float32), {})
 
@@ -118,23 +132,23 @@ def loss_terms(
 def drawn_loss_terms(
     config: LossConfig, losses: TokenValues, masked: Mask, levels: TokenValues, shares: TokenValues
 ) -> LossTerms:
-    """Sum the negative log-likelihoods where masks are part of the batch; returns sum and shares.
+    """Sum the negative log-likelihoods where masks come with the batch. Returns sum and normaliser.
 
-    A token counts by its share and by 1 - t (DreamLM/DreamOn,
-    src/trainer/fsdp_sft_expand_trainer.py). With plain weighting it counts by its share alone:
-    1 - t hardly teaches full holes, which decoding starts from.
+    The weight of a token is (1 - t) times its share (DreamLM/DreamOn,
+    src/trainer/fsdp_sft_expand_trainer.py). With plain weighting it is the share alone: 1 - t is
+    small for fully masked holes, which decoding starts from.
     """
     weights = shares if config.weighting == "plain" else (1 - levels) * shares
     return LossTerms(jnp.sum(jnp.where(masked, losses * weights, 0.0)), jnp.sum(shares), {})
 
 
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
-    """Make the loss of a model, given by its graph, on a `Batch`."""
+    """Return the loss of a model as a function of parameters, batch and key."""
 
     def loss(params: Params, batch: Batch, key: PRNGKeyArray):
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
-        # levels and attention; each sample, or each pair of sample and block, has its own level
+        # Levels and attention. Each sample, or each pair of sample and block, has its own level.
         key_level, key_mask, key_attention = jax.random.split(key, 3)
         pairs = samples
         remat = bool(config.remat)
@@ -155,7 +169,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
             hidden = masking.align_rows(hidden, model.config, masking.sample_starts(samples))
             return token_log_probs(model, hidden, tokens)
 
-        # masks by confidence: a forward pass without gradient ranks the tokens
+        # Masks by confidence: a forward pass without gradient ranks the tokens.
         empty = jnp.where(canvas, mask_id, tokens)
         ranks = None
         if config.confident_share:
@@ -173,8 +187,8 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
                 key_ranked, confidence, canvas, pairs, config.confident_share
             )
         if config.high_levels:
-            # 1 - u is as uniform as u: t = 1 - (1 - u)^2 has its mass near 1. Samples masked by
-            # rank keep their level: at a high one, mostly ends of texts would stay visible.
+            # 1 - u is uniform like u, so t = 1 - (1 - u)^2 is mostly near 1. Samples masked by
+            # confidence keep their level: at a high one, mostly ends of texts would stay visible.
             high = 1 - (1 - levels) ** 2
             levels = high if ranks is None else jnp.where(jnp.isnan(ranks), high, levels)
         # masks
@@ -184,7 +198,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         if drawn is not None:
             return drawn_loss_terms(config, losses, canvas, *drawn)
         if config.complementary_masks:
-            # masked [1, 0, 0, 1] of a canvas of 4: the other copy masks [0, 1, 1, 0]
+            # If [1, 0, 0, 1] of a canvas of 4 are masked, the other copy masks [0, 1, 1, 0].
             others = -log_probs(model, jnp.where(canvas & ~masked, mask_id, tokens))
             losses = jnp.where(masked, losses, others)
             masked = canvas
@@ -196,10 +210,10 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
 def predict_blocks(
     model: DreamForCausalLM, noisy: Tokens, clean: Tokens, samples: Tokens, length: int, remat: bool
 ) -> Hidden:
-    """Return the hidden states that predict each position from its noisy block and those before it.
+    """Return the hidden states that predict each position from its block and the clean ones before.
 
-    The noisy and the clean tokens stand side by side in a row of twice the length, so that one
-    forward pass computes all blocks.
+    A row of twice the length holds the noisy tokens and then the clean ones, so that one forward
+    pass computes all blocks. `length` is that of a block.
     """
     positions = masking.sample_positions(samples)
     blocks, both_samples, both_positions = (
@@ -217,16 +231,17 @@ def predict_blocks(
     )
     if not model.config.family.shifts:
         return noisy_rows
-    # Blocks of 2, noisy rows [n0, n1, n2, n3], clean rows [c0, c1, c2, c3]: a block begins after the
-    # last clean row before it, [n0, n0, c1, n2]. Nothing precedes the first row of a sample.
-    begins = masking.sample_starts(samples)
-    is_later = (positions % length == 0) & ~begins
-    within = masking.shift_right(noisy_rows, begins)
-    return jnp.where(is_later[..., None], masking.shift_right(clean_rows), within)
+    # The row before a position predicts it. For the first position of a block, this is the clean
+    # row before the block: blocks of 2, noisy rows [n0, n1, n2, n3] and clean rows [c0, c1, c2, c3]
+    # give [n0, n0, c1, n2]. The first position of a sample has no row before it, and keeps its own.
+    starts = masking.sample_starts(samples)
+    follows_block = (positions % length == 0) & ~starts
+    shifted = masking.shift_right(noisy_rows, starts)
+    return jnp.where(follows_block[..., None], masking.shift_right(clean_rows), shifted)
 
 
 class ByStep:
-    """A source whose batches follow from the step alone, so there is nothing to save."""
+    """A source whose batches depend on the step alone, so it has nothing to save."""
 
     arrays: Any = ()
 
@@ -253,36 +268,36 @@ def train(
     held_out: Sequence[Batch] = (),
     identity: Fields | None = None,
 ) -> bool:
-    """Minimise a masked-diffusion loss; returns whether the run reached its end.
+    """Minimise a masked-diffusion loss. Returns whether the run reached its end.
 
     Args:
-        model: holds the trained weights afterwards.
+        model: the model; it has the trained weights afterwards.
         source: draws the batches.
         loss: settings of the loss.
         config: settings of the run.
-        out: folder of the run; a run in it is continued.
-        trained: which parameters are trained, by their checkpoint name.
+        out: folder of the run; a run that it holds is continued.
+        trained: whether to train a parameter, by its checkpoint name.
         held_out: batches to evaluate, always under the same masks.
-        identity: further settings that a resumed run must agree on.
+        identity: further settings that a resumed run must share.
 
     Raises:
-        ValueError: the model has no mask token or other blocks, `out` holds another run, or a row
-            holds several samples that attention does not keep apart.
+        ValueError: the model has no mask token, its blocks differ from those of the loss, `out`
+            holds another run, or a row holds several samples that attention does not separate.
         FloatingPointError: the loss is not finite.
     """
     if model.config.mask_token_id is None:
         raise ValueError("config mask_token_id=None: masked-diffusion training needs a mask token")
-    # the only result of an evaluation
+    # The loss is the only result of an evaluation.
     if config.metric_for_best_model not in (None, "loss", "eval_loss"):
         raise ValueError(f"metric_for_best_model={config.metric_for_best_model!r}: must be loss")
-    # settings that follow from the size of the model
+    # settings that depend on the model and its size
     loss = resolve_blocks(loss, model)
     graph, state = nnx.split(model)
     parameters = weight_count(state)
     config = resolve_trainer(config, parameters)
     loss = resolve_remat(loss, parameters)
     where = log_setup(model.mesh, compute_dtype=config.dtype, remat=loss.remat)
-    # weights: those that are trained, and the others in the compute dtype
+    # trained weights, and the others in the compute dtype
     weights = on_mesh(nnx.to_pure_dict(state), model.config, model.mesh)
     params = partition(weights, trained)
     others = partition(weights, lambda name: not trained(name))
@@ -317,13 +332,15 @@ def train(
     terms = held_out_terms(objective, config.dtype, parts)
     evaluate = held_out_loss(terms, frozen, held_out) if held_out else None
     finished = trainer.run(source, evaluate=evaluate)
-    # Not `frozen`: the model keeps the other weights in their own dtype.
+    # `others`, not `frozen`: the model keeps the weights that were not trained in their own dtype.
     nnx.update(model, merge_params(others, trainer.state.params))
     return finished
 
 
 def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
-    """Return the loss with the model's block length; a model without one gets that of the loss.
+    """Make model and loss agree on a block length. Returns the loss with that length.
+
+    A model without a block length gets that of the loss.
 
     Raises:
         ValueError: both have one and they differ, or the model cannot attend by blocks.
@@ -334,33 +351,33 @@ def resolve_blocks(loss: LossConfig, model: DreamForCausalLM) -> LossConfig:
 
 
 def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: bool) -> Any:
-    """Check a batch and put it on the devices, filled up so that `parts` divides its rows."""
+    """Check a batch, fill it up so that `parts` divides its rows, and put it on the devices."""
     if not masks_per_query:
         require_rows_of_one_sample(batch)
     return spread(mesh, parts, batch) if mesh else fill_rows(batch, parts)
 
 
 def require_rows_of_one_sample(batch: Batch) -> None:
-    """Raise ValueError if a row holds several samples, which share one attention mask.
+    """Raise ValueError if a row holds several samples, which would attend to each other.
 
-    They would see each other. Padding is sample -1 and does not count: 0 0 -1 passes, 0 0 1 fails.
+    Padding (-1) is no sample: a row with samples 0 0 -1 passes, one with 0 0 1 fails.
     """
     left = batch.samples[:, :-1]
     right = batch.samples[:, 1:]
     if batch.openness is None and np.any((left != right) & (left >= 0) & (right >= 0)):
         raise ValueError(
-            "masks_per_query=False: must be True where a row holds several samples, or they see "
-            "each other"
+            "masks_per_query=False: must be True where a row holds several samples, or they attend "
+            "to each other"
         )
 
 
 def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
-    """Join the rows of all processes to one batch over the mesh, filled up to even parts."""
-    rows = parts * row_devices(mesh)
+    """Join the rows of all processes into one batch over the mesh, filled up to equal parts."""
+    divisor = parts * row_devices(mesh)
     processes = jax.process_count()
     # 1 part, 8 devices that split rows, 2 processes: each process fills its rows up to a multiple
     # of lcm(8, 2) / 2 = 4.
-    batch = fill_rows(batch, math.lcm(rows, processes) // processes)
+    batch = fill_rows(batch, math.lcm(divisor, processes) // processes)
 
     def put(rows: np.ndarray):
         count = len(rows) * jax.process_count()
@@ -371,12 +388,14 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
 
 
 def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
-    """Compile the loss of a held-out batch, cut into parts so that it fits the memory of training.
+    """Return a compiled function for the loss of a held-out batch.
+
+    It cuts the batch into parts as training does, so that it needs no more memory.
 
     Args:
         objective: the loss.
-        dtype: dtype that the loss computes in.
-        parts: parts of a batch, computed one after the other.
+        dtype: compute dtype of the loss.
+        parts: number of parts of a batch, computed one after the other.
 
     Returns:
         A function of params, frozen weights, batch and its number. It returns the total and the
@@ -393,7 +412,8 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
 
         if parts == 1:
             return part(params, batch)
-        # Tied to its rows, as in an update: TPUs would keep a copy made before the loop.
+        # The params are tied to the rows, as in an update. Otherwise, a TPU would make the compute
+        # copy before the loop, and keep it.
         terms_of_parts = jax.lax.map(
             lambda rows: part(*tie_operands("tpu", params, rows)), split_rows(batch, parts)
         )
@@ -403,12 +423,12 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
 
 
 def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> Evaluate:
-    """Make the evaluation of a loss on held-out batches, with masks that never change.
+    """Return the evaluation of a loss on held-out batches, with masks that never change.
 
     Args:
         terms: from `held_out_terms`.
         frozen: weights that are not trained.
-        batches: rows that the parts divide.
+        batches: batches whose rows the parts divide.
     """
 
     def evaluate(params: Params):
@@ -416,8 +436,8 @@ def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> 
             terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]
         return {
-            "loss": sum(float(each) for each, _ in results)
-            / sum(float(each) for _, each in results)
+            "loss": sum(float(total) for total, _ in results)
+            / sum(float(weight) for _, weight in results)
         }
 
     return evaluate
