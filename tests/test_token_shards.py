@@ -178,10 +178,13 @@ def test_reading_everything_holds_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda folder: (folder / "1.tokens").unlink(), r"1.tokens is not there with its 4 bytes"),
+        (
+            lambda folder: (folder / "1.tokens").unlink(),
+            r"1.tokens is missing, or does not have its 4 bytes",
+        ),
         (
             lambda folder: (folder / "2.index").write_bytes(b"half"),
-            r"2.index is not there with its 96 bytes",
+            r"2.index is missing, or does not have its 96 bytes",
         ),
         (
             lambda folder: (folder / "dataset.json").unlink(),

@@ -6,7 +6,7 @@
     corpus/000000.json    sizes and digest of the shard, and its refused lines; written last
 
 Files are memory-mapped for one read at a time, so that a process holds only the data that it
-reads. `jax_lm.data.tokenizing` writes them. Knows files and rows, no tokenizer and no text.
+reads. `jax_lm.data.tokenizing` writes them. Knows files and rows, but neither tokenizer nor text.
 """
 
 import json
@@ -25,10 +25,12 @@ from jax_lm.config import Fields
 from jax_lm.data.batches import Indices, Row
 
 Kind = Literal["text", "conversations"]
-# Start and stop of parts of the concatenated texts, in tokens.
+# Parts of the concatenated texts: start and stop of each, in tokens.
 Pieces = list[tuple[int, int]]
 DATASET = "dataset.json"
+# Version of the format of the files.
 FORMAT = 1
+# Suffixes of the files of a shard; that of DONE is written last.
 TOKENS = ".tokens"
 INDEX = ".index"
 DONE = ".json"
@@ -45,10 +47,10 @@ class TokenShards:
         kind: text, all of which is learnt, or conversations with a visible prompt.
         dtype: dtype of the ids on disk.
         names: file names of the shards, without suffix.
-        token_starts: number of tokens before each shard, and the total.
-        sample_starts: number of samples before each shard, and the total.
-        digest: digest of all tokens. A resumed run compares it to detect changed samples.
-        refused: number of lines without a sample.
+        token_starts: number of tokens before each shard, and in total as the last entry.
+        sample_starts: number of samples before each shard, and in total as the last entry.
+        digest: digest of all tokens, by which a resumed run detects changed samples.
+        refused: number of lines that gave no sample.
     """
 
     folder: Path
@@ -62,10 +64,15 @@ class TokenShards:
 
     @classmethod
     def open(cls, folder: Path, kind: Kind, tokenizer: str) -> "TokenShards":
-        """Open a folder for the tokenizer with this fingerprint.
+        """Open a data set.
+
+        Args:
+            folder: folder of the data set.
+            kind: the kind that it must have.
+            tokenizer: fingerprint of the tokenizer that it must have been made with.
 
         Raises:
-            ValueError: the data set is incomplete, is of another kind or tokenizer, or a file does
+            ValueError: the data set is incomplete, has another kind or tokenizer, or a file does
                 not have its recorded size.
         """
         try:
@@ -86,11 +93,12 @@ class TokenShards:
         for shard in shards:
             # Two int64 for each sample: its end and its number of visible tokens.
             sizes = {TOKENS: shard["tokens"] * dtype.itemsize, INDEX: shard["samples"] * 16}
-            for end, size in sizes.items():
-                path = folder / f"{shard['name']}{end}"
+            for suffix, size in sizes.items():
+                path = folder / f"{shard['name']}{suffix}"
                 if not path.is_file() or path.stat().st_size != size:
                     raise ValueError(
-                        f"data={str(folder)!r}: {path.name} is not there with its {size} bytes"
+                        f"data={str(folder)!r}: {path.name} is missing, or does not have its "
+                        f"{size} bytes"
                     )
         return cls(
             folder=folder,
@@ -128,7 +136,7 @@ class TokenShards:
 
     def __getitem__(self, number: int) -> Row:
         """Read a sample: a visible prompt, then an open canvas."""
-        # A shard with ends [4, 7]: sample 1 is tokens 4 to 6.
+        # In a shard with ends [4, 7], sample 1 is tokens 4 to 6.
         shard, index = locate(self.sample_starts, number)
         ends = self.ends(shard)
         start = int(ends[index - 1]) if index else 0
@@ -142,11 +150,12 @@ class TokenShards:
         count = int(self.sample_starts[shard + 1] - self.sample_starts[shard])
         return self.map_file(shard, INDEX, np.dtype("<i8"), 0, count)
 
-    def map_file(self, shard: int, end: str, dtype: np.dtype, first: int, count: int) -> np.ndarray:
+    def map_file(
+        self, shard: int, suffix: str, dtype: np.dtype, first: int, count: int
+    ) -> np.ndarray:
         """Memory-map `count` elements of a shard's file, until the array is deleted."""
-        return np.memmap(
-            self.folder / f"{self.names[shard]}{end}", dtype, "r", first * dtype.itemsize, (count,)
-        )
+        path = self.folder / f"{self.names[shard]}{suffix}"
+        return np.memmap(path, dtype, "r", first * dtype.itemsize, (count,))
 
     def pieces(self, start: int, stop: int) -> Pieces:
         """Split [start, stop), in tokens of the concatenated samples, where samples end."""
@@ -154,12 +163,15 @@ class TokenShards:
         cuts = [start]
         while cuts[-1] < stop:
             shard, index = locate(self.token_starts, cuts[-1])
-            before = int(self.token_starts[shard])
+            shard_start = int(self.token_starts[shard])
             ends = self.ends(shard)
-            first, last = (int(np.searchsorted(ends, at, "right")) for at in (index, stop - before))
-            cuts += [before + int(end) for end in ends[first:last]] or [stop]
-            # The last sample of a shard ends with the shard: the next iteration begins in the next
-            # shard. Without a sample end before `stop`, the piece extends to `stop`.
+            first, last = (
+                int(np.searchsorted(ends, token, "right")) for token in (index, stop - shard_start)
+            )
+            # Cut at each sample end in this shard, up to `stop`. If there is none, the last piece
+            # ends at `stop`. The last sample of a shard ends with the shard, so the next iteration
+            # begins in the next shard.
+            cuts += [shard_start + int(end) for end in ends[first:last]] or [stop]
         return list(pairwise(cuts))
 
     def text(self, start: int, stop: int) -> list[int]:
@@ -168,30 +180,30 @@ class TokenShards:
         return self.map_file(shard, TOKENS, self.dtype, index, stop - start).tolist()
 
 
-# The samples of a run, in memory or tokenised.
+# The samples of a run, in memory or in files.
 TrainingSamples = Sequence[Row] | TokenShards
 
 
 def locate(starts: Int[np.ndarray, "shards"], number: int) -> tuple[int, int]:
-    """Convert a global index to the index of its shard and the index within the shard."""
-    # starts [0, 3, 3, 8]: 2 -> (0, 2), 4 -> (2, 1); "right" skips the empty shard 1
+    """Convert a global index to the number of its shard and the index within the shard."""
+    # starts [0, 3, 3, 8]: 2 -> (0, 2), 4 -> (2, 1). "right" skips the empty shard 1: 3 -> (2, 0).
     shard = int(np.searchsorted(starts, number, "right")) - 1
     return shard, number - int(starts[shard])
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """The order of a `SampleStream` that cuts the concatenated texts into rows of `max_length` tokens.
+    """An order of a `SampleStream`: rows of `max_length` tokens, cut from the concatenated texts.
 
     Every epoch has its own order. A row depends only on its index, the seed and the epoch, so that
     no order is kept in memory. The keys of its samples are the (start, stop) of its pieces of text.
 
     Attributes:
         shards: the texts.
-        max_length: tokens of a row.
+        max_length: number of tokens of a row.
         seed: seed of the order.
-        first: index of the first row used, in an order that depends on the seed alone. The rows
-            outside [first, first + count) belong to the other side of `split`.
+        first: index of the first row used, in a fixed order that depends on the seed alone. The
+            rows outside [first, first + count) belong to the other side of `split`.
         count: number of rows used.
     """
 
@@ -203,7 +215,7 @@ class TextRows:
 
     @classmethod
     def of(cls, shards: TokenShards, max_length: int, seed: int) -> "TextRows":
-        """Return all rows. The last one may be shorter."""
+        """Return the order of all rows, the last of which may be shorter."""
         return cls(shards, max_length, seed, 0, -(-shards.tokens // max_length))
 
     def split(self, share: float) -> tuple["TextRows", "TextRows | None"]:
@@ -214,25 +226,25 @@ class TextRows:
         """
         if not share:
             return self, None
-        # 100 rows and share 0.1: held out rows 0 to 9, learnt rows 10 to 99 of the fixed order
+        # 100 rows and share 0.1: rows 0 to 9 of the fixed order are held out, 10 to 99 are learnt.
         count = round(share * self.count)
         if not 0 < count < self.count:
             raise ValueError(f"held_out_share={share}: of {self.count} rows that is {count}")
         return replace(self, first=count, count=self.count - count), replace(self, count=count)
 
     def start(self, epoch: int) -> int:
-        """Return the number of rows before an epoch."""
+        """Return the number of the first row of an epoch."""
         return epoch * self.count
 
     def rows(self, first: int, count: int) -> list[Pieces]:
         """Return the pieces of `count` rows starting at row `first`, across epochs."""
         return [self.row(*divmod(number, self.count)) for number in range(first, first + count)]
 
-    def row(self, epoch: int, place: int) -> Pieces:
-        """Return the pieces of the row at position `place` of an epoch."""
+    def row(self, epoch: int, index: int) -> Pieces:
+        """Return the pieces of the row with this index in an epoch."""
         # Two permutations: the epoch's order within [first, first + count), then the fixed order
         # by which `split` divides all rows.
-        number = self.first + permute(place, self.count, f"{self.seed} {epoch}".encode())
+        number = self.first + permute(index, self.count, f"{self.seed} {epoch}".encode())
         total = -(-self.shards.tokens // self.max_length)
         start = permute(number, total, b"%d held out" % self.seed) * self.max_length
         return self.shards.pieces(start, min(start + self.max_length, self.shards.tokens))
@@ -243,27 +255,28 @@ class TextRows:
 
 
 def permute(number: int, size: int, key: bytes) -> int:
-    """Permute [0, size) by a keyed Feistel network, without storing the permutation.
+    """Return the number to which a keyed permutation of [0, size) maps `number`.
 
-    The network permutes a power of two of numbers; it is applied again until the result is below
-    `size` (cycle walking), which keeps the mapping one-to-one.
+    The permutation is a Feistel network, and need not be stored. The network permutes a power of
+    two of numbers. It is applied again until the result is below `size` (cycle walking), which
+    keeps the mapping one-to-one.
     """
-    # size=10: 9 has 4 bits, half = 2: the network permutes [0, 16)
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
+    # size=10: 9 has 4 bits, so half_bits is 2, and the network permutes [0, 16).
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half_bits) - 1
     while True:
         for round_number in range(ROUNDS):
-            # 0b1101 with half=2 -> left 0b11, right 0b01; swapped, with left xor hash(right)
-            left = number >> half
+            # 0b1101 has left 0b11 and right 0b01. The result has right, then left xor hash(right).
+            left = number >> half_bits
             right = number & mask
             digest_bytes = blake2b(
                 b"%d %d" % (round_number, right), digest_size=8, key=key
             ).digest()
-            number = right << half | (left ^ int.from_bytes(digest_bytes, "little") & mask)
+            number = right << half_bits | (left ^ int.from_bytes(digest_bytes, "little") & mask)
         if number < size:
             return number
 
 
 def combine_digests(shards: list[Fields]) -> str:
-    """Return the digest of all shards' digests."""
+    """Return the digest of a data set, made from those of its shards."""
     return sha256(json.dumps([shard["digest"] for shard in shards]).encode()).hexdigest()[:16]
