@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax_lm.cli.main import main
 from jax_lm.config import VOCABULARY_STEP
 from jax_lm.data.batches import Drawn, Row, SampleStream, collate, fill_rows
-from jax_lm.data.expansion import MOST_DELETED, Expansion, cut, is_worth_learning, merge_masks
+from jax_lm.data.expansion import MAX_EXCESS, Expansion, cut, is_worth_learning, merge_masks
 from jax_lm.diffusion.variable_length import VariableLength
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
@@ -106,8 +106,9 @@ def test_merged_masks_stand_for_what_is_hidden():
         rng = seeded(seed)
         middle = rng.integers(0, 90, int(rng.integers(1, 20)))
         masked = rng.random(len(middle)) < rng.random()
-        labels, shown, still = merge_masks(middle, masked, float(rng.random()), 94, rng)
-        assert (still == masked).all()
+        before = masked.copy()
+        labels, shown = merge_masks(middle, masked, float(rng.random()), 94, rng)
+        assert (before == masked).all()
         assert shown[0]
         assert masked[~shown].all()
         hidden = np.flatnonzero(~shown)
@@ -120,7 +121,7 @@ def test_merged_masks_stand_for_what_is_hidden():
 def test_pairs_are_merged_as_often_as_stated():
     rng, masked = seeded(0), np.ones(20_001, bool)
     for share in (0.1, 0.5):
-        _, shown, _ = merge_masks(np.zeros(20_001, int), masked, share, 94, rng)
+        _, shown = merge_masks(np.zeros(20_001, int), masked, share, 94, rng)
         assert abs((~shown).mean() - share) < 0.012
 
 
@@ -151,7 +152,7 @@ def test_a_row_is_the_answer_with_a_hole_of_the_wrong_length(sample, expansion, 
         assert not others[np.argmax(deletes) :].any() or not deletes.any()
         sizes.add(int(deletes.sum()))
         alone, expanded = alone + is_alone, expanded + (ids[canvas] == tokenizer.expand_id).any()
-    assert sizes == set(range(MOST_DELETED + 1))
+    assert sizes == set(range(MAX_EXCESS + 1))
     assert 240 < alone < 360
     assert 180 < expanded < 420
 
@@ -285,7 +286,7 @@ def test_high_levels_mask_more_of_a_hole(expansion, sample):
 def test_excess_masks_are_even_or_even_in_their_logarithm(expansion):
     even = [expansion.draw_excess(seeded(seed)) for seed in range(4000)]
     few = [replace(expansion, excess_masks="log").draw_excess(seeded(seed)) for seed in range(4000)]
-    assert set(even) == set(few) == set(range(MOST_DELETED + 1))
+    assert set(even) == set(few) == set(range(MAX_EXCESS + 1))
     # 7 and fewer are eight of 64 numbers, or nine of 65 in the logarithm.
     for draws, share in ((even, 1 / 8), (few, np.log(9) / np.log(65))):
         assert np.mean(np.array(draws) < 8) == pytest.approx(share, abs=0.03)

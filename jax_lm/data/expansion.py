@@ -1,9 +1,9 @@
 """Training samples with a hole, for a model that expands and deletes masks.
 
-The hole has the wrong number of masks: too many, of which the excess is to be deleted, or too few,
-of which one is to become two (DreamOn, arXiv 2602.01326; DreamLM/DreamOn,
-src/trainer/sft_expand_dataset.py). A token covered by an expansion is left out of the row, since
-decoding does not see it either. Knows text and tokens, nothing of the loss.
+The hole has the wrong number of masks (DreamOn, arXiv 2602.01326; DreamLM/DreamOn,
+src/trainer/sft_expand_dataset.py). If it has too many, the excess is to be deleted. If it has too
+few, some of them stand for two tokens each and are to expand. The second of the two is left out of
+the row, as decoding does not see it either. Knows text and tokens, but not the loss.
 """
 
 import re
@@ -16,36 +16,36 @@ from jax_lm.data.batches import Drawn, Row
 from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer
 
 # Largest number of excess masks of a hole.
-MOST_DELETED = 63
-# Probability that two neighbouring masks are merged. Half of the samples scale it by the share of
-# tokens that are not masked.
-EXPANDED_SHARE = 0.5
-# Words of the lines that are cut out, at least.
-LEAST_WORDS = 3
-# Random draws of lines before the whole text is cut out.
+MAX_EXCESS = 63
+# Probability that two neighbouring masks are merged. In half of the samples, it is multiplied by
+# the share of tokens that are not masked.
+MERGE_SHARE = 0.5
+# Least number of words in the lines that are cut out.
+MIN_WORDS = 3
+# Number of random draws of lines before the whole text is cut out.
 TRIES = 5
 # Probability that a hole begins and ends inside its lines. Not in DreamOn: users also edit in the
 # middle of a line.
 PART_SHARE = 0.5
-# Probability that an answer appears without its prompt. Not in DreamOn: code that is infilled has
-# no prompt.
+# Probability that an answer appears without its prompt. Not in DreamOn: code to infill has no
+# prompt.
 ALONE_SHARE = 0.5
-# Code block of an answer; the group is the text between the fences.
+# A code block in an answer. The group is the text between the fences.
 FENCED = re.compile(r"```[^\n]*\n(.*?)\n?```", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """A `jax_lm.data.batches.Vary` that cuts a hole into a sample's answer.
+    """Cuts a hole into the answer of a sample (a `jax_lm.data.batches.Vary`).
 
     Attributes:
         tokenizer: tokenizer with an expand token.
         delete_id: target of a mask that is to be deleted; this token also ends a text.
-        max_length: tokens of a row.
+        max_length: largest number of tokens of a row.
         high_levels: draw t = 1 - u^2 instead of t = u, so that more holes are almost or fully
             masked.
-        excess_masks: distribution of the number of excess masks, up to `MOST_DELETED`: `uniform`,
-            as published, or `log`, uniform in the logarithm, which makes few as likely as many.
+        excess_masks: distribution of the number of excess masks, up to `MAX_EXCESS`: `uniform`, as
+            published, or `log`, uniform in the logarithm, which makes few as likely as many.
     """
 
     tokenizer: DiffuCoderTokenizer
@@ -57,13 +57,13 @@ class Expansion:
     def __call__(self, sample: Row, step: int, rng: np.random.Generator) -> Row:
         """Return the sample with a hole. The canvas of the row marks the masked positions.
 
-        The step has no influence.
+        The step is ignored.
         """
         # cut
         ids = np.array(sample.ids)
-        learnt = np.array(sample.canvas)
-        prompt = ids[~learnt].tolist()
-        answer = ids[learnt].tolist()
+        in_answer = np.array(sample.canvas)
+        prompt = ids[~in_answer].tolist()
+        answer = ids[in_answer].tolist()
         prefix, middle, suffix = map(
             self.tokenizer.encode, cut(self.tokenizer.decode_until_stop(answer), rng)
         )
@@ -71,27 +71,28 @@ class Expansion:
         after = [*suffix, self.delete_id]
         room = self.max_length - len(middle) - len(after)
         # Encoded separately, the three parts may be a token or two longer than the whole answer.
+        # The first tokens of the row are dropped then.
         before = before[max(len(before) - room, 0) :]
         # mask
-        deletes = min(self.draw_excess(rng), room - len(before))
+        excess = min(self.draw_excess(rng), room - len(before))
         level = float(rng.random())
         if self.high_levels:
             level = 1 - level**2
         masked = rng.random(len(middle)) < level
-        if not deletes and not masked.any():
-            # A row without a mask has no target.
+        if not excess and not masked.any():
+            # A row without a mask would have no target.
             masked[rng.integers(len(middle))] = True
-        # merge, then append the masks that are to be deleted
+        # merge, then append the excess masks
         expand_id = self.tokenizer.token_id(EXPAND)
-        share = EXPANDED_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
-        labels, shown, masked = merge_masks(np.array(middle), masked, share, expand_id, rng)
-        tokens = [*before, *labels[shown].tolist(), *[self.delete_id] * deletes, *after]
-        in_hole = [*masked[shown].tolist(), *[True] * deletes]
-        # All masks that are to be deleted weigh as much as one token, however many there are.
-        shares = [*masked[shown].astype(float).tolist(), *[1 / max(deletes, 1)] * deletes]
+        share = MERGE_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
+        targets, shown = merge_masks(np.array(middle), masked, share, expand_id, rng)
+        tokens = [*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after]
+        is_mask = [*masked[shown].tolist(), *[True] * excess]
+        # All excess masks together weigh as much as one token, however many there are.
+        shares = [*masked[shown].astype(float).tolist(), *[1 / max(excess, 1)] * excess]
         return Row(
             tuple(tokens),
-            (*[False] * len(before), *in_hole, *[False] * len(after)),
+            (*[False] * len(before), *is_mask, *[False] * len(after)),
             open=False,
             drawn=Drawn(level, (*[0.0] * len(before), *shares, *[0.0] * len(after))),
         )
@@ -100,16 +101,18 @@ class Expansion:
         """Draw the number of excess masks of a hole."""
         if self.excess_masks == "log":
             # u = 0 -> 0, u = 0.5 -> 7, u -> 1: 63
-            return int((MOST_DELETED + 2) ** rng.random()) - 1
-        return int(rng.integers(MOST_DELETED + 1))
+            return int((MAX_EXCESS + 2) ** rng.random()) - 1
+        return int(rng.integers(MAX_EXCESS + 1))
 
 
 def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
     """Cut random lines, or a part of them, out of a text or of its first code block.
 
-    Returns what is before them, the lines and what follows.
+    The lines have at least `MIN_WORDS` words and no definition. If `TRIES` draws find no such
+    lines, all lines are taken.
 
-    The lines have at least `LEAST_WORDS` words and no definition, unless `TRIES` draws find none.
+    Returns:
+        The text before the cut, the part that was cut out, and the text after it.
 
     Raises:
         ValueError: the text, or its first code block, is blank.
@@ -127,6 +130,7 @@ def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
     else:
         first = 0
         last = len(lines) - 1
+    # The cut leaves the last line's end: "a\nb\nc", lines 0 and 1 -> [0, 3), then perhaps [1, 3).
     begin = start + sum(map(len, lines[:first]))
     stop = begin + len("".join(lines[first : last + 1]).rstrip("\n"))
     if rng.random() < PART_SHARE:
@@ -136,7 +140,7 @@ def cut(text: str, rng: np.random.Generator) -> tuple[str, str, str]:
 
 def is_worth_learning(lines: str) -> bool:
     """Return whether lines have enough words and no `def`, whose name could not be predicted."""
-    return len(lines.split()) >= LEAST_WORDS and not re.search(r"\bdef\b", lines)
+    return len(lines.split()) >= MIN_WORDS and not re.search(r"\bdef\b", lines)
 
 
 def merge_masks(
@@ -145,20 +149,20 @@ def merge_masks(
     share: float,
     expand_id: int,
     rng: np.random.Generator,
-) -> tuple[Int[np.ndarray, "n"], Bool[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+) -> tuple[Int[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
     """Merge each pair of neighbouring masks with probability `share`.
 
     The target of the first mask becomes `expand_id`, and the second is not shown.
 
     Returns:
-        The target of each token, which tokens are shown, and which are masked.
+        The target of each token, and which tokens are shown.
     """
     # [a, b, c, d] with b, c, d masked and the first pair drawn:
-    # labels [a, expand, c, d], shown [True, True, False, True]
-    labels = middle.copy()
+    # targets [a, expand, c, d], shown [True, True, False, True]
+    targets = middle.copy()
     shown = np.ones(len(middle), bool)
-    drawn = rng.random(len(middle))
-    for place in range(len(middle) - 1):
-        if masked[place] and masked[place + 1] and drawn[place] < share:
-            labels[place], shown[place + 1] = expand_id, False
-    return labels, shown, masked
+    draws = rng.random(len(middle))
+    for index in range(len(middle) - 1):
+        if masked[index] and masked[index + 1] and draws[index] < share:
+            targets[index], shown[index + 1] = expand_id, False
+    return targets, shown
