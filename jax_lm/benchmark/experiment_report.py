@@ -18,19 +18,19 @@ from jax_lm.reports.tables import GIB, Row, row_chart, table_section
 # Number of programs of the quality check that the report quotes.
 SHOWN_PROGRAMS = 4
 
-# Values that the tables omit; the time of the first call is shown instead.
+# Values that the tables omit, as they show the time of the first call.
 COMPILATIONS = ("compilations", "compile_seconds")
 
-# Makes a section from the rows of its steps.
-SectionOf = Callable[[list[Row]], Section]
+# A function that makes a section from the rows of its steps.
+MakeSection = Callable[[list[Row]], Section]
 # Such functions by the first word of the names of their steps: "stress" for "stress 8".
-Sections = Mapping[str, SectionOf]
-# How the steps ended, by their names.
+Sections = Mapping[str, MakeSection]
+# The outcome of each step by its name.
 Outcomes = Mapping[str, Outcome]
 
-# What was measured, in words, and whether the condition is met; a judge returns it for a row. None:
-# the row does not say.
+# What was measured, in words, and whether the condition is met (None: the row does not say).
 Judgement = tuple[str, bool | None]
+# A function that judges the row of a step.
 Judge = Callable[[Row], Judgement]
 
 NOT_REACHED = Outcome("not reached")
@@ -42,10 +42,10 @@ class Criterion(NamedTuple):
 
     Attributes:
         name: the condition.
-        wanted: its bound, in words.
-        step: the step whose row is judged; unless it is done, the criterion is not measured.
-        judge: returns what was measured, in words, and whether the condition is met.
-        advice: what to do if it is missed.
+        wanted: the bound of the condition, in words.
+        step: the step whose row is judged. If it is not done, the criterion is not measured.
+        judge: judges the row.
+        advice: what to do if the condition is not met.
     """
 
     name: str
@@ -62,18 +62,20 @@ class Criterion(NamedTuple):
             if is_met is False:
                 measured = f"{measured}. {self.advice}"
             return Verdict(self.name, self.wanted, measured, is_met)
-        why = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
+        state = f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state
         # None: neither met nor missed.
-        return Verdict(self.name, self.wanted, why, None)
+        return Verdict(self.name, self.wanted, state, None)
 
 
-def judge_value(value: str, is_met: Callable[[Any, Any], bool], bound: Number, text: str) -> Judge:
-    """Return a judge that compares a value with a bound; `text` formats the row."""
-    return lambda row: (text.format_map(row), is_met(row[value], bound))
+def judge_value(
+    key: str, is_met: Callable[[Any, Any], bool], bound: Number, template: str
+) -> Judge:
+    """Return a judge that compares a value of the row with a bound; `template` formats the row."""
+    return lambda row: (template.format_map(row), is_met(row[key], bound))
 
 
 def judge_share(passed: int, total: int, bound: float = 0.95, digits: str = ".1%") -> Judgement:
-    """Judge whether a share is at least `bound`."""
+    """Judge whether the share of what passed is at least `bound`; `digits` formats the share."""
     return f"{passed} of {total}: {passed / total:{digits}}", passed >= bound * total
 
 
@@ -100,26 +102,26 @@ def judge_batch_gain(row: Row) -> Judgement:
 
 
 def judge_roofline(row: Row) -> Judgement:
-    """Judge the batch that comes nearest to the machine's limits."""
-    known = [batch for batch in row["rows"] if batch.get("roofline")]
-    if not known:
+    """Judge whether the batch nearest to the machine's limits reaches 40 % of them."""
+    rated = [batch for batch in row["rows"] if batch.get("roofline")]
+    if not rated:
         return "the machine's limits are not known", None
     # On a tie, the larger batch.
-    best = max(known, key=lambda batch: (batch["roofline"], batch["batch"]))
+    best = max(rated, key=lambda batch: (batch["roofline"], batch["batch"]))
     return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
 
 
 def judge_pytorch(row: Row) -> Judgement:
-    """Count the outputs that are within the tolerance."""
+    """Judge whether 95 % of the outputs are within the tolerance."""
     within, largest = differences_within(row["differences"], row["tolerance"])
     measured, passed = judge_share(within, len(row["differences"]))
     return f"{measured}; largest relative difference {largest}", passed
 
 
-def judge_memory(text: str, row: Row) -> Judgement:
-    """Judge whether the step fits in memory; `text` formats the row if it does."""
+def judge_memory(template: str, row: Row) -> Judgement:
+    """Judge whether the step fits in memory; `template` formats the row if it does."""
     fits = row.get("seconds") is not None
-    return text.format_map(row) if fits else row["out_of_memory"], fits
+    return template.format_map(row) if fits else row["out_of_memory"], fits
 
 
 ON_ACCELERATOR = Criterion(
@@ -171,7 +173,7 @@ CRITERIA: tuple[Criterion, ...] = (
 
 
 def forward_section(rows: list[Row]) -> Section:
-    """Return forward passes by batch."""
+    """Return the section about the speed of forward passes by batch size."""
     [row] = rows
     picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
     text = f"{row['width']} positions per row, logits of every position."
@@ -180,25 +182,26 @@ def forward_section(rows: list[Row]) -> Section:
     )
 
 
-def listing(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the completions of prompts as texts of a section."""
-    return {f"Completion of {prompt!r}": text for prompt, text in texts.items()}
+def title_completions(completions: Mapping[str, str]) -> dict[str, str]:
+    """Return completions by prompt as completions by title, for the listing of a section."""
+    return {f"Completion of {prompt!r}": text for prompt, text in completions.items()}
 
 
 def pytorch_section(rows: list[Row]) -> Section:
-    """Return the worst output of each kind."""
+    """Return the section about parity with PyTorch: the worst output of each kind."""
     [row] = rows
     kinds = dict.fromkeys(each["kind"] for each in row["differences"])
     shown = [worst([each for each in row["differences"] if each["kind"] == kind]) for kind in kinds]
     text = (
-        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. Greedy tokens that are "
-        f"equal: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; the worst of each kind:"
+        f"PyTorch {row['torch']} on the CPU; relative difference at most {row['tolerance']:g}. "
+        f"Equal greedy tokens: {row['greedy_agreement']:.1%}. {len(row['differences'])} outputs; "
+        "the worst of each kind:"
     )
     return table_section("Parity with PyTorch", shown, text=text)
 
 
 def quality_section(rows: list[Row]) -> Section:
-    """Return the outcome of every task, and the first programs."""
+    """Return the section about quality: the outcome of every task, and the first programs."""
     [row] = rows
     texts = {
         "{name}: {outcome}".format_map(each): each["program"]
@@ -211,7 +214,10 @@ def quality_section(rows: list[Row]) -> Section:
 
 
 def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
-    """Return a table with a chart of its tokens per second; the title names the chart's file."""
+    """Return a section with a table, and a chart of its tokens per second over the column `x`.
+
+    There is a line for each value of the column `by`. The title names the chart's file.
+    """
     picture = row_chart(y_title, rows, x, "tokens_per_second", by)
     name = title.lower()
     return table_section(title, rows, leave_out=COMPILATIONS, picture=picture, name=name)
@@ -222,11 +228,11 @@ SECTIONS: Sections = {
         "One prompt",
         rows,
         leave_out=("prompt", "text", *COMPILATIONS),
-        listing=listing({rows[0]["prompt"]: rows[0]["text"]}),
+        listing=title_completions({rows[0]["prompt"]: rows[0]["text"]}),
     ),
     "forward": forward_section,
     "batch": lambda rows: table_section(
-        "Four prompts together", rows, listing=listing(rows[0]["texts"])
+        "Four prompts together", rows, listing=title_completions(rows[0]["texts"])
     ),
     "cpu": lambda rows: table_section(
         "Comparison with the CPU",
@@ -249,10 +255,14 @@ def experiment_report(
     criteria: Sequence[Criterion] = CRITERIA,
     sections: Sections = SECTIONS,
 ) -> Document:
-    """Return the report of the steps so far; `name` is the model's.
+    """Return the report of the steps that have ended so far.
 
     Args:
-        sections: makes a section from the rows of its steps, by the first word of their names.
+        outcomes: how the steps ended.
+        steps: all steps of the experiment, in their order.
+        name: name of the model.
+        criteria: conditions to judge.
+        sections: functions that make the sections.
 
     Raises:
         ValueError: a row lacks a value, because another version of this program wrote it.
@@ -264,9 +274,9 @@ def experiment_report(
         metadata = experiment_metadata(done, name)
     except KeyError as error:
         raise ValueError(f"a step of an earlier run lacks {error}: give another folder") from error
-    endings = [(step.title, outcomes.get(step.name, NOT_REACHED)) for step in steps]
+    ended = [(step.title, outcomes.get(step.name, NOT_REACHED)) for step in steps]
     rows = [
-        [title, ending.state, f"{ending.seconds:.1f}", ending.reason] for title, ending in endings
+        [title, outcome.state, f"{outcome.seconds:.1f}", outcome.reason] for title, outcome in ended
     ]
     return Document(
         title="Accelerator experiment",
@@ -277,17 +287,17 @@ def experiment_report(
 
 
 def step_sections(rows: Rows, sections: Sections) -> list[Section]:
-    """Return a section for each kind of step that was done and has a function."""
-    parts = []
-    for kind, section in sections.items():
-        # "passes 1" and "passes 16" share the section of "passes".
+    """Return the section of each kind of step, in the order of `sections`, if a step was done."""
+    made = []
+    for kind, make_section in sections.items():
+        # "stress 1" and "stress 8" share the section of "stress".
         if kind_rows := [row for step, row in rows.items() if step.split()[0] == kind]:
-            parts.append(section(kind_rows))
-    return parts
+            made.append(make_section(kind_rows))
+    return made
 
 
 def experiment_metadata(rows: Rows, name: str) -> dict[str, str]:
-    """Describe model and environment."""
+    """Describe the model and the environment."""
     metadata = {"model": name}
     if model := rows.get("loading", rows.get("weights")):
         metadata["model"] += ", {parameters:,} parameters, {dtype}, mesh {mesh}".format_map(model)

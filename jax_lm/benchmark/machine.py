@@ -1,4 +1,4 @@
-"""Describe this machine: its limits, its memory, its versions. Knows no model."""
+"""Describe and measure this machine: device, versions, memory and limits. Knows no model."""
 
 import datetime
 import os
@@ -23,16 +23,16 @@ from jax_lm.models.products import product
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.tables import Row
 
-# Bytes of the array with which the bandwidth is measured: more than a large server's shared cache.
+# Size of the array for measuring the bandwidth: larger than the shared cache of a large server.
 COPY_BYTES = 2**30
 
-# Timed calls, of which the fastest counts.
+# Number of timed calls, of which the fastest counts.
 LIMIT_REPEATS = 10
-# Products and copies that a call does one after the other. On an H200, a single one measured 648
-# TFLOP/s and 3.4 TB/s, and a chain 788 and 4.3: the call itself takes time too.
+# Number of products or copies that a call chains, by platform. On an H200, a single one measured
+# 648 TFLOP/s and 3.4 TB/s, and a chain 788 and 4.3, as the call itself takes time too.
 CHAIN = {"cpu": 1}
 ACCELERATOR_CHAIN = 24
-# Written to /proc/self/clear_refs, this resets the peak of resident memory to its current size.
+# Writing this to /proc/self/clear_refs resets the peak resident memory to the current size.
 RESET_PEAK = "5"
 
 
@@ -45,14 +45,11 @@ def largest_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes.
-
-    On systems without /proc it is the peak.
-    """
+    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return largest_resident_bytes()
-    # The second number of statm: resident pages.
+    # The second number of statm is the number of resident pages.
     return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
@@ -62,10 +59,7 @@ def device_memory() -> dict[str, int]:
 
 
 class PeakMemory:
-    """Peak memory: of the device if JAX reports it, otherwise of the process.
-
-    That of the process includes the program itself.
-    """
+    """Peak memory: of the device if JAX reports it, otherwise of the process as a whole."""
 
     def __init__(self):
         self.on_device = "peak_bytes_in_use" in device_memory()
@@ -77,12 +71,12 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
 
     def read(self) -> int:
-        """Return the largest use in bytes."""
+        """Return the peak in bytes."""
         return device_memory()["peak_bytes_in_use"] if self.on_device else largest_resident_bytes()
 
     @property
     def source(self) -> str:
-        """Describe in words where the number comes from."""
+        """Describe in words how the peak was measured."""
         if self.on_device:
             return "device, peak_bytes_in_use since the start of the process"
         return (
@@ -97,7 +91,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def about() -> Row:
-    """Return what the numbers of a measurement depend on: date, command, versions, device."""
+    """Describe what a measurement depends on: date, command, versions, device and host."""
     device = jax.devices()[0]
     return {
         "date": datetime.date.today().isoformat(),
@@ -125,12 +119,12 @@ MACHINE_LINES = {
 
 
 def machine_lines(machine: Row) -> dict[str, str]:
-    """Return the lines of a report that describe the machine, as `about` returned it."""
+    """Format a machine, as returned by `about`, for a report."""
     return {name: text.format_map(machine) for name, text in MACHINE_LINES.items()}
 
 
 def limits_text(limits: Mapping[str, float], dtype: str) -> str:
-    """Return measured limits in words."""
+    """Format measured limits for a report."""
     return (
         f"{limits['matmul_flops'] / 1e9:,.0f} GFLOP/s in {dtype}, "
         f"{limits['copy_bytes'] / 1e9:,.1f} GB/s copied"
@@ -140,9 +134,9 @@ def limits_text(limits: Mapping[str, float], dtype: str) -> str:
 def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> MachineLimits:
     """Measure the rate of a large square product and the bandwidth of a copy.
 
-    Both are compiled by XLA, as the model is. A call chains several of them (`CHAIN`). The fastest
-    of several calls counts, not the median: a moment in which the machine is busy must not lower a
-    limit.
+    XLA compiles both, as it compiles the model. A call chains several of them (`CHAIN`). The
+    fastest of several calls counts, not the median, as a moment in which the machine is busy must
+    not lower a limit.
 
     Args:
         dtype: dtype of the operands of the product.
@@ -152,7 +146,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     def fastest(call: Callable[[], Array]):
         return min(time_call(call, LIMIT_REPEATS).row["all_seconds"])
 
-    # A square product that is large enough for full speed, and small enough for a CPU.
+    # The product is large enough for full speed, and small enough for a CPU.
     backend = jax.default_backend()
     size = 2048 if backend == "cpu" else 8192
     rounds = CHAIN.get(backend, ACCELERATOR_CHAIN)
@@ -169,7 +163,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
     def multiply(a: Array, b: Array):
         return lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
 
-    # In place: a new result would measure how fast the system provides pages.
+    # It works in place: with a new result, this would measure how fast the system provides pages.
     @partial(jax.jit, donate_argnums=0)
     def add(values: Array):
         return lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)

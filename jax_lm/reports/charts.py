@@ -1,8 +1,8 @@
 """Draw line charts, bar charts and heat maps as SVG.
 
-Coordinates are computed here; the templates in `pages` draw them. All templates except Markdown's
-escape their values, and each page is one self-contained HTML file. Pictures take their colour from
-the page (`currentColor`), so that they are readable on dark and on light backgrounds.
+The functions compute coordinates, and templates in `pages` draw them. All templates except those of
+Markdown escape their values, and each page is one self-contained HTML file. Pictures take their
+colour from the page (`currentColor`), so that they are readable on dark and light backgrounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,8 @@ PAGES = jinja2.Environment(
     autoescape=lambda name: name is None or not name.endswith(".md"),
     undefined=jinja2.StrictUndefined,
 )
-# Pixels of a picture, and its margins around the drawing area; the right one holds the legend.
+# Size of a picture and its margins around the drawing area, in pixels. The right one holds the
+# legend.
 WIDTH = 640
 HEIGHT = 340
 LEFT = 60
@@ -38,20 +39,21 @@ AREA = {
 COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#bab0ac",
 )  # fmt: skip
-# Pixels of a bar and of the gap below it; intervals of an axis.
+# Height of a bar and of the gap below it, in pixels.
 BAR = 18
 GAP = 6
-TICKS = 5
+# Number of intervals of an axis.
+INTERVALS = 5
+# Up to this number of values on the horizontal axis, each one has a label.
+MAX_LABELS = 10
 PAGES.globals.update(area=AREA, x_label="", y_label="")
-# Up to this number of values on the axis, each one has a label.
-MANY = 10
 
-# Colour of text and axes in a picture that stands alone; on a page it is the colour of the text.
+# Colour of text and axes in a picture without a page.
 PICTURE_COLOR = "#333"
 
-# A measured value; a count is an int.
+# A measured value or a count.
 Number = float | int
-# Points (x, y) by the name of a line; y may be missing.
+# The points (x, y) of each line by its name. A y of None is a missing value.
 Series = Mapping[str, Sequence[tuple[Number, Number | None]]]
 
 
@@ -60,19 +62,20 @@ def render(name: str, **values) -> str:
     return PAGES.get_template(name).render(**values)
 
 
-def number(value: Number) -> str:
+def format_number(value: Number) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def round_up(value: Number) -> float:
     """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50."""
+    # The tolerance keeps a rounding error from raising 5.000000000000001 to 10.
     power = 10.0 ** floor(log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def round_ticks(low: Number, high: Number) -> list[float]:
-    """Return about `TICKS` round ticks in an interval: 0 to 37 -> 0, 10, 20, 30."""
-    step = round_up((high - low) / TICKS)
+    """Return round ticks in an interval, at most about `INTERVALS`: 0 to 37 -> 0, 10, 20, 30."""
+    step = round_up((high - low) / INTERVALS)
     return [step * count for count in range(ceil(low / step), floor(high / step) + 1)]
 
 
@@ -85,46 +88,51 @@ def line_chart(
     bottom: Number = 0.0,
     top: Number = 1.0,
 ) -> str:
-    """Draw lines on common axes; the vertical axis runs from `bottom` to `top`.
+    """Draw lines on common axes. The vertical axis runs from `bottom` to `top`.
 
-    Values that are nan or None are left out.
+    Points whose y is NaN or None are left out.
     """
-    drawn = {
+    lines = {
         name: [(x, y) for x, y in points if y is not None and not isnan(y)]
         for name, points in series.items()
     }
-    xs = [x for points in drawn.values() for x, _ in points]
+    xs = [x for points in lines.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
     def point_of(x: Number, y: Number):
-        # x from left to right; y from the bottom up, while SVG counts from the top down.
+        # A larger y is further up, while SVG counts pixels from the top down.
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         share = (float(y) - bottom) / (top - bottom)
         return round(across, 1), round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
-    ticks = sorted(set(xs)) if len(set(xs)) <= MANY else round_ticks(low, high)
+    x_ticks = sorted(set(xs)) if len(set(xs)) <= MAX_LABELS else round_ticks(low, high)
     return render(
         "line_chart.svg",
         title=title,
         x_label=x_label,
         y_label=y_label,
-        marks=[
-            (point_of(low, mark), number(mark))
-            for mark in np.linspace(bottom, top, TICKS + 1).tolist()
+        x_ticks=[(point_of(x, bottom), format_number(x)) for x in x_ticks],
+        y_ticks=[
+            (point_of(low, y), format_number(y))
+            for y in np.linspace(bottom, top, INTERVALS + 1).tolist()
         ],
-        ticks=[(point_of(x, bottom), number(x)) for x in ticks],
         lines=[
             (name, COLORS[index % len(COLORS)], [point_of(*point) for point in points])
-            for index, (name, points) in enumerate(drawn.items())
+            for index, (name, points) in enumerate(lines.items())
         ],
     )
 
 
 def heat_chart(title: str, values: Float[np.ndarray, "steps positions"], length: int) -> str:
-    """Draw a row of cells for each step, from top to bottom; a column is a position.
+    """Draw a heat map: rows are steps from top to bottom, columns are positions.
 
-    A cell is the darker, the larger its value is relative to the largest one.
+    The larger a value relative to the largest one, the darker its cell.
+
+    Args:
+        title: title of the picture.
+        values: at least 0.
+        length: number of positions and of steps, for the labels at the ends of the axes.
     """
     rows, columns = values.shape
     width = (WIDTH - LEFT - RIGHT) / columns
@@ -160,12 +168,12 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, Number]]) -> str:
         bar=BAR,
         gap=GAP,
         bars=[
-            (label, number(value), value * scale, COLORS[groups.index(group) % len(COLORS)])
+            (label, format_number(value), value * scale, COLORS[groups.index(group) % len(COLORS)])
             for label, group, value in bars
         ],
     )
 
 
 def write_picture(path: Path, picture: str) -> None:
-    """Write an SVG that stands alone; the file is complete or absent."""
+    """Write an SVG that needs no page. The file is complete or absent."""
     write_whole(path, picture.replace("currentColor", PICTURE_COLOR))
