@@ -1,8 +1,8 @@
 """The `diffucoder` command: parses the arguments of a command, runs it, and prints errors.
 
 The arguments of a command are declared in `jax_lm.cli.arguments`, which does not import JAX, so
-that help is fast. Its code is a module of `jax_lm.cli.commands`, imported when the command runs.
-An error is printed as one line.
+that help is fast. The code of a command is a module of `jax_lm.cli.commands`, which is imported
+when the command runs. An error is printed as one line.
 """
 
 import importlib
@@ -23,9 +23,10 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
 
 def overview(group: str = "") -> str:
-    """List the commands, or those of a group: the text of `diffucoder --help`."""
+    """Return the text of `diffucoder --help`: a list of all commands, or of those of a group."""
     width = max(map(len, COMMANDS))
-    # "data" selects "data show"; no group selects every command
+    # The group "data" selects "data show". Without a group, every name starts with the empty
+    # prefix.
     entries = ((n, e) for n, e in COMMANDS.items() if n.startswith(f"{group} ".lstrip()))
     lines = [f"  {name:{width}}  {entry.summary}" for name, entry in entries]
     usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
@@ -33,41 +34,41 @@ def overview(group: str = "") -> str:
     return "\n".join([usage, "", DESCRIPTION, "", "commands:", *lines, "", "options:", more, ""])
 
 
-def find(words: list[str]) -> tuple[str, list[str]]:
+def split_command(words: list[str]) -> tuple[str, list[str]]:
     """Return the command (one or two words) at the beginning of `words`, and the remaining words.
 
     Raises:
         ValueError: there is no such command.
     """
-    # two words first: "data show file.jsonl" -> "data show" and ["file.jsonl"]
+    # Two words are tried first: "data show file.jsonl" -> "data show" and ["file.jsonl"].
     for count in (2, 1):
         if (name := " ".join(words[:count])) in COMMANDS:
             return name, words[count:]
+    # The message suggests the nearest command: "data shwo" -> "data show", "evla" -> "eval".
     group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
-    # "data shwo" -> perhaps "data show"; "evla" -> perhaps "eval"
-    named = " ".join(words[:2] if group else words[:1])
-    raise not_one_of("command", named, group or COMMANDS)
+    command = " ".join(words[:2] if group else words[:1])
+    raise not_one_of("command", command, group or COMMANDS)
 
 
 def parse(words: list[str]) -> Any:
     """Parse the arguments of a command without running it.
 
     Raises:
-        ValueError: no such command, a recipe that cannot be read, or wrong options.
+        ValueError: there is no such command, a recipe cannot be read, or an option is invalid.
     """
-    name, rest = find(words)
+    name, rest = split_command(words)
     return parsing.parse_words(COMMANDS[name].arguments, rest, name)
 
 
 def run(words: list[str]) -> int:
     """Run a command, or print its help. Returns the exit status."""
-    name, rest = find(words)
-    # before parsing, so that --help works even with invalid options
+    name, rest = split_command(words)
+    # Help comes before parsing, so that --help works even with invalid options.
     if declared.asks_for_help(rest):
         sys.stdout.write(declared.help_text(COMMANDS[name].arguments, f"diffucoder {name}"))
         return 0
     arguments = parse(words)
-    # "data.Show" -> module data; "data show" -> run_data_show
+    # The place "data.Show" is in module `data`, and "data show" is run by `run_data_show`.
     module = COMMANDS[name].place.partition(".")[0]
     command = importlib.import_module(f"jax_lm.cli.commands.{module}")
     return getattr(command, f"run_{re.sub('[ -]', '_', name)}")(arguments)
@@ -76,7 +77,8 @@ def run(words: list[str]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run the command line. Returns the exit status.
 
-    `--debug` anywhere shows tracebacks. `help` and `version` are `--help` and `--version`.
+    `--debug`, anywhere before `--`, shows tracebacks. `help` and `version` are accepted for
+    `--help` and `--version`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if debug := "--debug" in declared.before_dashes(words):
@@ -88,13 +90,14 @@ def main(arguments: list[str] | None = None) -> int:
     # `diffucoder help data show` -> `diffucoder data show --help`
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
-    # `diffucoder`, `diffucoder --help`, `diffucoder data`: lists of commands
+    # `diffucoder`, `diffucoder --help` and `diffucoder data` list commands.
     groups = [word for word in words if word not in ("--help", "-h")]
     if {*groups} <= GROUPS and len(groups) < 2:
         sys.stdout.write(overview(*groups))
         return 0 if words else terminal.USAGE_ERROR
-    # Compilations are kept for later runs, so that a second start is fast. The user's setting wins.
-    # An empty XDG_CACHE_HOME means the default; where there is no home, "~" stays.
+    # Compilations are kept for later runs, so that a second start is fast. The user's setting takes
+    # precedence. An empty XDG_CACHE_HOME means the default. Without a home directory, "~" is not
+    # expanded, and nothing is kept.
     cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if os.path.isabs(cache):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{cache}/jax-diffucoder/xla")
@@ -105,8 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
 def entry() -> NoReturn:
     """Run the command line and end the process.
 
-    After Ctrl-C or SIGTERM the process exits at once, because a normal interpreter exit would crash while
-    XLA's threads still compute.
+    After Ctrl-C or SIGTERM the process exits at once, because a normal interpreter exit would crash
+    while XLA's threads still compute.
     """
     interruption.watch_interrupts()
     status = main()

@@ -1,4 +1,4 @@
-"""Which rows of a batch need no continuation, judged by their text so far."""
+"""Finds the rows of a batch that need no continuation, by their text so far."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,8 +16,15 @@ def rows_over(
     ends: Sequence[Callable[[str], bool]],
     state: SamplerState,
 ) -> Bool[np.ndarray, "b"]:
-    """Return which rows have ended, judged by the text of the first hole up to its first mask."""
-    # hole [a, b, M, c]: the text is that of a and b
+    """Return which rows are over, by the text of their first hole up to its first mask.
+
+    Args:
+        canvas: the rows before the first step.
+        tokenizer: decodes the text.
+        ends: for each row, whether a text needs no continuation.
+        state: the current state.
+    """
+    # The hole [a, b, M, c] has the text of a and b.
     masked = np.asarray(state.masked)
     tokens = np.asarray(state.tokens)
     is_over = np.zeros(len(tokens), bool)

@@ -23,17 +23,17 @@ def run_generate(arguments: Generate) -> int:
     options = arguments.generation
     given = "" if arguments.infills or arguments.prompts else read_text(arguments)
     if arguments.file:
-        # refuse a file without holes before anything is loaded
+        # A file without holes is refused before anything is loaded.
         Template.parse(given, options.max_new_tokens)
-    # before the first use of JAX
+    # This must come before the first use of JAX.
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts is not None:
         return answer_file(arguments)
-    # as models were trained: lines end in \n, no byte order mark
+    # Models were trained on text without a byte order mark, whose lines end in \n.
     text = given.removeprefix("\ufeff").replace("\r\n", "\n")
     engine = DiffuCoderInference(
         **arguments.engine.settings,
-        # refuse a text that exceeds the context before the weights are loaded
+        # A text that exceeds the context is refused before the weights are loaded.
         before_weights=lambda engine: engine.canvas(
             make_templates(engine, arguments, text), options
         ),
@@ -44,54 +44,56 @@ def run_generate(arguments: Generate) -> int:
         watch(engine, templates[0], options, arguments.seed, shows_given=shows_given(arguments))
         return 0
     batch = engine.decode_shown(templates, options, seed=arguments.seed)
-    # every host has the result, and one prints it
+    # Every host has the result, and one prints it.
     if distributed.is_first():
         show(engine, arguments, given, batch)
         if arguments.animation is not None:
-            read = engine.tokenizer.decode
+            decode = engine.tokenizer.decode
             (row,) = batch.rows
-            replay = Replay.of("" if arguments.chat else text, row, read, options.temperature)
+            replay = Replay.of("" if arguments.chat else text, row, decode, options.temperature)
             write_whole(arguments.animation, replay.animation())
     return 0
 
 
 def line_end(text: str) -> str:
-    """Return the line end of most lines of a text."""
+    """Return the line end that most lines of a text have."""
     return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
 
 
 def make_templates(
     engine: DiffuCoderInference, arguments: Generate, text: str
 ) -> Sequence[Template]:
-    """Return the template to fill, or several that differ in the length of their hole."""
+    """Return the template to fill, or several with holes of different lengths to choose from."""
     limit = arguments.generation.max_new_tokens
     if not (arguments.infills or arguments.file):
         prompt = engine.chat_prompt(text) if arguments.chat else text
         return [Template.completion(prompt, limit)]
     lengths = engine.hole_lengths(limit, arguments.middle_length, arguments.generation)
     if arguments.file:
-        # holes that find their own length begin with fewer masks
+        # Holes that find their own length begin with fewer masks.
         return [Template.parse(text, lengths[0])]
     prefix = arguments.prefix or ""
     suffix = arguments.suffix or ""
-    # with `auto`, several lengths are tried and the most likely answer is kept
+    # With `auto`, several lengths are tried, and `show` prints the most likely answer.
     return [Template.infilling(prefix, length, suffix) for length in lengths]
 
 
 def shows_given(arguments: Generate) -> bool:
-    """Whether the given text is printed with the new text."""
+    """Return whether the given text is printed together with the new text."""
     return not (arguments.chat or arguments.only_new)
 
 
 def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: DecodedBatch) -> None:
-    """Print the text or a JSON object; warnings and statistics go to standard error."""
+    """Print the answer as text or JSON. Warnings and statistics go to standard error.
+
+    `given` is the text as it was read, whose line ends the new text gets.
+    """
     row = max(batch.rows, key=lambda row: row.mean_log_confidence)
-    # The given text is printed as it was, and the new text has its line ends.
     holes = tuple(hole.replace("\n", line_end(given)) for hole in row.holes)
     text = line_end(given).join(holes)
     if shows_given(arguments):
         text = make_templates(engine, arguments, given)[0].fill(holes)
-    # a warning if the answer may be wrong
+    # The warning, if the answer may be wrong.
     doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
@@ -111,7 +113,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
             "compile_seconds": round(batch.compile_seconds, 4),
         }
         print(json.dumps(answer, ensure_ascii=False))
-    # the text alone on standard output, so that it can be piped; a file keeps its last lines
+    # Standard output gets the text alone, so that it can be piped. A file keeps its last lines.
     elif arguments.file:
         print(text, end="" if text.endswith("\n") else line_end(given))
     else:
@@ -123,7 +125,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
 
 
 def read_text(arguments: Generate) -> str:
-    """Return the text of the file, the prompt argument, or standard input for `-` and for a pipe."""
+    """Return the text of the file, of the prompt argument, or of standard input (`-` or a pipe)."""
     if arguments.file is not None:
         return terminal.read_text_file(arguments.file, keep_line_ends=True)
     if arguments.prompt not in (None, "-"):
@@ -132,7 +134,7 @@ def read_text(arguments: Generate) -> str:
         raise ValueError("prompt: none given; pass it as an argument, or - to read standard input")
     if terminal.shows_progress() and sys.stdin.isatty():
         print("reading the prompt; end with Ctrl-D", file=sys.stderr)
-    # Standard input would otherwise read \\r\\n as \\n.
+    # Otherwise, standard input would convert \r\n to \n.
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(newline="")
     try:
