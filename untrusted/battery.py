@@ -1,8 +1,8 @@
-"""Attacks on this host's own sandbox: what a hostile program would try, and whether it succeeded.
+"""Attacks on the sandbox of this host: they try what a hostile program would, and must fail.
 
-`diffucoder sandbox check` prints the table. The tests run the same attacks, also without
-containment, to detect an attack that could not succeed anywhere. Each attack gets its own target: a
-folder with a secret, listening sockets, and a process of the same user.
+`diffucoder sandbox check` prints how each attack ended. The tests run the same attacks with and
+without containment, to detect an attack that could not succeed anywhere. Each attack gets its own
+target: a folder with a secret, listening sockets, and a process of the same user.
 """
 
 import os
@@ -29,9 +29,10 @@ from untrusted.session import Session
 from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
-# Attacks that try to reach something: code by name.
+# The code of each attack that tries to reach something, by name.
 REACH: dict[str, str] = ATTACKS["reach"]
-# Attacks that use up a resource, by name: code (`program`), and outcomes that count as stopped.
+# Attacks that use up a resource, by name. Each has its code (`program`) and the outcomes that count
+# as stopped.
 EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
 
 KILLED_BY_SECCOMP = "SIGSYS"
@@ -57,15 +58,14 @@ class AttackTarget(ExitStack):
         (self.folder / "secret").write_text(self.secret)
         self.victim = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"],
-            # Its environment holds the secret, which /proc would show to a process of the same
-            # user.
+            # The secret in its environment is visible in /proc to a process of the same user.
             env={"SECRET": self.secret},
             stdin=subprocess.DEVNULL,
         )
         self.enter_context(self.victim)
         self.callback(self.victim.kill)
-        # Abstract sockets have no file: "\0name" is visible to every process in the same network
-        # namespace.
+        # An abstract socket has no file. Every process in the same network namespace can reach it
+        # by its name, "\0name".
         self.abstract = f"jax-diffucoder-{token_hex(8)}"
         self.listeners = {
             "tcp": self.listen(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
@@ -85,7 +85,7 @@ class AttackTarget(ExitStack):
         return server
 
     def program(self, body: str) -> str:
-        """Return the code of an attack on this target; its `attack()` returns what was reached."""
+        """Return the code of an attack on this target. Its `attack()` returns what was reached."""
         values = {
             "FOLDER": str(self.folder),
             "SECRET": self.secret,
@@ -93,25 +93,29 @@ class AttackTarget(ExitStack):
             "TCP": self.listeners["tcp"].getsockname()[1],
             "UDP": self.listeners["udp"].getsockname()[1],
             "ABSTRACT": self.abstract,
-            # folders of installed packages: the virtual environment's and the interpreter's
+            # The folders of installed packages, of the virtual environment and of the interpreter.
             "SITES": [*hidden(readable({})), *map(sysconfig.get_path, ("purelib", "platlib"))],
             "ALLOWED": [*PACKAGES, *HARNESS],
             "HOST": os.uname().nodename,
         }
-        # An attack that does not fill `reached` itself is successful if it runs to its end.
+        # An attack that does not fill `reached` itself succeeds if it runs to its end.
         attempt = (
             body.strip() if "reached" in body else f"{body.strip()}\nreached.append('the end')"
         )
-        attack = (
+        function = (
             f"def attack():\n    reached = []\n    try:\n{textwrap.indent(attempt, ' ' * 8)}\n"
             "    except (OSError, AssertionError, ValueError): pass\n    return reached\n"
         )
         return "\n".join(
-            [ATTACKS["prelude"], *(f"{name} = {value!r}" for name, value in values.items()), attack]
+            [
+                ATTACKS["prelude"],
+                *(f"{name} = {value!r}" for name, value in values.items()),
+                function,
+            ]
         )
 
-    def harm(self) -> list[str]:
-        """List the traces of a successful attack on the target."""
+    def traces(self) -> list[str]:
+        """Return what a successful attack has left on the target, in words."""
         # A socket is readable once someone has connected or sent.
         traces = [
             f"{name} heard something"
@@ -122,7 +126,7 @@ class AttackTarget(ExitStack):
         traces += [f"files: {names}"] if names != ["secret"] else []
         if self.victim.poll() is not None:
             return [*traces, "the process has ended"]
-        # The attacks set 77 open files and priority 7, which nothing else does.
+        # Attacks set a limit of 77 open files and priority 7, which nothing else does.
         if (
             sys.platform == "linux"
             and resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE)[0] == 77
@@ -134,9 +138,10 @@ class AttackTarget(ExitStack):
 
 
 def reach(session: Session, name: str) -> AttackResult:
-    """Carry out one attack on a new target.
+    """Run an attack that tries to reach something, on a new target.
 
-    It must reach nothing, or the kernel must end it for trying.
+    It counts as stopped if it leaves no trace, and either reaches nothing or is killed by the
+    kernel for a forbidden system call.
     """
     with AttackTarget() as target:
         program = Program(
@@ -146,15 +151,15 @@ def reach(session: Session, name: str) -> AttackResult:
         # A process that outlives the program needs time to act.
         if "orphan" in name:
             sleep(0.8)
-        harm = target.harm()
-    stopped = not harm and (result.passed or KILLED_BY_SECCOMP in result.detail)
-    return AttackResult(name, stopped, "; ".join([*harm, result.detail]))
+        traces = target.traces()
+    stopped = not traces and (result.passed or KILLED_BY_SECCOMP in result.detail)
+    return AttackResult(name, stopped, "; ".join([*traces, result.detail]))
 
 
 def exhaust(session: Session, name: str) -> AttackResult:
-    """Carry out one attempt to use up a resource; it must end in time, with a known outcome."""
+    """Run an attack that uses up a resource; stopped means that it ends in time, as expected."""
     attack = EXHAUST[name]
-    # If a limit other than time must stop the attack, it has time to reach that limit on a slow host.
+    # An attack that another limit must stop gets more time, so that it reaches it on a slow host.
     seconds = 1.5 if "timeout" in attack["outcomes"] else 15.0
     limits = Limits(seconds=seconds, memory_bytes=256 * 2**20)
     code = f"{ATTACKS['prelude']}\ndef attack():\n{textwrap.indent(attack['program'], '    ')}\n"
@@ -165,11 +170,11 @@ def exhaust(session: Session, name: str) -> AttackResult:
 
 
 def attacks() -> list[str]:
-    """List every attack by name."""
+    """Return the names of all attacks."""
     return [*REACH, *EXHAUST]
 
 
 def run_battery(session: Session, names: Sequence[str] | None = None) -> Iterator[AttackResult]:
-    """Carry out the attacks one after another."""
+    """Run attacks one after another; None is all of them."""
     for name in names or attacks():
         yield reach(session, name) if name in REACH else exhaust(session, name)

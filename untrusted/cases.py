@@ -3,7 +3,7 @@
     Case("1 2\\n", "3\\n")                              a run: standard input, expected standard output
     Case("[1, 2]\\n3", "6", function="total")           a call: arguments and result as JSON
 
-Knows texts; `runner` knows how a program is run. Imports the standard library only.
+Knows texts, but not how a program is run (`runner`). Imports the standard library only.
 """
 
 import json
@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 Comparison = Literal["exact", "tolerant"]
 
-# Bytes that a program may write to standard output; with more, the case has failed.
+# Number of bytes that a program may write to standard output; a case with more output fails.
 MAX_OUTPUT = 16 * 2**20
 
-# Largest distance of a number from the expected one: absolute, or relative if the expected one has
-# a fraction, as most contests state. LiveCodeBench's checker demands equal decimals; those of APPS
-# and TACO (numpy's allclose) and of CodeContests allow 1e-5. Relative to a whole number, it would
-# let 50000000000000001 pass for 50000000000000000.
+# Largest difference of a number from the expected one. It is relative if the expected one has a
+# fraction and exceeds 1, as most contests state, and absolute otherwise: relative to a whole
+# number, it would let 50000000000000001 pass for 50000000000000000. LiveCodeBench's checker demands
+# equal decimals; those of APPS and TACO (numpy's allclose) and of CodeContests allow 1e-5.
 TOLERANCE = Decimal("1e-6")
 
-# Tokens that are compared as numbers. Longer ones are compared as text, so that a program cannot
-# make the comparison slow. So are tokens with a plus sign or a leading zero, such as telephone
-# numbers, dates and bits: 007 is not 7.
+# Tokens that are compared as numbers; all others are compared as text. Longer numbers are not among
+# them, so that a program cannot make the comparison slow. Nor are tokens with a plus sign or a
+# leading zero, such as telephone numbers, dates and bits: 007 is not 7.
 NUMBER = re.compile(
     r"-?(?:(?:0|[1-9][0-9]{0,399})(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?"
 )
@@ -37,15 +37,15 @@ MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools"
     " operator io sys json typing"
 )
-# Imports of LiveCodeBench's harness before a program, as on LeetCode: its starter code uses List
-# and imports nothing. Called functions get them; a program that is run imports for itself.
+# The imports that LiveCodeBench's harness puts before a program, as LeetCode does: its starter code
+# uses List and imports nothing. They are for functions to call. A program to run has its own.
 PRELUDE = "\n".join(
     [f"from {name} import *" for name in f"{MODULES} builtins".split()]
     + [f"import {name}" for name in MODULES.split()]
 )
 
-# Characters of a line that are quoted.
-SHOWN = 60
+# Number of characters of a line that are quoted.
+QUOTED_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Case:
         input: for a run of the program as `__main__`, its standard input; for a call, its arguments
             as one JSON value per line.
         output: for a run, its standard output; for a call, its result as JSON.
-        comparison: for a run, `exact` means equal except for one newline at the end; `tolerant`
-            means equal tokens in each line, ignoring white space and blank lines around the whole,
-            with numbers equal within `TOLERANCE`. For a result, `exact` is ==; `tolerant` also
-            accepts the value for a list of one value, since APPS and TACO wrap some of their
-            results. A tuple is the list of its values, as in the harnesses of both and of
-            LiveCodeBench.
+        comparison: for a run, `exact` means equal except for one newline at the end. `tolerant`
+            means equal tokens in each line, with numbers equal within `TOLERANCE`; white space and
+            blank lines around the whole output do not count. For the result of a call, `exact` is
+            ==. `tolerant` also accepts a value in place of a list of that value alone, since APPS
+            and TACO wrap some of their results. A tuple equals the list of its values, as in the
+            harnesses of both and of LiveCodeBench.
         function: function to call, or method of the program's class Solution; empty for a run.
     """
 
@@ -85,13 +85,13 @@ class Case:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """The arguments of a call."""
+        """The arguments of a call, parsed."""
         return tuple(parse_json("input", line) for line in self.input.split("\n") if line.strip())
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """The accepted results of a call."""
-        # tolerant: [[1, 2]] -> [[1, 2]], [1, 2], ([1, 2],), (1, 2)
+        """All results that a call may return."""
+        # For the output [[1, 2]], `tolerant` accepts [[1, 2]], [1, 2], ([1, 2],) and (1, 2).
         accepted = [parse_json("output", self.output)]
         if (
             self.comparison == "tolerant"
@@ -117,15 +117,15 @@ def check_text(name: str, value) -> None:
 
 
 def parse_json(name: str, text: str) -> Any:
-    """Parse a JSON value; raises ValueError that names the field."""
+    """Parse a JSON value. Raises ValueError, naming the field, if it is not one."""
     try:
-        # Python's parser accepts NaN and Infinity, JSON does not.
-        return json.loads(text, parse_constant=float_refused)
+        # Python's parser accepts NaN and Infinity, unlike JSON.
+        return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: {text!r:.80} is not a JSON value ({error})") from error
 
 
-def float_refused(name: str) -> None:
+def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -136,40 +136,42 @@ def same_token(expected: str, found: str) -> bool:
     want = Decimal(expected)
     got = Decimal(found)
     has_fraction = any(sign in expected for sign in ".eE")
-    return want == got or abs(want - got) <= TOLERANCE * (max(1, abs(want)) if has_fraction else 1)
+    scale = max(1, abs(want)) if has_fraction else 1
+    return want == got or abs(want - got) <= TOLERANCE * scale
 
 
 def same_tokens(expected: str, found: str) -> bool:
     """Whether two lines have the same tokens."""
-    wanted = expected.split()
+    want = expected.split()
     got = found.split()
-    # The cheap comparison first: most lines are equal.
-    return wanted == got or (len(wanted) == len(got) and all(map(same_token, wanted, got)))
+    # The cheap comparison comes first, as most lines are equal.
+    return want == got or (len(want) == len(got) and all(map(same_token, want, got)))
 
 
-# For each comparison: how a text is split into lines, and when two lines are the same.
-LINES: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str], bool]]] = {
+# How each comparison splits a text into lines, and when it takes two lines for the same.
+COMPARISONS: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str], bool]]] = {
     "exact": (lambda text: text.removesuffix("\n").split("\n"), str.__eq__),
     "tolerant": (lambda text: text.strip().split("\n"), same_tokens),
 }
 
 
 def difference(expected: str, found: str, comparison: Comparison) -> str:
-    """Describe the first line in which an output differs; empty if it does not."""
+    """Describe the first line in which an output differs. Returns an empty text if none does."""
     if expected == found:
         return ""
-    divide, same = LINES[comparison]
-    for number, (want, got) in enumerate(zip_longest(divide(expected), divide(found)), 1):
-        if want is None or got is None or not same(want, got):
+    split_lines, is_same = COMPARISONS[comparison]
+    for number, (want, got) in enumerate(zip_longest(split_lines(expected), split_lines(found)), 1):
+        if want is None or got is None or not is_same(want, got):
             return f"line {number}: got {quote_line(got, want)}, expected {quote_line(want, got)}"
     return ""
 
 
 def quote_line(line: str | None, other: str | None) -> str:
-    """Quote a line around the first difference from another one; None is a missing line."""
+    """Quote the part of a line around its first difference from another; None is a missing line."""
     if line is None:
         return "no such line"
     common = len(commonprefix([line, other or ""]))  # noqa: RUF071 texts, no paths
-    start = max(0, common - SHOWN // 2) if len(line) > SHOWN else 0
-    part = line[start : start + SHOWN]
-    return f"{'…' if start else ''}{part!r}{'…' if start + SHOWN < len(line) else ''}"
+    # The first difference is in the middle of the quoted part.
+    start = max(0, common - QUOTED_LENGTH // 2) if len(line) > QUOTED_LENGTH else 0
+    part = line[start : start + QUOTED_LENGTH]
+    return f"{'…' if start else ''}{part!r}{'…' if start + QUOTED_LENGTH < len(line) else ''}"

@@ -1,18 +1,18 @@
-"""Make text that programs and models have written safe to show in a terminal.
+"""Make text from programs and models safe to show in a terminal.
 
-Imports the standard library only, as the sandbox's machines get nothing else.
+Imports the standard library only, as machines that run a sandbox have nothing else.
 """
 
 import json
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would act on or could not show, in Python's notation.
+    """Escape the characters of a text that a terminal obeys or cannot show, in Python's notation.
 
-    These are escape sequences and other control characters, and lone surrogates.
+    These are control characters, which begin escape sequences, and lone surrogates.
     """
     return "".join(
-        # Newlines and tabs stay, as the text may have several lines.
+        # Newlines and tabs are kept, as the text may have several lines.
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
         for c in text
     )
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 def printable_json(value) -> str:
     """Return data as one line of JSON that a person can read and a terminal can show."""
     return "".join(
-        # Only unprintable characters are escaped, so that other languages stay readable.
+        # Only unprintable characters are escaped, so that text in any language is readable.
         c if c.isprintable() else json.dumps(c)[1:-1]
         for c in json.dumps(value, ensure_ascii=False)
     )
