@@ -6,7 +6,7 @@
 A mesh has three axes. `data` splits the rows of a batch. `fsdp` splits rows too, and also stores
 each weight in parts, which are gathered when it is used. `tensor` splits the work of each layer by
 heads, feed-forward channels and vocabulary. Only the shardings of parameters and hidden states
-(`shard_rows`) are specified; XLA derives the others and inserts the communication (AxisType.Auto).
+(`shard_rows`) are specified; XLA derives all others and inserts the communication (AxisType.Auto).
 Knows names and sizes of parameters, but not the model.
 """
 
@@ -26,12 +26,12 @@ from jaxtyping import Array
 from jax_lm.config import DreamConfig
 
 AXES = ("data", "fsdp", "tensor")
-# XLA derives the shardings that are not specified.
+# Type of all axes: XLA derives the shardings that are not specified.
 DERIVED = (AxisType.Auto,) * len(AXES)
 ROW_AXES = ("data", "fsdp")
-# Kernels are [out, in]. As in Megatron-LM, the first kernels of attention and feed-forward network
-# are split over `tensor` by outputs and the last ones by inputs, so that a device computes its
-# heads and channels alone, and each of the two blocks needs one sum over devices.
+# Kernels are [out, in]. As in Megatron-LM, `tensor` splits the first kernels of attention and
+# feed-forward network by outputs and the last ones by inputs. So a device computes its heads and
+# channels alone, and each of the two blocks needs one sum over devices.
 SPLIT_OUTPUTS = PartitionSpec("tensor", "fsdp")
 SPLIT_INPUTS = PartitionSpec("fsdp", "tensor")
 
@@ -44,9 +44,10 @@ KERNELS: dict[str, PartitionSpec] = {
     **dict.fromkeys(FIRST_KERNELS, SPLIT_OUTPUTS),
     **dict.fromkeys(LAST_KERNELS, SPLIT_INPUTS),
 }
-KEY_VALUE = ("k_proj", "v_proj")
-# The last two names of a path in any notation: model.layers.0.mlp.up_proj.weight or
-# ['layers'][0]['mlp']['up_proj']['weight']. With an adapter, `base` comes between them.
+KEY_VALUE_KERNELS = ("k_proj", "v_proj")
+# The layer and the parameter at the end of a path in either notation:
+# model.layers.0.mlp.up_proj.weight or ['layers'][0]['mlp']['up_proj']['weight']. In a layer with an
+# adapter, `base` comes between them.
 LAST_NAMES = re.compile(r"(\w+?)(?:\W+base)?\W+(weight|bias|scale|group_scale|lora_a|lora_b)\W*$")
 
 AnyMesh = Mesh | AbstractMesh
@@ -74,7 +75,7 @@ class MeshShape:
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
-        """Parse a shape such as `data=2,tensor=4`; axes that are not named have size 1.
+        """Parse a shape such as `data=2,tensor=4`. Axes that are not named have size 1.
 
         Raises:
             ValueError: the text is not such a list.
@@ -91,24 +92,24 @@ class MeshShape:
 
     @classmethod
     def of(cls, mesh: AnyMesh | None) -> "MeshShape":
-        """Return the shape of a mesh with these axes; None is a single device."""
+        """Return the shape of a mesh; None is a single device."""
         return cls(**mesh.shape) if mesh else cls()
 
     @classmethod
     def for_generation(cls, config: DreamConfig, devices: int) -> "MeshShape":
         """Return the default shape for generation.
 
-        As many devices as can split the key/value heads evenly are on `tensor`, for a low latency
-        per token; the others are on `data`.
+        For a low latency per token, `tensor` gets as many devices as can split the key/value heads
+        evenly. `data` gets the others.
         """
         return cls.generation_shapes(config, devices)[0]
 
     @classmethod
     def generation_shapes(cls, config: DreamConfig, devices: int) -> list["MeshShape"]:
-        """List the shapes that generation can use, the one that splits a layer most first.
+        """Return the shapes that generation can use, beginning with the largest `tensor`.
 
-        A key/value head cannot be split further. There is a shape for any number of devices, as
-        tensor=1 splits everything evenly.
+        `tensor` must divide the key/value heads, as a head is never split. There is a shape for any
+        number of devices, because tensor=1 is always possible.
         """
         # 8 devices and 4 key/value heads: tensor=4,data=2, then tensor=2,data=4, then data=8
         sizes = (tensor for tensor in divisors(devices) if config.num_key_value_heads % tensor == 0)
@@ -119,7 +120,7 @@ class MeshShape:
     def for_training(cls, config: DreamConfig, devices: int) -> "MeshShape":
         """Return the default shape for training.
 
-        As many devices as can split the model evenly are on `fsdp`; the others are on `data`.
+        `fsdp` gets as many devices as can split the model evenly. `data` gets the others.
         """
         shapes = (cls(fsdp=fsdp, data=devices // fsdp) for fsdp in divisors(devices))
         return next(shape for shape in shapes if not shape.obstacles(config))
@@ -159,24 +160,24 @@ class MeshShape:
         return jax.make_mesh(sizes, AXES, axis_types=DERIVED, devices=devices)
 
     def arrange(self, devices: Sequence[Any] | np.ndarray) -> Mesh:
-        """Create the mesh of these devices in this order; `mesh` may choose a better order."""
+        """Create a mesh of devices in the given order; `mesh` may choose a better order."""
         sizes = tuple(self.sizes.values())
         return Mesh(np.reshape(devices, sizes), AXES, axis_types=DERIVED)
 
     def require(self, config: DreamConfig) -> None:
-        """Raise ValueError, naming axis and size, unless every parameter splits evenly."""
+        """Raise ValueError, naming an axis and a size, unless every parameter splits evenly."""
         if obstacles := self.obstacles(config):
             raise ValueError(f"mesh {obstacles[0]}")
 
     def obstacles(self, config: DreamConfig) -> list[str]:
         """Return a message for each size of the model that an axis does not divide."""
-        split = {
+        sizes_by_axis = {
             "fsdp": ("hidden_size",),
             "tensor": ("hidden_size", "intermediate_size", "vocab_size"),
         }
         return [
             f"{axis}={getattr(self, axis)}: does not divide {name}={getattr(config, name)}"
-            for axis, names in split.items()
+            for axis, names in sizes_by_axis.items()
             for name in names
             if getattr(config, name) % getattr(self, axis)
         ]
@@ -188,12 +189,12 @@ def divisors(number: int) -> list[int]:
 
 
 def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> PartitionSpec:
-    """Return the sharding of a parameter, by the last two names of its path.
+    """Return the sharding of a parameter, by the layer and the parameter at the end of its path.
 
-    The rule also applies to gradients and optimizer moments. Everything but the kernels is
-    replicated. An adapter is split like its layer: A [rank, in] by inputs, B [out, rank] by
-    outputs. If the devices on `tensor` cannot split the key/value heads evenly, each of them holds
-    all keys and values.
+    The rule also applies to gradients and optimizer moments. Parameters of layers that are not in
+    `KERNELS`, such as norms, are replicated. An adapter is split like its layer: A [rank, in] by
+    inputs, B [out, rank] by outputs. If the devices on `tensor` cannot split the key/value heads
+    evenly, each of them holds all keys and values.
 
     Args:
         path: path of the parameter, such as model.layers.0.mlp.up_proj.weight.
@@ -206,16 +207,16 @@ def partition_spec(path: str, config: DreamConfig, shape: MeshShape) -> Partitio
     spec = KERNELS[names[1]]
     # A head is never split: attention with half a head per device would need a further sum over
     # devices in each layer.
-    if names[1] in KEY_VALUE and config.num_key_value_heads % shape.tensor:
+    if names[1] in KEY_VALUE_KERNELS and config.num_key_value_heads % shape.tensor:
         spec = PartitionSpec(None, "fsdp")
     # A bias or a scale has one number per output, so it is split like the first axis of the kernel.
-    by_kind = {
+    spec_by_parameter = {
         "weight": spec,
         "group_scale": PartitionSpec(spec[0], None),
         "lora_a": PartitionSpec(None, spec[1]),
         "lora_b": PartitionSpec(spec[0], None),
     }
-    return by_kind.get(names[2], PartitionSpec(spec[0]))
+    return spec_by_parameter.get(names[2], PartitionSpec(spec[0]))
 
 
 def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
@@ -238,7 +239,7 @@ def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
         # arrays have another rank than the parameter, and are replicated.
         return NamedSharding(mesh, spec if len(spec) == len(leaf.shape) else PartitionSpec())
 
-    return jax.tree_util.tree_map_with_path(of, tree)
+    return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
 def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
@@ -260,12 +261,12 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
 
 
 def first_device(mesh: Mesh | None) -> Any:
-    """Return the first device of a mesh; None is that of this process."""
+    """Return the first device of a mesh; without a mesh, JAX's first device."""
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
 def row_devices(mesh: AnyMesh | None) -> int:
-    """Return the number of parts that a mesh splits rows into, if it divides their number."""
+    """Return the number of devices that split the rows of a batch, if it divides their number."""
     return 1 if mesh is None else prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
@@ -275,22 +276,24 @@ def row_spec(rows: int, mesh: AnyMesh) -> PartitionSpec:
 
 
 def shard_rows(x: Array, mesh: AnyMesh | None, *others: str | None) -> Array:
-    """Constrain the sharding of `x` inside a compiled function.
+    """Constrain the sharding of `x` by rows inside a compiled function.
 
     Args:
-        x: an array whose first axis are the rows.
+        x: an array whose first axis is the rows of a batch.
         mesh: the mesh; None returns `x` unchanged.
-        *others: axes of the mesh for the further axes of `x`.
+        *others: mesh axes that split the further axes of `x`.
     """
     return x if mesh is None else constrain(x, mesh, *row_spec(len(x), mesh), *others)
 
 
 def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | None) -> Leaf:
-    """Constrain the sharding of all leaves, inside a compiled function.
+    """Constrain the sharding of all leaves of a tree inside a compiled function.
 
-    `axes` are the axes of the mesh for each axis of a leaf; None leaves an axis unsplit, as does a
-    missing entry at the end: without `axes`, every device gets the whole. Without a mesh, leaves are
-    unchanged.
+    Args:
+        tree: the leaves.
+        mesh: the mesh; None returns the tree unchanged.
+        *axes: mesh axes that split the first, second, … axis of each leaf. An axis with None or
+            without an entry is not split. Without any, every device gets the whole leaf.
     """
     if mesh is None:
         return tree
@@ -298,7 +301,7 @@ def constrain(tree: Leaf, mesh: AnyMesh | None, *axes: str | tuple[str, ...] | N
 
 
 def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
-    """Move leaves that are not on a mesh yet, such as new adapters, onto it by their names."""
+    """Move leaves that are not on a mesh yet, such as new adapters, onto it (`tree_shardings`)."""
     if mesh is None:
         return tree
 
@@ -311,7 +314,7 @@ def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
 def gather_to_host(leaf: Array) -> Array | np.ndarray:
     """Return the whole array, even if other hosts hold parts of it.
 
-    In that case, every host must call this at the same time.
+    If they do, every host must call this at the same time.
     """
     return (
         leaf if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
@@ -319,12 +322,12 @@ def gather_to_host(leaf: Array) -> Array | np.ndarray:
 
 
 def choose_mesh(config: DreamConfig, mesh: str | None, replicas: int = 1) -> MeshShape:
-    """Return the shape of the mesh for generation, which has the replicas along `data`.
+    """Return the shape of the mesh for generation, with all replicas along `data`.
 
     Args:
         config: shape of the model.
-        mesh: shape given by the user, such as data=2,tensor=4; None chooses one for all devices.
-        replicas: groups of devices, each of which has this shape and the whole model.
+        mesh: shape of one replica as given by the user, such as data=2,tensor=4; None chooses one.
+        replicas: number of groups of devices, each of which holds the whole model.
 
     Raises:
         ValueError: the given shape does not match the devices or the model.
@@ -333,16 +336,16 @@ def choose_mesh(config: DreamConfig, mesh: str | None, replicas: int = 1) -> Mes
     if replicas < 1 or devices % replicas:
         raise ValueError(f"replicas={replicas}: must divide the number of devices, {devices}")
     # 8 devices, 4 replicas, mesh tensor=2: data=4,tensor=2
-    each = devices // replicas
-    shape = MeshShape.for_generation(config, each) if mesh is None else MeshShape.parse(mesh)
+    share = devices // replicas
+    shape = MeshShape.for_generation(config, share) if mesh is None else MeshShape.parse(mesh)
     shape.require(config)
-    if shape.size != each:
-        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {each}")
+    if shape.size != share:
+        raise ValueError(f"mesh={mesh!r}: takes {shape.size} devices, there are {share}")
     return replace(shape, data=shape.data * replicas)
 
 
 def split_data(tree: Leaf, mesh: Mesh, count: int) -> list[tuple[Mesh, Leaf]]:
-    """Split a mesh along `data` into meshes of their own, each with the leaves on its devices.
+    """Split a mesh along `data` into `count` meshes, each with the leaves on its devices.
 
     The leaves must not be split along `data`. Nothing is copied.
     """

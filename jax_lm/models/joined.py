@@ -2,10 +2,10 @@
 
     model = join_on_gpu(DreamForCausalLM.from_pretrained(folder))
 
-q, k and v become one matrix, and gate and up another. A step over few rows is bound by launching
-kernels and reading weights, so it gains from fewer and larger products. XLA does not get there by
-itself: for q, k and v it copies the three weights next to each other at every step, to make one
-cuBLAS call, and gate and up it leaves apart. TPUs gain nothing (docs/results/compiled). Only the
+q, k and v become one matrix, and gate and up another. The time of a step over few rows goes into
+launching kernels and reading weights, so it gains from fewer and larger products. XLA does not do
+this by itself: it copies the weights of q, k and v next to each other at every step to make one
+cuBLAS call, and does not join gate and up. TPUs gain nothing (docs/results/compiled). Only the
 model of a sampler is joined: training, adapters and files have the published layers.
 """
 
@@ -24,39 +24,40 @@ from jax_lm.sharding import MeshShape, first_device
 
 
 class JoinedLinear(DreamLinear):
-    """Linear layers of one input as one product; `split` computes it and splits the result."""
+    """Linear layers that share their input, computed as one product."""
 
     def __init__(self, layers: Sequence[DreamLinear], shards: int):
-        """Join layers; each of `shards` devices along `tensor` has its part of every layer."""
+        """Join layers; each of `shards` devices along `tensor` gets its part of every layer."""
         self.shards = shards
         self.sizes = tuple(len(layer.weight[...]) for layer in layers)
 
-        def join(name: str):
+        def join_parameters(name: str):
             if getattr(layers[0], name) is None:
                 return None
             # Outputs q0 to q3, k0 and k1 on two devices: [q0 q1 k0 | q2 q3 k1].
-            parts = [getattr(layer, name)[...] for layer in layers]
-            split = [part.reshape(shards, len(part) // shards, *part.shape[1:]) for part in parts]
-            joined = jnp.concatenate(split, axis=1).reshape(-1, *parts[0].shape[1:])
-            placed = getattr(parts[0], "sharding", None)
-            if isinstance(placed, NamedSharding):
-                joined = jax.device_put(joined, placed)
+            values = [getattr(layer, name)[...] for layer in layers]
+            split = [each.reshape(shards, len(each) // shards, *each.shape[1:]) for each in values]
+            joined = jnp.concatenate(split, axis=1).reshape(-1, *values[0].shape[1:])
+            sharding = getattr(values[0], "sharding", None)
+            if isinstance(sharding, NamedSharding):
+                joined = jax.device_put(joined, sharding)
             return nnx.Param(joined)
 
-        self.weight = join("weight")
-        self.bias = join("bias")
-        self.scale = nnx.data(join("scale"))
-        self.group_scale = nnx.data(join("group_scale"))
+        self.weight = join_parameters("weight")
+        self.bias = join_parameters("bias")
+        self.scale = nnx.data(join_parameters("scale"))
+        self.group_scale = nnx.data(join_parameters("group_scale"))
 
-    def split(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
-        """Compute the outputs of each layer."""
+    def outputs(self, x: Float[Array, "*b i"]) -> Sequence[Float[Array, "*b _"]]:
+        """Compute the output of each layer, in the order in which they were joined."""
+        # One product gives [q0 q1 k0 | q2 q3 k1]: split each device's part into q and k.
         y = self(x).reshape(*x.shape[:-1], self.shards, -1)
         borders = np.cumsum(self.sizes[:-1]) // self.shards
         return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, borders, axis=-1)]
 
 
 class JoinedAttention(DreamAttention):
-    """Attention whose queries, keys and values are one product."""
+    """Attention that computes queries, keys and values as one product."""
 
     def __init__(self, attention: DreamAttention, layers: Sequence[DreamLinear], shards: int):
         self.head_dim = attention.head_dim
@@ -67,29 +68,30 @@ class JoinedAttention(DreamAttention):
         self.o_proj = attention.o_proj
 
     def project(self, x: Hidden) -> Projections:
-        return self.qkv_proj.split(x)
+        return self.qkv_proj.outputs(x)
 
 
 class JoinedMLP(DreamMLP):
-    """Feed-forward network whose gate and up projections are one product."""
+    """Feed-forward network that computes gate and up projection as one product."""
 
     def __init__(self, mlp: DreamMLP, layers: Sequence[DreamLinear], shards: int):
         self.gate_up_proj = JoinedLinear(layers, shards)
         self.down_proj = mlp.down_proj
 
     def project(self, x: Hidden) -> Projections:
-        return self.gate_up_proj.split(x)
+        return self.gate_up_proj.outputs(x)
 
 
 def join_on_gpu(model: DreamForCausalLM) -> DreamForCausalLM:
-    """Join the products of a model in place if it is on GPUs, for decoding only; returns it."""
+    """Join the products of a model in place if it is on GPUs, and return it. For decoding only."""
     return join(model) if first_device(model.mesh).platform == "gpu" else model
 
 
 def join(model: DreamForCausalLM) -> DreamForCausalLM:
-    """Join the products of a model in place; returns it.
+    """Join the products of a model in place, and return it.
 
-    Layers with adapters stay apart, as do q, k and v if `tensor` does not divide the key heads.
+    Layers with adapters are not joined, nor are q, k and v if `tensor` does not divide the number
+    of key heads.
     """
     shards = MeshShape.of(model.mesh).tensor
 
