@@ -71,18 +71,18 @@ def find_reward(name: str, **settings) -> RewardFunction:
     """Return a reward of this package or a user's callable, with settings applied.
 
     Args:
-        name: name of a reward ("code"), or path of a callable: "package.module:function" or
-            "folder/file.py:function".
+        name: name of a reward ("code"), or path of a callable ("package.module:function" or
+            "folder/file.py:function").
         **settings: settings of the reward.
 
     Raises:
         ValueError: there is no such reward or module, the object is not callable, or the reward
-            does not have a setting.
+            lacks a setting.
     """
     if ":" in name:
         reward = import_callable(name)
-        # A class is instantiated with its settings, a `Reward` returns a copy with them, and a
-        # function gets them in every call.
+        # Settings go to the constructor of a class, to a copy of a `Reward`, and to every call of a
+        # function.
         if isinstance(reward, type | Reward):
             return reward(**settings)
         return partial(reward, **settings) if settings else reward
@@ -100,21 +100,22 @@ def import_callable(path: str) -> Any:
     Raises:
         ValueError: it cannot be imported, or is not callable.
     """
-    # rpartition: "C:\rewards.py:score" has another colon.
+    # The last colon, as "C:\rewards.py:score" has two.
     module, _, attribute = path.rpartition(":")
     try:
-        value = getattr(import_file(module), attribute)
-    except Exception as error:  # code of the user: it may raise anything
+        value = getattr(import_module_or_file(module), attribute)
+    except Exception as error:  # The user's code may raise anything.
         raise ValueError(f"reward {path!r} cannot be imported: {error}") from error
     if not callable(value):
         raise ValueError(f"reward {path!r} is not callable: {value!r:.80}")
     return value
 
 
-def import_file(name: str) -> ModuleType:
-    """Import a file, or a module that is installed or, as with `python -m`, in the current folder.
+def import_module_or_file(name: str) -> ModuleType:
+    """Import a file ("folder/file.py"), or a module by its name ("package.module").
 
-    A file can import modules from its own folder.
+    A file can import modules from its own folder. As with `python -m`, a module may be in the
+    current folder.
     """
     path = Path(name) if name.endswith(".py") else None
     folder = str(path.resolve().parent if path else Path.cwd())
@@ -142,7 +143,7 @@ def weighted_sum(
         settings: settings of the rewards, by the same names.
 
     Raises:
-        ValueError: there is no such reward, or settings are for a reward without a weight.
+        ValueError: there is no such reward, or a reward with settings has no weight.
     """
     settings = settings or {}
     if unused := settings.keys() - weights.keys():

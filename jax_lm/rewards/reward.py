@@ -1,7 +1,8 @@
 """The interface of rewards: `(prompts, completions, **columns) -> list[float | None]`.
 
-None means not applicable. Any callable with this signature is a reward; those of this package are
-`Reward`s, whose settings are fields. Knows texts and columns, not how they are scored.
+A score of None means that the reward does not apply to the completion. Any callable with this
+signature is a reward. Those of this package are `Reward`s, whose settings are fields. Knows texts
+and columns, but not how they are scored.
 """
 
 from abc import ABC, abstractmethod
@@ -15,13 +16,14 @@ from jax_lm.tokenizer import Message
 Chat = str | Sequence[Message]
 Chats = Sequence[Chat]
 
+# The columns of a data set by name, each with one value per completion.
 Columns = Mapping[str, Sequence[Any]]
 Scores = list[float | None]
 RewardFunction = Callable[..., Sequence[float | None]]
 
 
 def text_of(completion: Chat) -> str:
-    """Return the text to score: a string itself, or the content of the last chat message."""
+    """Return the text to score: the completion itself, or the content of its last chat message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None
@@ -53,15 +55,15 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, texts: Sequence[str], columns: Columns) -> Scores:
-        """Return one score per text; None if it could not be scored.
+        """Return one score per text; None for a text that cannot be scored.
 
         Args:
             texts: the texts to which the reward applies.
-            columns: values of the columns in `needs` and `reads`, in the order of the texts.
+            columns: the columns in `needs` and `reads`, with one value per text.
         """
 
     def require_columns(self, names: Collection[str]) -> None:
-        """Raise ValueError for the first required column that is not among the names."""
+        """Raise ValueError if a required column is not among `names`."""
         for name in self.needs:
             if name not in names:
                 raise ValueError(
@@ -75,7 +77,7 @@ class Reward(ABC):
     def __call__(
         self, prompts: Chats | None = None, completions: Chats | None = None, **columns
     ) -> Any:
-        """Return the scores, or without prompts and completions a reward with these settings."""
+        """Return the scores of completions, or without any, a reward with these settings."""
         # Keyword arguments named like a field are settings; all others are columns.
         names = {field.name for field in fields(self)}
         settings = {key: columns.pop(key) for key in names & columns.keys()}
@@ -91,25 +93,25 @@ class Reward(ABC):
         return reward.judge(prompts, completions, columns)
 
     def judge(self, prompts: Chats, completions: Chats, columns: Columns) -> Scores:
-        """Score the completions. Unlike in `__call__`, `columns` never contains settings."""
-        # columns
+        """Score the completions with the settings of this reward; all of `columns` are columns."""
         self.require_columns(columns)
         # Columns of other rewards are not checked: they may be of any length.
-        read = {name: columns[name] for name in (*self.needs, *self.reads) if name in columns}
-        check_lengths(len(completions), {"prompts": prompts, **read})
-        # Score only the applicable rows, then scatter: rows [0, 2] of 3 -> [s0, None, s2]
+        own_columns = {
+            name: columns[name] for name in (*self.needs, *self.reads) if name in columns
+        }
+        check_lengths(len(completions), {"prompts": prompts, **own_columns})
+        # Score only the rows to which the reward applies: rows [0, 2] of 3 -> [s0, None, s2].
         rows = [row for row in range(len(completions)) if self.applies(columns, row)]
-        applicable = {name: [values[row] for row in rows] for name, values in read.items()}
+        texts = [text_of(completions[row]) for row in rows]
+        selected = {name: [values[row] for row in rows] for name, values in own_columns.items()}
         scores: Scores = [None] * len(completions)
-        for row, score in zip(
-            rows, self.score([text_of(completions[row]) for row in rows], applicable), strict=True
-        ):
+        for row, score in zip(rows, self.score(texts, selected), strict=True):
             scores[row] = score
         return scores
 
 
 def check_lengths(expected: int, columns: Columns) -> None:
-    """Raise ValueError for the first column that does not have one value per completion."""
+    """Raise ValueError if a column does not have one value for each of `expected` completions."""
     for name, values in columns.items():
         if len(values) != expected:
             raise ValueError(f"column {name!r} has {len(values)} values for {expected} completions")
