@@ -1,6 +1,6 @@
-"""Resolution of the model of a command: a folder, a hub id, the built-in model or an adapter.
+"""Finds the model that a command asks for: a folder, a hub id, the built-in model or an adapter.
 
-An adapter is only valid for the weights that it was trained on; with other weights of the same
+An adapter is only valid for the weights that it was trained on. With other weights of the same
 shape, the output is nonsense. So an adapter names its base model and stores a fingerprint of it.
 Both are checked here, before anything is loaded.
 """
@@ -19,19 +19,19 @@ from jax_lm.checkpoints.stored import CheckpointError
 from jax_lm.models.dream import DreamForCausalLM, parameter_shapes
 from jax_lm.tokenizer import DIFFUSION_PAD, DiffuCoderTokenizer
 
-# Where a model or adapter is: a folder, or a hub id.
-Place = str | Path
+# Where a model or an adapter is.
+FolderOrHubId = str | Path
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model, and the adapter to add to it.
+    """A model, and an adapter to add to it.
 
     Attributes:
         folder: folder of the model.
         name: the name by which an adapter refers to the model.
-        adapter: the adapter; None if there is none.
+        adapter: the adapter; None for the model alone.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class ModelSource:
 
     @property
     def folders(self) -> list[Path]:
-        """The folder of the model, and that of the adapter."""
+        """The folder of the model, and that of the adapter if there is one."""
         return [self.folder, *([self.adapter.folder] if self.adapter else [])]
 
     @property
@@ -54,9 +54,9 @@ class ModelSource:
 def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
     """Return whether a model was tuned to answer messages.
 
-    Of the published models, these are the ones with a separate padding token, and those whose name
-    says so (Dream's). The built-in model has that token, too, but it completes text as well as it
-    answers messages, so it counts as a base model.
+    Such published models have a separate padding token, or "instruct" in their name (Dream's). The
+    built-in model has that token too, but it completes text as well as it answers messages, so it
+    counts as a base model.
     """
     name = huggingface.published_name(folder)
     has_pad = tokenizer.backend.token_to_id(DIFFUSION_PAD) is not None
@@ -65,13 +65,16 @@ def is_instruct(folder: Path, tokenizer: DiffuCoderTokenizer) -> bool:
 
 
 def find_model(
-    model: Place | None, adapter: Place | None = None, *, allow_other_base: bool = False
+    model: FolderOrHubId | None,
+    adapter: FolderOrHubId | None = None,
+    *,
+    allow_other_base: bool = False,
 ) -> ModelSource:
     """Find a model, and optionally an adapter for it.
 
     Args:
-        model: folder or hub id. None is the base of the adapter; without an adapter, it is the
-            built-in model.
+        model: folder or hub id. None is the base of the adapter, or without an adapter the built-in
+            model.
         adapter: folder or hub id of an adapter.
         allow_other_base: accept an adapter that was trained on another model.
 
@@ -81,7 +84,7 @@ def find_model(
         ValueError: no model is given, and the adapter does not identify its base by name and
             fingerprint.
     """
-    # A model without an adapter.
+    # a model without an adapter
     if adapter is None:
         folder = huggingface.resolve(BUILTIN_MODEL if model is None else model)
         if (folder / peft.CONFIG).is_file() and not (folder / "config.json").is_file():
@@ -89,13 +92,13 @@ def find_model(
                 f"model {str(model)!r} is an adapter: give it as adapter, and its base as model"
             )
         return ModelSource(folder, base_name(model))
-    # An adapter, on the given model or on the base that it names.
+    # an adapter, on the given model or on the base that it names
     stored = find_adapter(adapter)
     name = base_name(model) if model is not None else stored.base
     if model is None and not (stored.base.name and stored.base.fingerprint):
         raise ValueError(
-            f"adapter {str(adapter)!r} was trained on {name}, which nothing proves: "
-            "name the model as well"
+            f"adapter {str(adapter)!r} says that it was trained on {name}, which cannot be "
+            "verified: name the model as well"
         )
     try:
         folder = huggingface.resolve(model) if model is not None else base_folder(name)
@@ -109,8 +112,14 @@ def find_model(
     return source if allow_other_base else check_base(source)
 
 
-def find_adapters(source: ModelSource, places: Mapping[str, Place]) -> dict[str, StoredAdapter]:
-    """Find adapters for a model by their names; their tensors are not loaded.
+def find_adapters(
+    source: ModelSource, places: Mapping[str, FolderOrHubId]
+) -> dict[str, StoredAdapter]:
+    """Find adapters for a model, without loading their tensors.
+
+    Args:
+        source: the model.
+        places: folder or hub id of each adapter, by the name that the result gives it.
 
     Raises:
         CheckpointError: an adapter cannot be found or read, or belongs to another model.
@@ -121,19 +130,20 @@ def find_adapters(source: ModelSource, places: Mapping[str, Place]) -> dict[str,
     adapters = {}
     for name, place in places.items():
         adapters[name] = find_adapter(place)
-        # it computes the fingerprint of the model once, which takes long
+        # The new source holds the model's fingerprint, which takes long to compute.
         source = check_base(replace(source, adapter=adapters[name]))
     return adapters
 
 
-def find_adapter(place: Place) -> StoredAdapter:
+def find_adapter(place: FolderOrHubId) -> StoredAdapter:
     return peft.read_adapter(huggingface.resolve(place, kind="adapter", files=peft.FILES))
 
 
 def check_base(source: ModelSource) -> ModelSource:
-    """Compare a model with the base of its adapter; returns it with its fingerprint, if compared.
+    """Check that an adapter was trained on the model; returns the source with its fingerprint.
 
-    Without a fingerprint, only hub ids can be compared, and a warning is logged.
+    If the adapter has no fingerprint, only hub ids can be compared. A warning is logged, and the
+    source is returned as it was.
 
     Raises:
         CheckpointError: the adapter was trained on another model.
@@ -149,11 +159,11 @@ def check_base(source: ModelSource) -> ModelSource:
                 f"(fingerprints {expected.fingerprint} and {base.fingerprint})"
             )
         return replace(source, name=base)
-    # Two different hub ids are two models. A folder may hold the weights of any model.
+    # Two different hub ids are two models, while a folder may hold the weights of any model.
     hub_ids = [
-        name.name
-        for name in (expected, source.name)
-        if name.name and huggingface.HUB_ID.fullmatch(name.name)
+        base.name
+        for base in (expected, source.name)
+        if base.name and huggingface.HUB_ID.fullmatch(base.name)
     ]
     if len(hub_ids) == 2 and hub_ids[0].casefold() != hub_ids[1].casefold():
         advice = "if these are the same weights, name a folder that holds them"
@@ -161,7 +171,7 @@ def check_base(source: ModelSource) -> ModelSource:
             f"{adapter} was trained on {expected}, not on {source.name}; {advice}"
         )
     logger.warning(
-        "%s says that it was trained on %s; nothing proves that this is %s",
+        "%s says that it was trained on %s; it cannot be verified that this is %s",
         adapter,
         expected,
         source.name,
@@ -169,8 +179,8 @@ def check_base(source: ModelSource) -> ModelSource:
     return source
 
 
-def base_name(model: Place | None) -> NamedBase:
-    """Return the name by which an adapter can refer to a model: a hub id or an absolute path."""
+def base_name(model: FolderOrHubId | None) -> NamedBase:
+    """Return how an adapter refers to a model: by a hub id, an absolute path or `builtin`."""
     if model is None:
         return NamedBase(BUILTIN_NAME)
     if Path(model).expanduser().exists():

@@ -149,13 +149,13 @@ def test_what_an_adapter_from_elsewhere_says_is_shown_and_not_followed(
     )
     with pytest.raises(
         ValueError,
-        match=r"foreign' was trained on 'somebody/their-model', which nothing proves: name",
+        match=r"foreign' says that it was trained on 'somebody/their-model', which cannot be verified: name",
     ):
         find_model(None, foreign)
     with caplog.at_level(logging.WARNING):
         assert find_model(folder / "base", foreign).folder == folder / "base"
     assert (
-        "says that it was trained on 'somebody/their-model'; nothing proves that this is"
+        "says that it was trained on 'somebody/their-model'; it cannot be verified that this is"
         in caplog.text
     )
 
