@@ -134,7 +134,7 @@ def test_resizing_equals_a_model_of_lists():
         jnp.asarray(length, jnp.int32), jnp.asarray(full), jnp.asarray(full), jnp.asarray(hole)
     )
     move = resize(extent, jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(decided), GROWTH)
-    moved, is_open = np.asarray(move.of(jnp.asarray(tokens), -1)), np.asarray(move.is_open)
+    moved, is_open = np.asarray(move.gather(jnp.asarray(tokens), -1)), np.asarray(move.is_new)
     seen = {"longer": 0, "shorter": 0}
     for row in range(batch):
         columns = zip(tokens[row], masked[row], decided[row], hole[row], strict=True)
@@ -418,7 +418,7 @@ def test_empty_holes_are_told(growing):
     tokens = start.tokens.at[0, first[0]].set(growing.sampler.growth.delete_id)
     move = resize(Extent.of(rows), tokens, start.masked & ~decided, decided, growing.sampler.growth)
     closed = start._replace(
-        tokens=move.of(tokens, 0), masked=move.of(start.masked, False), commit_step=move.of(start.commit_step, -1),
+        tokens=move.gather(tokens, 0), masked=move.gather(start.masked, False), commit_step=move.gather(start.commit_step, -1),
         extra=move.extent,
     )  # fmt: skip
     state = growing.sampler.generate(rows, drawn(max_new_tokens=6), state=closed, seed=0)

@@ -1,9 +1,9 @@
-"""Variable-length holes: a decided position may expand into two masks or delete its hole's rest.
+"""Variable-length holes: a decided position may become two masks or delete the rest of its hole.
 
-This is DreamOn (arXiv 2602.01326). Only decided positions expand or delete, deleting ends at the
-hole's end, and holes are identified by numbers. A step decides masked positions as any step does.
-Then one gather moves the columns of each row, so that shapes stay the same. Since positions shift,
-every step recomputes every row.
+This is DreamOn (arXiv 2602.01326). A step decides masked positions as any step does. Only a
+position that it decides can expand or delete, and it deletes the masks after it up to the end of
+its hole; each column has the number of its hole. Then one gather moves the columns of each row, so
+that shapes stay the same. Since positions shift, every step recomputes every row.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Extent(NamedTuple):
     Attributes:
         length: columns in use; those after them are padding.
         limit: columns that the row may use.
-        budget: masks that may still be added.
+        budget: number of masks that may still be added.
         hole: number of the hole of each column; -1 for given text and padding.
     """
 
@@ -55,21 +55,22 @@ class Extent(NamedTuple):
         The budget is the published one: twice the columns from the first hole on.
         """
         assert canvas.room is not None
-        number = np.where(canvas.holes, np.cumsum(canvas.first_columns, axis=1) - 1, -1)
+        # Each first column of a hole begins the next number: x M M y M -> -1 0 0 -1 1.
+        hole = np.where(canvas.holes, np.cumsum(canvas.first_columns, axis=1) - 1, -1)
         length = canvas.attention_mask.sum(axis=1)
         first = np.argmax(canvas.holes, axis=1)
-        parts = length, canvas.room, 2 * (canvas.room - first), number
-        return cls(*(jnp.asarray(part, jnp.int32) for part in parts))
+        fields = length, canvas.room, 2 * (canvas.room - first), hole
+        return cls(*(jnp.asarray(field, jnp.int32) for field in fields))
 
     def present(self) -> Mask:
-        """Return which columns are in use."""
+        """Return which columns are in use, hence not padding."""
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
     def layout(self, counts: list[int]) -> Layout:
         """Return the current layout; `counts` are the initial numbers of holes per row."""
-        number = np.asarray(self.hole)
+        hole = np.asarray(self.hole)
         stopped = np.asarray(self.length < self.limit)
-        return Layout(np.asarray(self.present()), number >= 0, number, counts, stopped.tolist())
+        return Layout(np.asarray(self.present()), hole >= 0, hole, counts, stopped.tolist())
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class VariableLength(Variant):
 
     Attributes:
         expand_id: token that becomes two masks.
-        delete_id: token that deletes the masks after it in its hole.
-        tokens_per_step: positions that a step decides.
+        delete_id: token that deletes itself and the masks after it in its hole.
+        tokens_per_step: number of positions that a step decides.
     """
 
     expand_id: int
     delete_id: int
     tokens_per_step: int = 1
-    # The stop token deletes the rest of a hole here, so `resize` ends texts, not `end_rows`.
+    # The stop token is the one that deletes, so `resize` ends a text here, not `end_rows`.
     ends_early = False
 
     @classmethod
@@ -107,12 +108,12 @@ class VariableLength(Variant):
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
     def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
-        """Drop the schedule, which needs a fixed number of tokens, and set a limit of steps.
+        """Replace the schedule, which needs a fixed number of tokens, with a limit of steps.
 
-        The limit is a safeguard: a step decides at least one mask, and each initial or added mask
-        is decided once.
+        The limit is a safeguard, and is never reached: a step decides at least one mask, and each
+        initial or added mask is decided once.
         """
-        # An expansion costs one of the budget, and adds two masks that are decided later.
+        # An expansion costs one of the budget, and adds two masks to decide.
         masks = np.asarray(state.masked).sum(axis=1)
         budget = np.asarray(state.extra.budget)
         steps = np.int32((masks + 2 * budget).max())
@@ -120,14 +121,16 @@ class VariableLength(Variant):
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 
     def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
-        """Set the logit of the token that expands to -inf in rows that may not grow."""
+        """Set the logit of the token that expands to -inf in rows that may not grow.
+
+        A row may grow if its room and budget suffice for a step in which every decision expands.
+        """
         extent = state.extra
-        # A row may if it has room and budget even if every decision of the next step expands.
         decided = jnp.minimum(jnp.sum(state.masked, axis=1), self.tokens_per_step)
         may_expand = (extent.length + decided <= extent.limit) & (extent.budget >= decided)
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
-        is_ruled_out = is_expand & ~may_expand[:, None, None]
-        return jnp.where(is_ruled_out, -jnp.inf, logits)
+        is_excluded = is_expand & ~may_expand[:, None, None]
+        return jnp.where(is_excluded, -jnp.inf, logits)
 
     def advance(
         self,
@@ -138,7 +141,7 @@ class VariableLength(Variant):
         config: StepConfig,
     ) -> StepCarry:
         """Take one denoising step: decide positions, then expand and delete."""
-        # compute: rows begin in column 0, so that a column is its position
+        # compute: rows begin in column 0, so a column number is a position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
         positions = jnp.broadcast_to(columns, state.tokens.shape)
         canvas = inputs.canvas._replace(
@@ -150,22 +153,24 @@ class VariableLength(Variant):
         scores = disturbed(noise(state, positions)[2], proposal.scores, inputs.params.alg_temp)
         rank = commit_rules.ranks(scores, state.masked)
         is_broken = jnp.isnan(proposal.probability)
-        # Positions with a NaN are committed for the host to find it, but never expand or delete.
+        # A NaN is committed at once, so that the host finds it, but never expands or deletes.
         decided = state.masked & ((rank < self.tokens_per_step) | is_broken)
         tokens = jnp.where(decided, proposal.tokens, state.tokens)
         masked = state.masked & ~decided
         # expand and delete
         move = resize(state.extra, tokens, masked, decided & ~is_broken, self)
 
-        # `opened` is the value of a new mask, `absent` that of padding.
-        def moved(values: Array, opened: int | bool | float, absent: int | bool | float):
-            return jnp.where(move.is_open, opened, move.of(values, absent))
+        # `new` is the value of a mask that an expansion leaves, `padding` that of padding.
+        def apply_move(values: Array, new: int | bool | float, padding: int | bool | float):
+            return jnp.where(move.is_new, new, move.gather(values, padding))
 
+        commit_step = jnp.where(decided, state.step, state.commit_step)
+        confidence = jnp.where(decided, proposal.probability, state.confidence)
         state = state._replace(
-            tokens=moved(tokens, config.mask_id, self.delete_id),
-            masked=moved(masked, True, False),
-            commit_step=moved(jnp.where(decided, state.step, state.commit_step), NEVER, -1),
-            confidence=moved(jnp.where(decided, proposal.probability, state.confidence), 0.0, 0.0),
+            tokens=apply_move(tokens, config.mask_id, self.delete_id),
+            masked=apply_move(masked, True, False),
+            commit_step=apply_move(commit_step, NEVER, -1),
+            confidence=apply_move(confidence, 0.0, 0.0),
             step=state.step + 1,
             forwards=state.forwards + 1,
             extra=move.extent,
@@ -178,18 +183,18 @@ class Move(NamedTuple):
 
     Attributes:
         source: the column that each column is copied from.
-        is_open: masks that an expanded position leaves.
+        is_new: columns that become the masks of an expanded position.
         extent: extent of the rows afterwards.
     """
 
     source: Tokens
-    is_open: Mask
+    is_new: Mask
     extent: Extent
 
-    def of(self, values: Array, absent: int | bool | float) -> Array:
-        """Move the values of the columns; padding gets `absent`."""
+    def gather(self, values: Array, padding: int | bool | float) -> Array:
+        """Return the values of the columns after the move; columns of padding get `padding`."""
         return jnp.where(
-            self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), absent
+            self.extent.present(), jnp.take_along_axis(values, self.source, axis=1), padding
         )
 
 
@@ -199,11 +204,11 @@ def resize(
     """Compute the move that expands and deletes the newly decided positions.
 
     Args:
-        extent: extent of the rows before.
+        extent: extent of the rows before the move.
         tokens: tokens after the step.
         masked: remaining masks; those after a deleted position of their hole are deleted with it.
         decided: positions that the step decided; tokens elsewhere neither expand nor delete.
-        growth: the tokens that expand and delete.
+        growth: holds the ids of the tokens that expand and delete.
     """
     # E expands and D deletes, both just decided; M is a mask, x and y are given, . is padding.
     #   tokens  [x, E, a, D, M, y, .]   the hole is columns 1 to 4
@@ -213,10 +218,11 @@ def resize(
     columns = jnp.arange(tokens.shape[1])
     deleted = decided & (tokens == growth.delete_id)
     expanded = decided & (tokens == growth.expand_id)
-    last = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
-    # The last deleted position before a column is in its hole if any is.
-    in_same_hole = jnp.take_along_axis(extent.hole, jnp.maximum(last, 0), axis=1) == extent.hole
-    is_deleted = deleted | (masked & (last >= 0) & in_same_hole)
+    # Holes are contiguous. So a column's hole has a deleted position before the column only if the
+    # last one before it is in the same hole.
+    last_deleted = jax.lax.cummax(jnp.where(deleted, columns, -1), axis=1)
+    its_hole = jnp.take_along_axis(extent.hole, jnp.maximum(last_deleted, 0), axis=1)
+    is_deleted = deleted | (masked & (last_deleted >= 0) & (its_hole == extent.hole))
     copies = jnp.where(extent.present(), jnp.where(is_deleted, 0, jnp.where(expanded, 2, 1)), 0)
     ends = jnp.cumsum(copies, axis=1)
     # The source of a column is the first one whose copies end beyond it.
@@ -226,16 +232,16 @@ def resize(
     move = Move(source, jnp.zeros_like(masked), extent)
     return Move(
         source,
-        move.of(expanded, absent=False),
-        extent._replace(hole=move.of(extent.hole, absent=-1)),
+        move.gather(expanded, padding=False),
+        extent._replace(hole=move.gather(extent.hole, padding=-1)),
     )
 
 
 def growth_of(config: DreamConfig) -> VariableLength | None:
-    """Return the tokens by which holes grow and shrink; None if the checkpoint has none.
+    """Return the method with the expand and delete tokens of a checkpoint; None if it has none.
 
     Raises:
-        ValueError: the checkpoint names only one of the two.
+        ValueError: the checkpoint has an expand token but no delete token.
     """
     if config.expand_token_id is None:
         return None
@@ -247,17 +253,17 @@ def growth_of(config: DreamConfig) -> VariableLength | None:
 
 
 def named_expand_id(config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> int | None:
-    """Return the id of the token that expands, by its name; None if the tokenizer has none.
+    """Return the id that the tokenizer has for the expand token; None if it has none.
 
     Raises:
-        TokenizerError: config.json names another id.
+        TokenizerError: config.json states another id.
     """
     by_name = tokenizer.expand_id
     by_config = config.expand_token_id
     if by_config is not None and by_name != by_config:
-        held = f"at {by_name}" if by_name is not None else "not at all"
+        where = f"at {by_name}" if by_name is not None else "not at all"
         raise TokenizerError(
-            f"tokenizer has {EXPAND} {held}, the model's expand_token_id is {by_config}"
+            f"tokenizer has {EXPAND} {where}, the model's expand_token_id is {by_config}"
         )
     return by_name
 
@@ -270,9 +276,10 @@ def spare_room(template: Template, options: GenerationOptions) -> int:
 def grows(
     growth: VariableLength | None, templates: Sequence[Template], options: GenerationOptions
 ) -> bool:
-    """Whether the holes of templates find their own length.
+    """Return whether the holes of templates find their own length.
 
-    Raises ValueError if `options` demand it, but checkpoint or templates do not allow it.
+    Raises:
+        ValueError: the options demand it, but checkpoint or templates do not allow it.
     """
     have_ends = all(template.has_end for template in templates)
     if options.growth == "on" and growth is None:
@@ -306,11 +313,11 @@ def lay_out(
     growth = growth_of(config)
     context = config.max_position_embeddings
     is_growing = grows(growth, templates, options)
-    # Before anything is encoded: a stated length may be more than memory holds.
+    # Lengths are checked before anything is encoded, as a stated length may exceed the memory.
     check_context(max(template.width(tokenizer) for template in templates), context)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer).with_blocks_of(config)
-    # with room: the row, the token that deletes as its end, and padding on the right
+    # Each row is its text between the begin tokens and the delete token, then padding on the right.
     begin = tokenizer.begin_ids
     rows = []
     room = []
