@@ -8,8 +8,7 @@ From the top down:
     fill      one block: chooses between refresh and step, and calls the compiled loop
     run       the compiled loop over `jax_lm.diffusion.step.step`
 
-`generate` is `stream` without intermediate states: both run the same compiled loop, which returns
-more or less often.
+`generate` is `stream` without intermediate states: the compiled loop only returns less often.
 """
 
 import copy
@@ -78,11 +77,11 @@ from jax_lm.options import (
 )
 from jax_lm.sharding import constrain
 
-# Returns the rows of a state whose text needs no continuation.
+# A function that returns which rows of a state need no continuation.
 IsOver = Callable[[SamplerState], Bool[np.ndarray, "b"]]
 
-# Decoding methods in order of precedence: the first whose `of` returns a variant decodes the
-# request. Plain denoising comes last and accepts every request.
+# Decoding methods in order of precedence. The first one whose `of` returns a variant decodes the
+# request; plain denoising, the last one, accepts every request.
 METHODS: tuple[type[Variant], ...] = (
     VariableLength,
     PathPlanning,
@@ -95,11 +94,11 @@ METHODS: tuple[type[Variant], ...] = (
 
 
 class LogitsWindow(NamedTuple):
-    """The rows that `Sampler.logits_at` recomputes, as with the cache `window`.
+    """What `Sampler.logits_at` keeps between calls, to recompute a window like cache `window`.
 
     Attributes:
         cache: keys and values of all rows.
-        end: end of the 33 rows that are recomputed for columns before it; 0 recomputes all rows.
+        end: end of the window of 33 rows. Logits of a column from here on recompute all rows.
     """
 
     cache: KVCache = KVCache()
@@ -107,10 +106,10 @@ class LogitsWindow(NamedTuple):
 
 
 class Sampler:
-    """Fills canvases with one model. The model is split once; each call costs one dispatch.
+    """Fills canvases with one model.
 
     Attributes:
-        adapter: name of the model's adapter among several; empty for the model itself.
+        adapter: name of the adapter that the model has; empty for the model without one.
     """
 
     adapter = ""
@@ -119,7 +118,7 @@ class Sampler:
         mask_id = model.config.mask_token_id
         if not model.config.family.is_diffusion:
             # An autoregressive model has no MASK token. The first id past its vocabulary marks
-            # undecided positions: it is no candidate, and no other position attends to it.
+            # undecided positions: it is never a candidate, and no other position attends to it.
             mask_id = model.config.vocab_size
         if mask_id is None:
             raise ValueError(
@@ -129,7 +128,7 @@ class Sampler:
         self.mesh = model.mesh
         self.mask_id: int = mask_id
         self.growth = growth_of(model.config)
-        # Called after each call of the compiled loop, for the rows that may end early: their masks
+        # Called each time the compiled loop returns. The remaining masks of the rows that are over
         # become the first stop token.
         self.is_over: IsOver | None = None
         # Split once: merging and splitting a model at every call costs more than the dispatch.
@@ -142,7 +141,7 @@ class Sampler:
         return other
 
     def on_mesh(self, mesh: Mesh) -> "Sampler":
-        """Make a sampler of the same model for weights on another mesh; its own stay in place."""
+        """Return a copy for weights on another mesh; the weights themselves stay where they are."""
         model = self.graph.merge(self.params)
         model.model.mesh = mesh
         return self.changed(graph=split_model(model)[0], mesh=mesh)
@@ -153,10 +152,10 @@ class Sampler:
         Args:
             canvas: the rows to fill.
             seed: seed of the row keys, or one key per row. The random numbers of a row depend only
-                on its key, or on the seed and its index.
+                on its key, or on the seed and the row's index.
 
         Raises:
-            ValueError: a negative seed.
+            ValueError: the seed is negative.
         """
         if isinstance(seed, int):
             if seed < 0:
@@ -199,13 +198,13 @@ class Sampler:
 
         Args:
             canvas: the rows to fill.
-            options: how to decode; `max_new_tokens` is ignored, as the canvas has its length.
+            options: how to decode; `max_new_tokens` is ignored, as the canvas decides the length.
             seed: seed of the random numbers, or one key per row.
             every: steps between two states; None yields as rarely as possible.
             stop_ids: tokens that end a row; ignored unless `options.early_stop`.
             hooks: hooks of the reference.
             strict_reference: admit MASK itself as a candidate, as the reference does.
-            state: state to resume from, with a mask left, instead of `seed` and an empty canvas.
+            state: state to resume from instead of an empty canvas and `seed`; a mask must be left.
 
         Raises:
             ValueError: no hole, a negative seed, a grammar (only `DiffuCoderInference` applies
@@ -236,11 +235,11 @@ class Sampler:
             config = replace(config, copies=canvas.copies)
         # decode: one block after another
         finished = []
-        # a short answer must not shorten the blocks, which are counted from the start of the text
+        # Blocks are counted from the start of the text, so a short answer must not shorten them.
         length = options.decoding.block_length_in(canvas.region.length + canvas.phase)
         for block in config.variant.blocks(canvas, length):
             if not np.asarray(state.masked)[:, block.start : block.end].any():
-                # Already decided. Not in `finished`, because its rows were not computed here.
+                # It is decided already. It is not `finished`, as its rows were not computed here.
                 continue
             state = config.variant.begin(state, canvas)
             params = SamplingParams.of(options, block.length, canvas.region.length)
@@ -271,9 +270,9 @@ class Sampler:
         stop_ids: tuple[int, ...] = (),
         hooks: Hooks = NO_HOOKS,
     ) -> StepConfig:
-        """Configure steps over a canvas for the decoding method that the options ask for.
+        """Return the configuration of a canvas for the decoding method that the options ask for.
 
-        Raises ValueError like `stream`.
+        Raises ValueError as `stream` does. `block_passes` derives those of blocks from it.
         """
         if not self.config.family.is_diffusion and options.decoding.settings.cache != "causal":
             raise ValueError(
@@ -283,7 +282,6 @@ class Sampler:
         variant = next(method for method in methods if method is not None)
         if variant != PLAIN and hooks != NO_HOOKS:
             raise ValueError(f"hooks, strict_reference: must not be given with {variant.request}")
-        # `block_passes` makes the configurations of blocks from this one.
         return StepConfig(
             length=canvas.region.length,
             rows=None,
@@ -303,12 +301,12 @@ class Sampler:
         refresh_steps: int,
         every: int | None,
     ) -> Generator[SamplerState, None, StepCarry]:
-        """Decode one block, yielding states as `stream` does.
+        """Decode one block, and yield states as `stream` does.
 
         Args:
-            state: at the start of the block.
-            cache: from the block before, or an empty one.
-            inputs: with the window of the whole block.
+            state: state at the start of the block.
+            cache: cache after the block before, or an empty one.
+            inputs: inputs with the window of the whole block.
             passes: from `block_passes`: refresh and step, or the step alone without a cache.
             refresh_steps: forward passes between two refreshes.
             every: steps between two states; None yields as rarely as possible.
@@ -324,7 +322,7 @@ class Sampler:
         first_column = int(inputs.window.block)
         step = int(state.step)
         forwards = int(state.forwards)
-        # Uploaded once; each call then uploads the limits of its window alone.
+        # This uploads the inputs once. Each call then uploads only the limits of its window.
         inputs = jax.device_put(inputs)
         # With refresh_steps == 4, forward passes 0, 4, 8, ... of the block are refreshes.
         refresh_at = 0 if len(passes) > 1 else NEVER
@@ -339,8 +337,8 @@ class Sampler:
             )
             inputs = inputs._replace(window=window)
             config = current.config
-            # Only the refresh that begins the block forces its first token, and only there can
-            # whole groups of rows still be equal.
+            # Only the refresh that begins the block forces its first token, and only then can the
+            # samples of a prompt still be equal.
             if refresh_at > 0:
                 unforced = replace(config.variant, forced=False)
                 config = replace(config, variant=unforced, copies=1)
@@ -354,9 +352,10 @@ class Sampler:
             if is_broken:
                 raise FloatingPointError(NOT_FINITE)
             yield state
-            # If only idle steps were skipped, the refresh is still to come.
+            # The call may have skipped idle steps alone: then the refresh is still to come.
             if is_refresh and forwards > forwards_before:
                 refresh_at = min(forwards_before + refresh_steps, NEVER)
+                # Repeat it after a forced token, and until the first column is decided.
                 if current.repeats and (
                     config.variant.forced or np.asarray(state.masked)[:, first_column].any()
                 ):
@@ -375,15 +374,15 @@ class Sampler:
         """Take one step from any intermediate canvas, with the whole canvas as one block.
 
         Args:
-            tokens: the intermediate canvas, MASK at undecided positions.
+            tokens: the intermediate canvas, with MASK at undecided positions.
             canvas: the canvas before the first step.
             options: how to decode.
             step: number of the step to take.
             strict_reference: admit MASK itself as a candidate, as the reference does.
 
         Returns:
-            The tokens after the step, and the confidence by which it chose positions (-inf at
-            given text).
+            The tokens after the step, and the score by which it chose among the undecided positions
+            (-inf at all others).
         """
         region = canvas.region
         holes = canvas.holes & (tokens == self.mask_id)
@@ -402,7 +401,7 @@ class Sampler:
         inputs = one_block(canvas, options, until=step + 1)
         scores = run_evaluation(self.graph, self.params, state, inputs, config).proposal.scores
         after, _, _ = run(self.graph, self.params, state, KVCache(), inputs, config)
-        # Scores cover the region's columns alone.
+        # The scores cover only the region's columns.
         canvas_scores = np.full(tokens.shape, -np.inf, np.float32)
         canvas_scores[:, region.start : region.end] = scores
         return np.asarray(after.tokens), np.where(holes, canvas_scores, -np.inf)
@@ -413,30 +412,31 @@ class Sampler:
         """Return the logits of one column from one forward pass; MASK and EXPAND get -inf.
 
         Args:
-            tokens: a canvas, MASK at undecided positions, padded after `length` columns.
-            window: what an earlier call has returned, since which only columns from its own on have
-                changed; a new window computes all rows.
+            tokens: a canvas with MASK at undecided positions, padded after `length` columns.
+            window: a new window, which computes all rows, or that of the last call, if no column
+                before the one of that call has changed since.
 
         Returns:
             The logits, and the window for the next column.
         """
         width = len(tokens)
         rows = min(BLOCK_LENGTH + 1, width)
-        (cache, end), start = window, window.end - rows
+        cache, end = window
+        start = end - rows
         if column >= end:
-            # a refresh: a block of 32 columns begins here, and the row before it predicts the first
+            # A refresh. The window begins with the row that predicts this column: for column 20 it
+            # is [19, 52). It ends with the text, however wide the canvas is.
             cache = run_empty_cache(self.graph, self.params, (1, width), False)
-            # [19, 52) for column 20; at most the last rows of the text, however wide the canvas is
             end = max(rows, min(column - 1 + rows, length))
             rows = width
             start = 0
         config = StepConfig(length=1, rows=rows, mask_id=self.mask_id, top_k=None)
-        place = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
+        inputs = Window.of(block=column, rows=start, first_step=0, until=0, forwards=0)
         result, cache = run_logits(
-            self.graph, self.params, cache, tokens, np.int32(length), place, config
+            self.graph, self.params, cache, tokens, np.int32(length), inputs, config
         )
         logits = np.array(result, np.float32)
-        # The mask_id of an autoregressive model lies past the vocabulary: the slice is then empty.
+        # The mask_id of an autoregressive model is past the vocabulary, and the slice then empty.
         logits[self.mask_id : self.mask_id + 1] = -np.inf
         if self.growth is not None:
             logits[self.growth.expand_id] = -np.inf
@@ -456,13 +456,13 @@ def one_block(canvas: Canvas, options: GenerationOptions, until: int) -> BatchIn
 
 
 def restrict_options(options: GenerationOptions, config: DreamConfig) -> GenerationOptions:
-    """Return the options within what the model's family can decode.
+    """Return the options, restricted to what the model's family can decode.
 
-    A family with block attention decodes its own blocks; an autoregressive model decodes from left
+    A family with block attention decodes its own blocks. An autoregressive model decodes from left
     to right.
 
     Raises:
-        ValueError: the options contradict that.
+        ValueError: the options ask for something else.
     """
     if not config.family.is_diffusion:
         return options.left_to_right()
@@ -480,7 +480,7 @@ def block_passes(
 ) -> list[Pass]:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
-    Without a cache there is no refresh, but the first step may be one that forces a token.
+    Without a cache there is no refresh, but a first step may differ by forcing a token.
     """
     # Rows that are recomputed, for width 16 and block [8, 12) after block [4, 8):
     #   cache    refresh    steps
@@ -490,11 +490,11 @@ def block_passes(
     #   dual     0 to 15    8 to 11
     # The refresh covers rows 3 to 15 with freeze_prompt, and rows 3 to 11 with refresh_every=2. With
     # attention blocks of 8 (phase 4) it covers rows 0 to 7 for block [4, 8), and 0 to 15 for
-    # [8, 12): nothing after a block is attended to, and earlier blocks are final.
+    # [8, 12): no row attends beyond its attention block, and earlier blocks are final.
     copies = 1 if finished else config.copies
     config = replace(config, length=block.length, copies=1)
     settings = decoding.settings
-    # A first token is forced where a block of the model's attention begins; without those, always.
+    # A first token is forced where an attention block of the model begins; without those, always.
     # Region [5, 12), phase 1 and attention blocks of 4: column 8 begins one.
     column = block.start - canvas.region.start + canvas.phase
     forces = settings.first_token == "force" and column % canvas.attention_block == 0
@@ -507,15 +507,15 @@ def block_passes(
     if finished and canvas.attention_block > 1:
         first_row = canvas.attended(finished[-1].start).start
     elif finished and len(finished) % settings.refresh_every:
-        # Between two full refreshes: the previous block, whose tokens are final now, and this one.
+        # Between full refreshes, the previous block, whose tokens are final now, and this one.
         first_row = max(finished[-1].start - 1, 0)
         end_row = block.end
     elif finished and settings.freeze_prompt:
         first_row = max(canvas.region.start - 1, 0)
     # A forced first token needs no row before it: Fast-dLLM's windows begin with the block.
     with_row_before = settings.cache != "dual" and not forces and block.start > 0
-    # If the first attention block begins in the prompt, its given tokens attend to its masks, so
-    # the whole block is recomputed; with `dual`, the part of it that is decided now.
+    # If the first attention block begins in the prompt, its given tokens attend to its masks. So
+    # the whole attention block is recomputed, or with `dual` the part that is decided now.
     lead = 0 if finished else canvas.phase
     repeats = False
     if settings.cache == "dual" and canvas.attention_block > 1:
@@ -543,8 +543,8 @@ def run(
     """Take steps until the block is full or a limit of the window is reached.
 
     Returns:
-        State, cache, and what the host reads: step, forward passes, whether logits were not
-        finite, and whether a mask is left in the block.
+        State, cache, and the progress for the host: step, number of forward passes, whether logits
+        were not finite, and whether a mask is left in the block.
     """
     model = graph.merge(params)
     variant = config.variant
@@ -591,11 +591,11 @@ def run_logits(
     window: Window,
     config: StepConfig,
 ) -> tuple[Float[Array, "v"], KVCache]:
-    """Return the logits of one column, the window's block, of a canvas that is padded on the right."""
+    """Return the logits of column `window.block` of a canvas that is padded on the right."""
     model = graph.merge(params)
     positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
     present = positions < length
-    # hidden states do not depend on where the holes are
+    # The holes are arbitrary, as hidden states do not depend on them.
     canvas = CanvasArrays(present, positions, holes=present, hole_starts=positions)
     hidden, cache = block_hidden(model, tokens[None], cache, canvas, window, config)
     return constrain(model.logits(hidden[:, 0])[0], model.mesh), cache
