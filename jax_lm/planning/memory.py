@@ -1,4 +1,4 @@
-"""Estimate the parameters, the memory and the least time of a model from its shape alone.
+"""Estimate the parameters, the memory and the minimum time of a model from its shape alone.
 
 Everything here is arithmetic. `jax_lm.compilation` reads the figures of the compiler.
 """
@@ -23,7 +23,7 @@ from jax_lm.sharding import MeshShape, partition_spec, row_axes
 
 PRECISIONS = ("bfloat16", "float32", *QUANTIZED)
 STEPS = ("generate", "sft", "adapt", "grpo")
-# Kind of the programs of a server. Not in STEPS, because its options have other names.
+# Kind of the programs of a server. It is not in STEPS, because its options have other names.
 SERVE = "serve"
 # Masked copies per sample that coupled-GRPO scores: with the whole completion masked, with a part
 # of it masked, and with the remaining part masked.
@@ -36,7 +36,10 @@ RESERVED = 0.1
 
 
 def offered_precisions(config: DreamConfig) -> list[str]:
-    """List the precisions that a model can have: int4 needs widths of whole pairs of groups."""
+    """Return the precisions that a model can have; int4 is not among them for every width.
+
+    A byte of an int4 kernel holds two weights half a row apart, so each half must be whole groups.
+    """
     heads = config.num_attention_heads * config.head_dim
     widths = (config.hidden_size, config.intermediate_size, heads)
     has_groups = not any(width % (2 * GROUP) for width in widths)
@@ -54,14 +57,14 @@ def working_bytes(
     """Estimate the working memory of a denoising step.
 
     The widest point decides: either the float32 logits and their filtered copy, or the activations
-    of one layer (float32 attention scores, or the two feed-forward branches). `logit_bytes` is the
-    limit of the float32 logits, which are processed in parts.
+    of one layer (float32 attention scores, or the two feed-forward branches). Logits are processed
+    in parts of at most `logit_bytes` in float32.
     """
     size = jnp.dtype(dtype).itemsize
     rows = batch * canvas
-    # Two float32 arrays (4 bytes) are live at a time: scores and weights, logits and filtered
-    # logits, or gate and up branch. XLA reuses their memory, so only the widest pair counts, plus
-    # the residual stream and its copies.
+    # Two float32 arrays (4 bytes a number) are live at a time: attention scores and weights, logits
+    # and filtered logits, or gate and up branch. XLA reuses their memory, so only the widest pair
+    # counts, plus the residual stream and its copies (the factor 4 of the result).
     logits = min(4 * rows * config.vocab_size, logit_bytes)
     scores = 4 * rows * canvas * config.num_attention_heads
     branch = 4 * rows * config.intermediate_size
@@ -74,13 +77,15 @@ def forward_cost(
     """Count the operations and bytes of one forward pass.
 
     Args:
-        rows: positions computed per sequence; they attend to `canvas` positions.
+        config: shape of the model.
+        dtype: dtype of the weights, and unless it is a quantized one, of cached keys and values.
+        batch: number of sequences.
+        rows: positions computed per sequence.
+        canvas: positions that they attend to.
         head_rows: positions per sequence whose logits are computed.
-        dtype: dtype of the weights and of cached keys and values; the quantized ones are of
-            weights.
     """
     shapes = parameter_shapes(config).items()
-    # kernels alone: vectors (biases, norms) cost next to nothing
+    # Only kernels count, as vectors (biases, norms) cost next to nothing.
     body = sum(
         prod(shape)
         for name, shape in shapes
@@ -90,19 +95,19 @@ def forward_cost(
     # Scores and weighted values: two products over the width of all heads.
     width = config.num_attention_heads * config.head_dim
     attention = 2 * 2 * width * canvas * config.num_hidden_layers
-    # Each weight costs one multiplication and one addition per position; of fp8, a card computes
-    # twice as many in the same time.
+    # Each weight costs one multiplication and one addition per position. A card computes twice as
+    # many operations in fp8 in the same time, so they count half.
     per_weight = 1 if dtype == "fp8" else 2
     flops = batch * (rows * (per_weight * body + attention) + head_rows * 2 * head)
-    # elements per sequence: keys and values of every layer and position
+    # numbers per sequence: keys and values of every layer and position
     key_values = (
         2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * canvas
     )
     # Keys and values are never quantized: at least 2 bytes each.
     size = 1 if dtype in QUANTIZED else jnp.dtype(dtype).itemsize
-    # int4: half a byte, and a byte for the scale of a group; the head is int8
+    # An int4 weight has half a byte, and its group a scale of one byte. The head is int8.
     body_size = 1 / 2 + 1 / GROUP if dtype == "int4" else size
-    # the table of tied embeddings has 2 bytes a number in int8 and fp8
+    # With int8 and fp8, tied embeddings stay in bfloat16.
     head_size = 2 if config.tie_word_embeddings and dtype in ("int8", "fp8") else size
     weights = int(body * body_size) + head * head_size
     return Cost(flops, weights + batch * key_values * max(size, 2))
@@ -113,19 +118,19 @@ class PlannedStep:
     """A denoising step or a training update to plan.
 
     Attributes:
-        precision: bfloat16, float32, or int8, int4 or fp8 (such kernels, everything else in
-            bfloat16); in training, the compute dtype.
+        precision: bfloat16, float32, or the precision of quantized kernels (int8, int4 or fp8) with
+            everything else in bfloat16; in training, the compute dtype.
         batch: rows per step.
         canvas: tokens per row, prompt and answer together.
         new_tokens: how many of them are generated.
-        decoding: as in `GenerationOptions`.
-        kind: generate, sft or adapt (masked diffusion) or grpo (coupled-GRPO, with completions of
-            `new_tokens`).
-        lora_rank: rank of the trained adapters; the kernels below them may be int8.
+        decoding: preset, commit rule, blocks and cache.
+        kind: generate, serve, sft or adapt (masked diffusion), or grpo (coupled-GRPO, with
+            completions of `new_tokens`).
+        lora_rank: rank of the trained adapters, whose kernels may be int8; None trains all weights.
         extra_canvases: additional canvases per row that each step computes, as drafts or branches;
             the memory estimate does not include them.
-        on_cpu: an update on a CPU, whose memory also holds the process, and where XLA keeps the
-            activations of all layers, with remat and without it.
+        on_cpu: whether an update runs on a CPU. The process is in the same memory there, and XLA
+            keeps the activations of all layers, with and without remat.
     """
 
     precision: str = "bfloat16"
@@ -143,8 +148,8 @@ class PlannedStep:
         require_one_of("dtype", self.precision, PRECISIONS)
         if self.decoding.is_pipelined:
             raise ValueError(
-                "cache='causal', active_blocks: several blocks at once are not planned for; a step "
-                "is as with 'window' or 'none', of more rows"
+                "cache='causal', active_blocks: plans for several blocks at once are not "
+                "supported; a step is like one with cache 'window' or 'none' that has more rows"
             )
         if self.is_training and self.quantization not in (None, "int8"):
             raise ValueError(
@@ -153,7 +158,8 @@ class PlannedStep:
             )
         if self.is_training and self.quantization and self.lora_rank is None:
             raise ValueError(
-                f"dtype={self.precision!r}: step={self.kind} trains all weights; bfloat16 or float32"
+                f"dtype={self.precision!r}: must be bfloat16 or float32, as step={self.kind} "
+                "trains all weights"
             )
         if self.lora_rank is not None and (self.lora_rank < 1 or self.kind not in ("sft", "grpo")):
             raise ValueError(
@@ -187,7 +193,7 @@ class PlannedStep:
     def __str__(self) -> str:
         new = f", {self.new_tokens} of them new" if self.kind not in ("sft", "adapt") else ""
         trained = "all weights" if self.lora_rank is None else f"adapters of rank {self.lora_rank}"
-        # the preset is the first field
+        # The preset comes first, as it is the first field.
         settings = [
             f"{name} {value}" for name, value in asdict(self.decoding).items() if value is not None
         ]
@@ -195,7 +201,7 @@ class PlannedStep:
         return f"{self.batch} x {self.canvas} tokens{new}, {work}, {self.precision}"
 
     def default_mesh(self, config: DreamConfig, devices: int) -> MeshShape:
-        """Return the mesh that is used by default."""
+        """Return the default mesh of a number of devices."""
         choose = MeshShape.for_training if self.is_training else MeshShape.for_generation
         return choose(config, devices)
 
@@ -221,14 +227,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Bound:
-    """Roofline of a step: the least cost and time on a mesh.
+    """Roofline of a step: the minimum cost and time on a mesh.
 
     Attributes:
         step: average cost on the busiest device.
-        seconds: least time.
+        seconds: minimum time.
         limit: compute or memory, whichever bounds the time.
-        tokens_per_second: rate at one token per row and step; None if the commit rule decides how
-            many. In training, the rate over all tokens.
+        tokens_per_second: maximum rate at one token per row and step; None if the commit rule
+            decides how many tokens a step commits. In training, the rate over all tokens.
     """
 
     step: Cost
@@ -243,15 +249,15 @@ def device_bytes(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> 
     size = planned.itemsize
     for name, shape in parameter_shapes(config, quantization=planned.quantization).items():
         parts = mesh.parts(partition_spec(name, config, mesh))
-        # quantized: scales are float32, kernels and group scales bytes, everything else bfloat16
+        # Quantized: scales are float32, kernels and group scales bytes, everything else bfloat16.
         is_bytes = precision_of(name, planned.quantization) or name.endswith(".group_scale")
-        item = 4 if name.endswith(".scale") else 1 if is_bytes else size
-        total += prod(shape) * item // parts
+        itemsize = 4 if name.endswith(".scale") else 1 if is_bytes else size
+        total += prod(shape) * itemsize // parts
     return total
 
 
 def rows_per_device(planned: PlannedStep, mesh: MeshShape) -> int:
-    """Return the rows of the batch per device. A batch that does not divide is replicated."""
+    """Return the rows of the batch per device. Rows that do not divide are replicated."""
     return planned.batch // mesh.parts(row_axes(planned.batch, mesh.sizes) or ())
 
 
@@ -260,7 +266,7 @@ def estimate_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
     if planned.is_training:
         return training_memory(config, planned, mesh)
     rows = rows_per_device(planned, mesh)
-    # heads that do not divide by the tensor axis are replicated: 4 heads on 8 devices stay 4
+    # Heads that the tensor axis does not divide are replicated: 4 heads on 8 devices stay 4.
     heads = config.num_key_value_heads
     heads //= mesh.tensor if heads % mesh.tensor == 0 else 1
     size = planned.itemsize
@@ -275,33 +281,36 @@ def estimate_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) 
 def training_memory(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> Memory:
     """Estimate the memory per device of an AdamW update of all weights or of adapters.
 
-    Masters, moments, reference and frozen weights are exact. The rest is float32 gradients, weights
-    and gradients in the compute dtype, the inputs of all layers, the widest point of a layer with its
-    gradient (in coupled-GRPO, for the copies of one sample), and on a mesh two gathered matrices:
-    the one in use and the next one.
+    Masters, moments, reference and frozen weights are exact. The rest consists of:
+
+    - float32 gradients, and weights and gradients in the compute dtype
+    - the inputs of all layers
+    - the widest point of a layer with its gradient (in coupled-GRPO, for the copies of one sample)
+    - on a mesh, two gathered matrices: the one in use and the next one
     """
     # bytes of one float32 copy of the trained parameters, per device
     masters = master_bytes(config, planned, mesh)
     size = planned.itemsize
     rows = COPIES if planned.kind == "grpo" else rows_per_device(planned, mesh)
-    # with remat, the input of each layer is kept for the backward pass
+    # With remat, the input of each layer is kept for the backward pass.
     width = config.hidden_size
     process = 0
     if planned.on_cpu:
-        # of each layer also gate, up and their product, and the attention weights
+        # Gate, up and their product, and the attention weights of each layer are kept too.
         width += 3 * config.intermediate_size + config.num_attention_heads * planned.canvas
-        # Python with JAX, and the compilation of each layer; 0.3 GB and 25 to 40 MB were measured
+        # Python with JAX takes 0.3 GB, and the compilation of each layer 25 to 40 MB (measured).
         process = 2**28 + 2**25 * config.num_hidden_layers
-    layer_inputs = rows * planned.canvas * width * config.num_hidden_layers * size
+    activations = rows * planned.canvas * width * config.num_hidden_layers * size
     widest = working_bytes(
         config, planned.dtype, batch=rows, canvas=planned.canvas, logit_bytes=LOGIT_BYTES
     )
     gathered = 2 * config.vocab_size * config.hidden_size * size if mesh.fsdp > 1 else 0
-    # float32 gradients, and weights and gradients in the compute dtype (size of 4 bytes)
+    # float32 gradients, and weights and gradients in the compute dtype, of `size` instead of 4
+    # bytes
     gradients = masters + 2 * masters * size // 4
     frozen = 0 if planned.lora_rank is None else device_bytes(config, planned, mesh)
-    working = process + gradients + gathered + (layer_inputs + 2 * widest) // mesh.tensor
-    # masters, two AdamW moments and the reference of coupled-GRPO; training has no KV cache
+    working = process + gradients + gathered + (activations + 2 * widest) // mesh.tensor
+    # Masters, two AdamW moments, and the reference of coupled-GRPO. Training has no KV cache.
     copies = 4 if planned.kind == "grpo" else 3
     return Memory(frozen + copies * masters, 0, working)
 
@@ -327,14 +336,14 @@ def usable_memory(topology: Topology) -> float:
 
 
 def fits(size: int, topology: Topology) -> bool:
-    """Return whether a device can hold `size` bytes and keep its reserve free."""
+    """Return whether a device can hold `size` bytes and keep the share `RESERVED` free."""
     return size <= usable_memory(topology)
 
 
 def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: Topology) -> Bound:
-    """Return the least work per device, averaged over the steps of a block, and its time.
+    """Return the minimum work per device, averaged over the steps of a block, and its time.
 
-    The rates of the topology must be known.
+    The limits of the topology's chips must be known.
     """
     costs = update_cost if planned.is_training else denoising_costs
     steps = costs(config, planned, mesh)
@@ -344,42 +353,42 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     limits = topology.chip.limits
     assert limits
     seconds = sum(step.seconds(limits) for step in steps) / len(steps)
-    # one token per row and step, unless the commit rule decides how many
+    # A step commits one token per row, unless the commit rule decides how many.
     tokens = None
     if planned.is_training:
         tokens = planned.batch * planned.canvas
     elif planned.decoding.settings.commit == "steps" and not planned.extra_canvases:
         tokens = planned.batch
-    return Bound(mean, seconds, mean.limit(limits), tokens and tokens / seconds)
+    return Bound(mean, seconds, mean.limit(limits), tokens / seconds if tokens else None)
 
 
 def denoising_costs(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
-    """Return the least work per device of each step of a block."""
+    """Return the minimum work per device of each step of a block."""
     block = planned.decoding.block_length_in(planned.new_tokens)
     cost = partial(
         forward_cost,
         config,
         planned.precision,
-        # drafts and branches are additional rows of each step
+        # Drafts and branches are additional rows of each step.
         batch=rows_per_device(planned, mesh) * (1 + planned.extra_canvases),
         canvas=planned.canvas,
-        # The head runs on masked positions only: first the whole block, at last one, on average
-        # half.
+        # The head runs on masked positions alone: on the whole block at first, on one position at
+        # last, on average on half of the block.
         head_rows=(block + 1) // 2,
     )
-    # the first step of a block computes the whole canvas
+    # Without a cache, all steps cost as much as the first, which computes the whole canvas. With a
+    # cache, the others compute a window.
     steps = [cost(rows=planned.canvas)]
     if planned.decoding.settings.cache != "none":
-        # the others compute a window
         steps += [cost(rows=window_length(block, config))] * (block - 1)
     return [step // mesh.tensor for step in steps]
 
 
 def update_cost(config: DreamConfig, planned: PlannedStep, mesh: MeshShape) -> list[Cost]:
-    """Return the least work per device of an update, a list of one.
+    """Return the minimum work per device of an update, as a list of one step.
 
-    The work consists of forward passes and of the optimizer's memory traffic. Adapters need no
-    gradient of the weights below them, which saves a quarter of the passes.
+    The work consists of the passes through the model and of the optimizer's memory traffic.
+    Adapters need no gradient of the weights below them, which saves a quarter of the passes.
     """
     is_grpo = planned.kind == "grpo"
     canvas = planned.canvas
@@ -403,13 +412,13 @@ def training_flops(
 ) -> float:
     """Return the operations of a gradient, per token of a row of `length` tokens.
 
-    Recomputation is not counted. The gradients of activations cost as much as a forward pass, and
-    so do the gradients of weights if all weights are trained. Those of adapters are negligible.
+    The logits of `head_rows` of them are computed. Recomputation is not counted. The gradients of
+    activations cost as much as a forward pass, and so do the gradients of weights if all weights
+    are trained. Those of adapters are negligible.
     """
     forward = forward_cost(
         config, "bfloat16", batch=1, rows=length, canvas=length, head_rows=head_rows
     )
-    # per token: the row's operations over its length
     return (3 if all_weights else 2) * forward.flops / length
 
 
@@ -427,7 +436,7 @@ def smallest_topology(
         more_than: number of devices that the topology must exceed.
         beyond: bytes by which the compiled program exceeds the estimate.
     """
-    # smallest first, so that the first one that fits is the answer
+    # They come smallest first, so the first one that fits is the answer.
     for topology in family.same_family():
         mesh = planned.default_mesh(config, topology.devices)
         need = estimate_memory(config, planned, mesh).total + beyond
@@ -439,9 +448,15 @@ def smallest_topology(
 def cheaper_options(
     config: DreamConfig, planned: PlannedStep, mesh: MeshShape, limit: int, beyond: int = 0
 ) -> list[str]:
-    """List options with which a device needs at most `limit` bytes, in order of increasing loss.
+    """Return changes of options, each with its memory, after which a step fits into `limit` bytes.
+
+    The change that costs the user least comes first.
 
     Args:
+        config: shape of the model.
+        planned: the step that is too large.
+        mesh: shape of the mesh.
+        limit: bytes that a device may use.
         beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
     rows = max(1, planned.batch // 2)
@@ -449,7 +464,7 @@ def cheaper_options(
     new_tokens = max(1, min(planned.new_tokens, length // 2))
     is_served = planned.kind == SERVE
     names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
-    # in training, int8 needs adapters, which `adapt` does not have
+    # In training, int8 needs adapters, which `adapt` does not have.
     if planned.kind == "adapt":
         first = {}
     elif planned.is_training and planned.lora_rank is None:
@@ -463,7 +478,7 @@ def cheaper_options(
     options = []
     for name, changed in variants.items():
         size = estimate_memory(config, changed, mesh).total + beyond
-        # half of one row is one row
+        # Half of a batch of one is still one row: no change.
         if changed != planned and size <= limit:
             options.append(f"{name} (about {size / GIB:.1f} GiB per device)")
     return options
@@ -483,7 +498,7 @@ def cheapest_changes(
         beyond: bytes by which the compiled program exceeds the estimate; assumed to stay the same.
     """
     changes = cheaper_options(config, planned, mesh, int(usable_memory(topology)), beyond)
-    # last, as more devices cost more money
+    # More devices come last, as they cost money.
     larger = smallest_topology(config, planned, topology, more_than=topology.devices, beyond=beyond)
     if larger:
         changes.append(f"--topology {larger[0]} (mesh {larger[1]})")
@@ -499,7 +514,7 @@ def require_room(
 ) -> None:
     """Raise OutOfMemoryError if an update takes more than the `free` bytes of a device.
 
-    If `free` is None (unknown), nothing is raised.
+    None is an unknown number, which is not checked.
     """
     need = estimate_memory(config, planned, mesh)
     if free is None or need.total <= free:
@@ -512,11 +527,11 @@ def require_room(
 
 
 def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others: str) -> str:
-    """Format advice: at most three options that save memory, with `others` last."""
+    """Format advice: at most three changes that save memory, with `others` last."""
+    # `cheaper_options` names the options of `plan`. Those of training and generation differ.
     need = estimate_memory(config, planned, mesh).total
     options = [*cheaper_options(config, planned, mesh, need - 1), *others]
     text = ", or ".join(options[:3])
-    # where the names of the commands that compute differ from those of `plan`
     if planned.is_training:
         text = text.replace("--dtype", "--quantize")
     if planned.kind in ("generate", "grpo"):
@@ -530,12 +545,12 @@ def explain_out_of_memory(
 ) -> Iterator[None]:
     """Turn a device's out-of-memory error into an OutOfMemoryError.
 
-    Its message names the memory that the step needs, and three remedies.
+    Its message names the memory that the step needs, and at most three remedies.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        # XLA reports a lack of memory by this status; any other error passes through
+        # XLA reports a lack of memory by this status. Any other error passes through.
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         need = estimate_memory(config, planned, mesh)
