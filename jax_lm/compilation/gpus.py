@@ -1,12 +1,12 @@
-"""Descriptions of NVIDIA GPUs with which XLA can compile for them without the card.
+"""Descriptions of NVIDIA GPUs, with which XLA compiles for a card that is not present.
 
 The figures of each card are in planning/chips.toml, with their sources.
 """
 
 from jax_lm.planning.roofline import CHIPS
 
-# A GpuTargetConfigProto in text format, with the fields that jaxlib 0.10.2 knows.
-TARGET = """
+# Template of a GpuTargetConfigProto in text format, with the fields that jaxlib 0.10.2 knows.
+TARGET_TEMPLATE = """
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -36,8 +36,10 @@ device_description_str: "{name}"
 
 
 def target_config(family: str) -> str:
-    """Return a card's description for XLA's compiler, a GpuTargetConfigProto in text format."""
+    """Return a card as a GpuTargetConfigProto in text format, for XLA's compiler."""
     chip = CHIPS[family]
     assert chip.limits
     bandwidth = chip.limits.copy_bytes
-    return TARGET.format(**chip.card, bandwidth=bandwidth, memory=chip.memory, name=chip.names[0])
+    return TARGET_TEMPLATE.format(
+        **chip.card, bandwidth=bandwidth, memory=chip.memory, name=chip.names[0]
+    )

@@ -1,7 +1,7 @@
 """Build the programs of a planned step for devices that need not be present.
 
-Their arguments are shapes with shardings. A generation is the loop over a block that `Sampler`
-runs; SFT, LoRA and coupled-GRPO are one update of the trainer.
+Their arguments are shapes with shardings. The program of a generation is the loop over a block that
+`Sampler` runs. That of SFT, adaptation and coupled-GRPO is one update of the trainer.
 """
 
 from dataclasses import dataclass, replace
@@ -36,9 +36,9 @@ from jax_lm.training.rollout_source import MaskedRows, PolicyBatch, make_scorer
 from jax_lm.training.run_defaults import resolve_grpo
 from jax_lm.training.update import in_dtype, make_update, partition
 
-# The rate is arbitrary: it is a number inside the program, and changes neither cost nor memory.
+# The learning rate is arbitrary: a number inside the program changes neither cost nor memory.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5)
-# Steps of the learning rate schedule. The cost of an update does not depend on their number.
+# Length of the learning rate schedule. The cost of an update does not depend on it.
 STEPS = 1000
 
 
@@ -83,10 +83,10 @@ def generation_programs(
     state, inputs, passes = begin_generation(sampler, canvas, options)
     # model, state, inputs and cache as shapes with shardings
     params = place_on(sampler.params, tree_shardings(sampler.params, config, mesh))
-    kind = options.decoding.settings.cache
+    rule = options.decoding.settings.cache
     cache = KVCache()
-    if kind != "none":
-        lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, kind == "dual")
+    if rule != "none":
+        lowered = run_empty_cache.lower(sampler.graph, params, canvas.tokens.shape, rule == "dual")
         # Only the compiler knows how it shards the empty cache.
         cache = place_on(lowered.out_info, lowered.compile().output_shardings)
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -97,7 +97,7 @@ def generation_programs(
         cache,
         place_on(inputs, replicated),
     )
-    # with a cache: one pass over all rows, then passes over a window
+    # With a cache, a pass over all rows is followed by passes over a window.
     names = ("refresh", "step") if len(passes) > 1 else ("step",)
     return {
         name: StepProgram(run, (*arguments, step.config))
@@ -108,9 +108,9 @@ def generation_programs(
 def begin_generation(
     sampler: Sampler, canvas: Canvas, options: GenerationOptions
 ) -> tuple[SamplerState, BatchInputs, list[Pass]]:
-    """Return the state with which a generation begins, and inputs and passes of its first block.
+    """Return the first state of a generation, and the inputs and passes of its first block.
 
-    The inputs are those of one forward pass over the canvas.
+    The window of the inputs is limited to one forward pass.
     """
     region = canvas.region.length
     config = sampler.canvas_config(canvas, options)
@@ -142,7 +142,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     # split the parameters into those that are trained and those that are frozen
     graph, params = split_model(make_abstract_model(config, planned, mesh))
 
-    # full training: every parameter; LoRA: the adapters alone
+    # Full training trains every parameter, LoRA the adapters alone.
     def is_trained(name: str):
         return planned.lora_rank is None or lora.is_lora(name)
 
@@ -150,19 +150,19 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     others = partition(params, lambda name: not is_trained(name))
     frozen = jax.eval_shape(partial(in_dtype, dtype=planned.dtype), others)
     # loss, optimizer and their shardings
-    loss, batch = UPDATES[planned.kind](graph, config, planned, mesh)
+    loss, batch = UPDATE_INPUTS[planned.kind](graph, config, planned, mesh)
     transform = make_optimizer(OPTIMIZER, STEPS)
     optimizer = jax.eval_shape(transform.init, trained)
     shardings = tree_shardings(trained, config, mesh), tree_shardings(optimizer, config, mesh)
     rate = schedule(OPTIMIZER, STEPS, OPTIMIZER.learning_rate)
-    # parts=1: without gradient accumulation
+    # A single part: no gradient accumulation.
     update = make_update(
         loss, transform, rate, parts=1, dtype=planned.dtype, seed=0, placement=shardings
     )
     step = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     masters, moments = map(place_on, (trained, optimizer), shardings)
-    below = place_on(frozen, tree_shardings(frozen, config, mesh))
-    return StepProgram(update, (masters, moments, below, step, batch))
+    placed_frozen = place_on(frozen, tree_shardings(frozen, config, mesh))
+    return StepProgram(update, (masters, moments, placed_frozen, step, batch))
 
 
 def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> DreamForCausalLM:
@@ -180,7 +180,7 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -
         model.model.mesh = mesh
         return model if planned.is_training else join_on_gpu(model)
 
-    return nnx.eval_shape(make)
+    return nnx.eval_shape(make_model)
 
 
 def make_sft_inputs(
@@ -189,23 +189,26 @@ def make_sft_inputs(
     planned: PlannedStep,
     mesh: Mesh,
     *,
-    is_adapted: bool = False,
+    is_adaptation: bool = False,
 ) -> tuple[Any, Batch]:
     """Return the masked-diffusion loss with rematerialisation, and a batch sharded by rows.
 
-    Adaptation packs its rows and anneals attention, which takes a mask per query.
+    With `is_adaptation`, they are those of adaptation, which packs its rows and anneals attention.
+    That takes a mask per query.
     """
-    # remat: activations are recomputed in the backward pass
     settings = LossConfig(
-        normalisation="token" if is_adapted else "sequence", masks_per_query=is_adapted, remat=True
+        normalisation="token" if is_adaptation else "sequence",
+        masks_per_query=is_adaptation,
+        remat=True,
     )
     mask_id = config.mask_token_id or 0
     loss = masked_diffusion.diffusion_loss(graph.definition, settings, mask_id)
 
     def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
-        # tokens, canvas and samples: all [batch, canvas]; openness of each row where it is annealed
-        openness = jnp.zeros(planned.batch) if is_adapted else None
+        # Tokens, canvas and samples are [batch, canvas]. Annealed attention has an openness per
+        # row.
+        openness = jnp.zeros(planned.batch) if is_adaptation else None
         arrays: Any = tokens, tokens.astype(bool), tokens, openness
         return Batch(*arrays)
 
@@ -216,8 +219,8 @@ def make_sft_inputs(
 def make_grpo_inputs(
     graph: ModelGraph, config: DreamConfig, planned: PlannedStep, mesh: Mesh
 ) -> tuple[Any, PolicyBatch]:
-    """Return the coupled-GRPO loss with published settings, and a batch on every device."""
-    # the size of the model decides on remat, the mesh on the chunks of scoring
+    """Return the coupled-GRPO loss with published settings, and a batch, whole on every device."""
+    # The size of the model decides on rematerialisation, the mesh on the chunks of scoring.
     settings = resolve_grpo(GRPOConfig(), parameter_count(config), mesh)
     generation = replace(settings.generation, max_new_tokens=planned.new_tokens)
     settings = replace(settings, generation=generation)
@@ -226,7 +229,7 @@ def make_grpo_inputs(
     def make_batch():
         tokens = jnp.zeros((planned.batch, planned.canvas), jnp.int32)
         scores = jnp.zeros((planned.batch, planned.new_tokens))
-        # one key per row, as raw data [batch, 2]
+        # One key per row, as raw data [batch, 2].
         keys = jax.random.key_data(jax.random.split(jax.random.key(0), planned.batch))
         masked = MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys)
         return PolicyBatch(masked, scores, scores, scores[:, 0])
@@ -235,9 +238,9 @@ def make_grpo_inputs(
     return coupled_grpo.grpo_loss(score, settings), batch
 
 
-# The inputs of an update, by the kind of the planned step.
-UPDATES = {
+# The function that makes loss and batch of an update, by the kind of the planned step.
+UPDATE_INPUTS = {
     "sft": make_sft_inputs,
-    "adapt": partial(make_sft_inputs, is_adapted=True),
+    "adapt": partial(make_sft_inputs, is_adaptation=True),
     "grpo": make_grpo_inputs,
 }
