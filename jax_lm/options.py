@@ -3,8 +3,8 @@
     GenerationOptions(max_new_tokens=64, temperature=0.0, decoding=Decoding(preset="fast"))
 
 `GenerationOptions` sets the length of the answer, and how and in which order tokens are sampled.
-`Decoding` sets how the canvas is decoded: commit rule, blocks and KV cache. `jax_lm.results` holds
-the results. The texts under "Attributes" are also the help of the command line.
+`Decoding` sets how the canvas is decoded: commit rule, blocks and KV cache. The texts under
+"Attributes" are also the help of the command line.
 """
 
 import difflib
@@ -17,15 +17,16 @@ from types import SimpleNamespace
 
 from jax_lm.config import DreamConfig, Fields
 
-# The order in which tokens may become masks again.
+# Path planning, the only order of unmasking in which tokens may become masks again.
 P2 = "p2"
 ALGS = (
     "origin", "maskgit_plus", "topk_margin", "entropy", "random", "left_to_right", "untied", P2,
 )  # fmt: skip
 DEFAULT_ALG = "entropy"
 COMMIT_RULES = ("steps", "threshold", "factor", "dynamic", "entropy", "low_entropy")
-# Commit rules with a bound on entropies, and those that several blocks at once can follow.
+# Commit rules with a bound on entropies.
 ENTROPY_RULES = ("entropy", "low_entropy")
+# Commit rules with which several blocks can be filled in parallel.
 PIPELINE_RULES = ("threshold", "low_entropy")
 CACHES = ("none", "prefix", "dual", "window", "causal")
 CHOICES = {"commit": COMMIT_RULES, "cache": CACHES, "first_token": ("rule", "force")}
@@ -34,7 +35,7 @@ BLOCK_LENGTH = 32
 WHOLE_CANVAS = 0
 # Largest `draft` or `lookahead`: the number of additional canvases per forward pass.
 MAX_DRAFT = 32
-# A name that ends in a colon is followed by an expression or a schema.
+# An expression or a schema follows the names that end in a colon.
 GRAMMARS = ("python", "json_object", "regex:", "json_schema:")
 GRAMMAR_WORDS = "python, json_object, regex:EXPRESSION or json_schema:SCHEMA"
 GROWTHS = ("auto", "on", "off")
@@ -51,8 +52,8 @@ PRESETS: dict[str, Fields] = {
     },
 }
 
-# Defaults of the settings of `Decoding`. They are not defaults of the dataclass, where None means
-# that a setting was not given and the preset decides.
+# Defaults of the settings of `Decoding`. They are not the defaults of its fields, which are None:
+# the setting was not given, and the preset decides.
 DECODING_DEFAULTS: Fields = {
     "commit": "steps",
     "threshold": 0.9,
@@ -69,18 +70,18 @@ DECODING_DEFAULTS: Fields = {
     "active_blocks": 4,
 }
 
-# Settings that only some commit rules read; with other rules they are refused, not ignored.
-READ_BY = {
+# The commit rules that read a setting. With other rules the setting is refused, not ignored.
+RULES_BY_SETTING = {
     "threshold": ("threshold", "dynamic"),
     "factor": ("factor",),
     "decay": ("dynamic",),
     "entropy_bound": ENTROPY_RULES,
 }
 
-# Settings of several blocks at once.
+# Settings of blocks that are filled in parallel.
 PIPELINE_SETTINGS = ("add_threshold", "activate_threshold", "active_blocks")
-# Settings of refreshes, with the value that they must have if there are no refreshes: without a
-# cache, or if finished blocks are never recomputed.
+# Settings of refreshes, with the values that they must have where there are no refreshes: without a
+# cache, and with cache `causal`, which never recomputes finished blocks.
 WITHOUT_REFRESHES = {
     "refresh_every": 1,
     "refresh_steps": None,
@@ -95,7 +96,7 @@ WHERE_HOLES_GROW = "where holes grow; growth='off' keeps their length"
 
 
 def not_one_of(name: str, value: str, allowed: Collection[str]) -> ValueError:
-    """Return the error for a value that is not allowed; the message suggests the nearest one."""
+    """Return the error for a value that is not allowed. The message suggests the nearest one."""
     near = difflib.get_close_matches(value, allowed, n=1)
     hint = f" (perhaps {near[0]})" if near else ""
     return ValueError(f"{name}={value!r:.80}: must be one of {', '.join(allowed)}{hint}")
@@ -110,7 +111,12 @@ def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
 def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> None:
     """Raise ValueError unless these settings are None or satisfy a rule.
 
-    A tuple must not be empty, and all of its numbers must satisfy the rule.
+    Args:
+        rule: the rule in words, for the message.
+        holds: whether a number satisfies the rule.
+        config: object with the settings as attributes. A tuple must not be empty, and all of its
+            numbers must satisfy the rule.
+        *names: names of the settings.
     """
     for name in names:
         value = getattr(config, name)
@@ -119,7 +125,8 @@ def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> N
             raise ValueError(f"{name}={value}: {rule}")
 
 
-# require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1". NaN satisfies none.
+# Usage: require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1". NaN
+# satisfies none of these rules.
 require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
 require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
 require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < value <= 1)
@@ -128,7 +135,7 @@ require_above_zero = partial(require, "must be positive and finite", lambda valu
 require_not_negative = partial(
     require, "must not be negative or infinite", lambda value: 0 <= value < inf
 )
-# Like `require_not_negative`, but infinity is allowed, as a bound that nothing reaches.
+# Unlike `require_not_negative`, this allows infinity: a bound that nothing reaches.
 require_at_least_zero = partial(require, "must not be negative", lambda value: value >= 0)
 require_counts = partial(
     require, f"must lie in [0, {MAX_DRAFT}]", lambda value: 0 <= value <= MAX_DRAFT
@@ -190,15 +197,15 @@ class Decoding:
             of the block is decided (Fast-dLLM v2's cache of a block).
         refresh_every: number of blocks between two full forward passes. At the start of the other
             blocks, only the previous block and the new one are recomputed.
-        refresh_steps: number of forward passes between two full ones within a block; if not given,
-            there are no full ones within a block.
+        refresh_steps: number of forward passes from one full forward pass to the next within a
+            block; if not given, only the first one of a block is full.
         freeze_prompt: never refresh the cache of the prompt.
         first_token: `rule` treats the first position of a block like the others; `force` commits it
             alone in the first forward pass over the block, as Fast-dLLM does. If the model attends
             by blocks, only the blocks that begin with a block of its attention are forced.
-        add_threshold: if blocks are filled in parallel, the filled share of the latest block at
-            which the next one is added, in [0, 1].
-        activate_threshold: with cache `causal`, the filled share of a block from which the next
+        add_threshold: if blocks are filled in parallel, the next block is added once this share of
+            the latest one is filled, in [0, 1].
+        activate_threshold: with cache `causal`, once this share of a block is filled, the next
             block commits its most confident token at each step, even if no token reaches the
             threshold, in [0, 1].
         active_blocks: the largest number of blocks filled in parallel. With cache `causal`, each
@@ -233,7 +240,7 @@ class Decoding:
         require_shares(settings, "decay", "add_threshold", "activate_threshold")
         require_at_least_zero(settings, "entropy_bound", "block_length")
         require_sizes(settings, "refresh_every", "refresh_steps", "active_blocks")
-        for name, rules in READ_BY.items():
+        for name, rules in RULES_BY_SETTING.items():
             if (value := getattr(self, name)) is not None and settings.commit not in rules:
                 raise ValueError(
                     f"{name}={value}: has no meaning with commit={settings.commit!r}, "
@@ -242,7 +249,7 @@ class Decoding:
         if settings.cache == "causal":
             require_only(settings, WITHOUT_REFRESHES | {"commit": "threshold"}, WITH_CAUSAL)
         elif settings.cache == "none":
-            # A first token can be forced without a cache too.
+            # A first token can also be forced without a cache.
             required = WITHOUT_REFRESHES | {"first_token": settings.first_token}
             require_only(settings, required, "with cache='none': it needs a cache")
             require_only(self, {"activate_threshold": None}, "without cache='causal'")
@@ -250,16 +257,16 @@ class Decoding:
                 require_only(settings, {"first_token": "rule"}, f"with {ACTIVE_BLOCKS}")
                 require_one_of("commit", settings.commit, PIPELINE_RULES)
         else:
-            # Settings of another cache would be ignored silently.
+            # These caches would silently ignore the settings of the pipeline.
             require_only(
                 self, dict.fromkeys(PIPELINE_SETTINGS), "without cache='causal' or cache='none'"
             )
 
     @cached_property
     def settings(self) -> SimpleNamespace:
-        """The value of every setting: as given, else from the preset, else the default.
+        """The value of every setting: the given one, else that of the preset, else the default.
 
-        The default commit rule of blocks in parallel is `threshold`.
+        The default commit rule for blocks that are filled in parallel is `threshold`.
         """
         given = {name: value for name, value in asdict(self).items() if value is not None}
         implied = {"commit": "threshold"} if self.is_pipelined else {}
@@ -276,7 +283,7 @@ class Decoding:
         return given or self.cache == "causal"
 
     def within_blocks(self, size: int | None, family: str) -> "Decoding":
-        """Return these settings for a model whose blocks attend to themselves and earlier ones.
+        """Return these settings for a model that attends by blocks: to a block and those before it.
 
         Args:
             size: block length of the model; None is a model with full attention.
@@ -296,17 +303,17 @@ class Decoding:
         return self
 
     def block_length_in(self, region: int) -> int:
-        """Return the block length in a region of `region` columns."""
+        """Return the length of blocks in a region of `region` columns."""
         length = self.settings.block_length
         return region if length == WHOLE_CANVAS else min(length, region)
 
 
 def window_length(columns: int, model: DreamConfig) -> int:
-    """Return the rows that a step with cache `window` recomputes for a block of `columns`."""
-    # Row p predicts column p + 1, so columns 32 to 63 need rows 31 to 62. Row 63 is left out, as a
-    # window of 33 rows would cost a GPU as much as one of 40: its keys and values stay those of the
-    # last refresh. Shorter blocks are recomputed as a whole, and so are those of families whose
-    # cache is exact only then.
+    """Return how many rows a step with cache `window` recomputes for a block of `columns`."""
+    # Row p predicts column p + 1, so columns 32 to 63 need rows 31 to 62. Row 63 keeps the keys and
+    # values of the last refresh, because a window of 33 rows would cost a GPU as much as one of 40.
+    # Shorter blocks are recomputed as a whole, and so are those of families whose cache is exact
+    # only then.
     is_whole = model.attention_block is not None or not model.family.shifts
     return columns + (is_whole or columns < BLOCK_LENGTH)
 
@@ -314,9 +321,9 @@ def window_length(columns: int, model: DreamConfig) -> int:
 EXACT = Decoding()
 # One token after another: blocks of one column, each of which attends to the columns before it.
 LEFT_TO_RIGHT = Decoding(cache="causal", block_length=1, active_blocks=1)
-# Options of decoding in another order, or of several canvases or tokens at once, turned off.
+# Options that need another way of decoding, with the values that turn them off.
 WITHOUT_VARIANTS = {"draft": 0, "lookahead": 0, "grammar": None, "num_steps": None}
-# The end of error messages about other settings.
+# The end of error messages about all other settings.
 LEFT_TO_RIGHT_ONLY = (
     "as this model is autoregressive, and can only be decoded left to right; adapt it for any order"
 )
@@ -414,13 +421,13 @@ class GenerationOptions:
         commit = self.decoding.settings.commit
         if self.num_steps is not None:
             require_only(self, {"tokens_per_step": 1}, "with num_steps: give one of them")
-        # A commit rule by probability decides itself how many tokens a step commits.
+        # A commit rule by probability decides that by itself.
         if commit != "steps":
             require_only(
                 self, {"tokens_per_step": 1}, f"with commit={commit!r}, which decides that"
             )
         elif self.lookahead:
-            # all but the first, `steps`
+            # all commit rules but the first, `steps`
             allowed = ", ".join(COMMIT_RULES[1:])
             raise ValueError(
                 f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
@@ -431,7 +438,7 @@ class GenerationOptions:
         settings = self.decoding.settings
         if self.lookahead:
             require_only(self, {"draft": 0}, "with lookahead: give one of them")
-        # A verified draft skips forward passes, so a refresh that counts them would come later.
+        # Drafts save forward passes, so a refresh that counts forward passes would come later.
         if settings.refresh_steps is not None:
             require_only(self, {"draft": 0}, "with refresh_steps, which counts forward passes")
         if settings.cache == "prefix" and settings.refresh_every > 1:
@@ -461,7 +468,7 @@ class GenerationOptions:
             raise ValueError(f"alg={self.alg!r}: not supported {WHERE_HOLES_GROW}")
 
     def left_to_right(self) -> "GenerationOptions":
-        """Return the options for an autoregressive model.
+        """Return the options for an autoregressive model, which decodes one token after another.
 
         Raises:
             ValueError: an option asks for another order, or for several tokens at once.
@@ -475,7 +482,7 @@ class GenerationOptions:
 
     def with_settings(self, **settings) -> "GenerationOptions":
         """Return a copy with other settings, which may be settings of `decoding`."""
-        # with_settings(top_k=5, cache="dual") replaces top_k here and cache in `decoding`.
+        # with_settings(top_k=5, cache="dual") replaces `top_k` here, and `cache` in `decoding`.
         names = {field.name for field in fields(Decoding)} & settings.keys()
         inner = {name: settings.pop(name) for name in names}
         decoding = settings.pop("decoding", self.decoding)
@@ -488,7 +495,7 @@ class GenerationOptions:
 
     @property
     def steps(self) -> int | None:
-        """Number of denoising steps over the canvas; None is as many as the commit rule needs."""
+        """Number of denoising steps over the canvas; None if the commit rule decides it."""
         if self.decoding.settings.commit != "steps":
             return self.num_steps
         # 10 tokens, 3 per step -> 4 steps
@@ -499,15 +506,23 @@ DEFAULTS = GenerationOptions()
 
 
 def advise_preset(options: GenerationOptions, width: int, model: DreamConfig) -> str:
-    """Name the preset that computes less in rows of `width` columns, if it is not chosen."""
+    """Return the advice to use preset `fast` if it computes fewer rows; empty if it does not.
+
+    Args:
+        options: the options of the generation.
+        width: width of the canvas in columns.
+        model: shape of the model.
+    """
     settings = options.decoding.settings
     columns = options.max_new_tokens
     steps = options.steps or columns
     if settings.cache != "none" or settings.commit != "steps" or options.growth == "on":
         return ""
-    # Blocks of 32 in rows of 300, 256 columns and steps: 256 x 300 rows, or 8 x 300 + 248 x 32.
+    # 256 new tokens in 256 steps on a canvas of 300 columns are 256 x 300 rows. With `fast`, each
+    # of the 8 blocks begins with 300 rows, and the other 248 steps have 32: 8 x 300 + 248 x 32
+    # rows.
     blocks = -(-columns // BLOCK_LENGTH)
     window = window_length(min(BLOCK_LENGTH, columns), model)
-    fast = blocks * width + max(steps - blocks, 0) * window
-    ratio = steps * width / fast
+    fast_rows = blocks * width + max(steps - blocks, 0) * window
+    ratio = steps * width / fast_rows
     return f"--preset fast: {ratio:.1f}x fewer rows" if ratio > 1.1 else ""
