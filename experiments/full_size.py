@@ -28,7 +28,7 @@ from jaxtyping import Array
 
 from jax_lm.benchmark import comparison
 from jax_lm.benchmark.backend import JaxBackend, random_canvas, random_model, random_prompts
-from jax_lm.benchmark.experiment import measure_environment, note_out_of_memory, read_limits
+from jax_lm.benchmark.experiment import measure_environment, note_out_of_memory
 from jax_lm.benchmark.experiment_report import (
     DEFECT,
     ON_ACCELERATOR,
@@ -52,6 +52,7 @@ from jax_lm.host.declared import run_main
 from jax_lm.models.joined import join_on_gpu
 from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions, require_sizes
 from jax_lm.planning.memory import PlannedStep, device_bytes, explain_out_of_memory, parameter_count
+from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step
 from jax_lm.reports.tables import Row, table_section
 from jax_lm.serving.sequence import Sequence
@@ -217,8 +218,9 @@ class FullSizeSteps:
 
         They stand next to the bound that follows from the measured limits.
         """
-        if (limits := read_limits(done)) is None:
+        if "environment" not in done:
             raise LeftOut("the machine's limits are not known")
+        limits = MachineLimits(**done["environment"]["limits"])
         row: Row = {"batch": batch}
         canvas = random_canvas(self.config, self.cell("exact", batch), seed=0)
         with self.note_out_of_memory(row, self.planned(batch=batch), self.mesh_shape):

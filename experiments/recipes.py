@@ -366,7 +366,7 @@ def policy_update(
         steps = scores.astype(jnp.int32) if settings.masks.reads_steps else None
         return PolicyBatch(
             MaskedRows(tokens, tokens.astype(bool), scores.astype(bool), keys, steps),
-            old_scores=scores if settings.needs_old_scores else None,
+            old_scores=scores if settings.num_iterations > 1 else None,
             reference_scores=scores if settings.loss.beta else None,
             advantages=scores[:, 0],
         )

@@ -109,7 +109,7 @@ def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
 
 
 def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> None:
-    """Raise ValueError unless these settings are None or satisfy a rule.
+    """Raise ValueError unless each named setting is None or satisfies a rule.
 
     Args:
         rule: the rule in words, for the message.
@@ -143,14 +143,20 @@ require_counts = partial(
 
 
 def require_only(config, values: Fields, reason: str) -> None:
-    """Raise ValueError for a setting that differs from its only supported value."""
+    """Raise ValueError if a setting differs from its only supported value.
+
+    Args:
+        config: object with the settings as attributes.
+        values: the supported value of each setting.
+        reason: end of the message, such as "with cache='causal'".
+    """
     for name, required in values.items():
         if (value := getattr(config, name)) != required:
             raise ValueError(f"{name}={value!r}: must be {required!r} {reason}")
 
 
 def require_at_most_one(config, *names: str) -> None:
-    """Raise ValueError if several of these settings are given."""
+    """Raise ValueError if more than one of the named settings is given."""
     given = [
         f"{name}={value}" for name in names if (value := getattr(config, name)) not in (None, False)
     ]

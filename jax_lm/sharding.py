@@ -233,7 +233,7 @@ def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
     shape = MeshShape.of(mesh)
     shape.require(config)
 
-    def of(path: tuple, leaf):
+    def sharding_of(path: tuple, leaf):
         spec = partition_spec(jax.tree_util.keystr(path), config, shape)
         # Some optimizers keep less than one number per weight, such as one per row. These small
         # arrays have another rank than the parameter, and are replicated.

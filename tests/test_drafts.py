@@ -19,7 +19,15 @@ from jax_lm.diffusion.drafts import DraftCanvases, count_right
 from jax_lm.diffusion.sampler import Sampler, run
 from jax_lm.diffusion.state import BatchInputs, SamplerState, Window
 from jax_lm.diffusion.step import StepConfig
-from jax_lm.options import ALGS, COMMIT_RULES, MAX_DRAFT, P2, READ_BY, Decoding, GenerationOptions
+from jax_lm.options import (
+    ALGS,
+    COMMIT_RULES,
+    MAX_DRAFT,
+    P2,
+    RULES_BY_SETTING,
+    Decoding,
+    GenerationOptions,
+)
 from jax_lm.serving.engine import EngineOptions
 from jax_lm.serving.jobs import Request
 from jax_lm.serving.slots import Slots
@@ -63,7 +71,7 @@ def random_options(rng, decoding):
     rule = replace(
         decoding,
         commit=commit,
-        **{name: value for name, value in drawn.items() if commit in READ_BY[name]},
+        **{name: value for name, value in drawn.items() if commit in RULES_BY_SETTING[name]},
     )
     return GenerationOptions(
         temperature=float(rng.choice([0.0, 0.8])),

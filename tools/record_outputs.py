@@ -57,7 +57,7 @@ from jax_lm.options import (
     COMMIT_RULES,
     GROWTHS,
     PRESETS,
-    READ_BY,
+    RULES_BY_SETTING,
     Decoding,
     GenerationOptions,
 )
@@ -220,7 +220,9 @@ def options_of(case: Case) -> GenerationOptions:
         **{name: given[name] for name in ("preset", "commit", "cache") if name in given}
     )
     rule = commit.settings.commit
-    given = {name: value for name, value in given.items() if rule in READ_BY.get(name, (rule,))}
+    given = {
+        name: value for name, value in given.items() if rule in RULES_BY_SETTING.get(name, (rule,))
+    }
     if rule != "steps":
         settings.pop("tokens_per_step", None)
     return GenerationOptions(max_new_tokens=NEW_TOKENS, decoding=Decoding(**given), **settings)

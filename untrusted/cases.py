@@ -73,8 +73,9 @@ class Case:
     def __post_init__(self):
         for name, value in vars(self).items():
             check_text(name, value)
-        if self.comparison not in LINES:
-            raise ValueError(f"comparison={self.comparison!r}: must be one of {', '.join(LINES)}")
+        if self.comparison not in COMPARISONS:
+            allowed = ", ".join(COMPARISONS)
+            raise ValueError(f"comparison={self.comparison!r}: must be one of {allowed}")
         if (size := len(self.output.encode())) > MAX_OUTPUT:
             raise ValueError(f"output: has {size} bytes, a program may write {MAX_OUTPUT}")
         if self.function:

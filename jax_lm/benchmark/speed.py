@@ -23,7 +23,7 @@ from jax_lm.benchmark.backend import (
 )
 from jax_lm.benchmark.machine import PeakMemory, limits_text, machine_lines
 from jax_lm.benchmark.settings import Cell, Workload
-from jax_lm.benchmark.timer import time_call, without_stored_compilations
+from jax_lm.benchmark.timer import Timing, time_call, without_stored_compilations
 from jax_lm.compilation.programs import begin_generation
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas
 from jax_lm.diffusion.sampler import Sampler, restrict_options, run, run_empty_cache
@@ -165,9 +165,18 @@ def time_generation(
         )
         for seed, size in enumerate((shorter, length))
     )
-    timing = time_call(other, repeats, warm_up=first)
+    row = generation_row(cell, time_call(other, repeats, warm_up=first))
+    # The forward pass is timed on as many tokens as prompt and answer have.
+    if with_forward:
+        ids = random_prompts(backend.config, cell.batch, length + cell.new_tokens, seed=0)
+        row["forward_seconds"] = time_call(lambda: backend.forward(ids), repeats).seconds
+    return row
+
+
+def generation_row(cell: Cell, timing: Timing) -> Row:
+    """Combine a cell with its times (see `time_generation`)."""
     forwards = timing.result.forwards
-    row = {
+    return {
         **asdict(cell),
         **timing.row,
         "tokens_per_second": cell.batch * cell.new_tokens / timing.seconds,
@@ -176,11 +185,6 @@ def time_generation(
         "tied_commits": timing.result.tied,
         "compile_seconds": max(timing.row["first_seconds"] - timing.seconds, 0.0),
     }
-    # The forward pass is timed on as many tokens as prompt and answer have.
-    if with_forward:
-        ids = random_prompts(backend.config, cell.batch, length + cell.new_tokens, seed=0)
-        row["forward_seconds"] = time_call(lambda: backend.forward(ids), repeats).seconds
-    return row
 
 
 def time_and_memory(backend: Backend, cell: Cell, repeats: int) -> Row:

@@ -126,7 +126,10 @@ def begin_generation(
 
 
 def place_on(tree, shardings) -> Any:
-    """Return shapes with shardings: a tree of shardings, or the same one for all."""
+    """Return the shapes of a tree of arrays with their shardings.
+
+    The shardings are a tree too, or a single one for all leaves.
+    """
     if isinstance(shardings, NamedSharding):
         sharding = shardings
         shardings = jax.tree.map(lambda _: sharding, tree)
@@ -139,7 +142,7 @@ def place_on(tree, shardings) -> Any:
 
 def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> StepProgram:
     """Return one update of the trainer (AdamW, float32 masters), of all weights or of adapters."""
-    # split the parameters into those that are trained and those that are frozen
+    # split the parameters into trained and frozen ones
     graph, params = split_model(make_abstract_model(config, planned, mesh))
 
     # Full training trains every parameter, LoRA the adapters alone.
@@ -180,7 +183,7 @@ def make_abstract_model(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -
         model.model.mesh = mesh
         return model if planned.is_training else join_on_gpu(model)
 
-    return nnx.eval_shape(make_model)
+    return nnx.eval_shape(make)
 
 
 def make_sft_inputs(

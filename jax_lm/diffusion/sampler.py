@@ -135,7 +135,7 @@ class Sampler:
         self.graph, self.params = split_model(model)
 
     def changed(self, **fields) -> "Sampler":
-        """Make a sampler that differs in some attributes and shares compiled programs."""
+        """Return a copy with other attributes, which shares compiled programs."""
         other = copy.copy(self)
         vars(other).update(fields)
         return other
@@ -175,7 +175,7 @@ class Sampler:
         )
 
     def generate(self, canvas: Canvas, options: GenerationOptions, **settings) -> SamplerState:
-        """Fill the canvas and return the final state; takes the settings of `stream`.
+        """Fill the canvas and return the final state. Takes the settings of `stream`.
 
         The loop over a block is one compiled computation.
         """

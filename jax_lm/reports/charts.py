@@ -58,7 +58,7 @@ Series = Mapping[str, Sequence[tuple[Number, Number | None]]]
 
 
 def render(name: str, **values) -> str:
-    """Render a template of `pages`; raises an error for a missing value."""
+    """Render a template of `pages`. Raises an error if a value is missing."""
     return PAGES.get_template(name).render(**values)
 
 

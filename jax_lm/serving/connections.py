@@ -182,7 +182,10 @@ class Connection(H11Protocol):
 
 
 def client_of(peer) -> str:
-    """Return a name of the client: its address, or for IPv6 its /64 network, usually one client."""
+    """Return a name of the client: its IPv4 address, or its IPv6 /64 network.
+
+    One client can usually choose any address of a /64 network.
+    """
     # "2001:db8::1%eth0" -> 20010db800000000; "192.0.2.1" stays
     address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     return IPv6Address(address.partition("%")[0]).packed[:8].hex() if ":" in address else address
