@@ -49,7 +49,8 @@ class Template:
     def parse(cls, text: str, default_length: int) -> "Template":
         """Read a text with markers: `<|hole|>` of the default length, `<|hole:12|>` of 12 tokens.
 
-        Raises ValueError for a marker without a number of tokens after its colon.
+        Raises ValueError for a marker without a number of tokens after its colon, or without text
+        between it and the marker before it.
         """
         # "f(<|hole:3|>)" -> ("f(", 3, ")")
         parts = []
@@ -57,6 +58,8 @@ class Template:
         for marker in HOLE.finditer(text):
             if marker[1] is not None and not marker[1].isdecimal():
                 raise ValueError(f"hole {marker[0]!r:.80}: must be <|hole|> or <|hole:12|>")
+            if parts and marker.start() == end:
+                raise ValueError(f"hole {marker[0]!r}: must be apart from the hole before it")
             parts += [text[end : marker.start()], int(marker[1] or default_length)]
             end = marker.end()
         return cls((*parts, text[end:]))
