@@ -98,7 +98,9 @@ def test_a_limit_is_spread_over_the_file(tmp_path):
     ("content", "named"),
     [
         (b"", "holds no problem"),
-        (b"{", "cannot be read"),
+        (b"\n{", "line 2 is not JSON"),
+        ((json.dumps(RECORDS[0]) + "\n").encode() * 2, "line 2 has '[^']*/L1' again: no infilling"),
+        (b"[" * 100_000, "line 1 is not JSON"),
         (b"[1]", "line 1 is no object"),
         (b"\xff\xfe", "cannot be read"),
         (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1 has no text 'suffix'"),
@@ -117,6 +119,13 @@ def test_a_byte_order_mark_costs_no_problem(tmp_path):
     path = written(tmp_path / "problems.jsonl", RECORDS)
     problems = file_problems("infilling", path)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert file_problems("infilling", path) == problems
+
+
+def test_blank_lines_hold_no_problem(tmp_path):
+    path = written(tmp_path / "problems.jsonl", RECORDS)
+    problems = file_problems("infilling", path)
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\n \n") + b"\n")
     assert file_problems("infilling", path) == problems
 
 

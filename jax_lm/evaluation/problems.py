@@ -177,25 +177,32 @@ def file_problems(suite: Suite, path: Path) -> list[Problem]:
     Raises:
         ValueError: the file is missing or is not of this benchmark.
     """
-    problems = []
+    problems: dict[str, Problem] = {}
+    number = 0
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         # Windows editors put a byte order mark in front of the first line.
         with opener(path, "rt", encoding="utf-8-sig") as lines:
             for line in lines:
+                number += 1
+                if line.isspace():
+                    continue
                 record = json.loads(line)
                 if not isinstance(record, dict):
                     raise LookupError("is no object")
-                problems.append(SUITES[suite][0](record))
+                problem = SUITES[suite][0](record)
+                if problem.name in problems:
+                    raise LookupError(f"has {problem.name!r} again")
+                problems[problem.name] = problem
     except LookupError as error:
-        raise ValueError(
-            f"{path}: line {len(problems) + 1} {error.args[0]}: no {suite} data"
-        ) from error
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: line {number} is not JSON: no {suite} data") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
         raise ValueError(f"{path}: holds no problem")
-    return problems
+    return list(problems.values())
 
 
 def text(record: Fields, *names: str) -> str:
