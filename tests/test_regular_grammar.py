@@ -150,7 +150,7 @@ MISSING = "'required' must list names of 'properties'"
     [
         ("regex:(a", "regex='(a': Failed to build DFA"),
         ("regex:(?=a)b", "Failed to build DFA"),
-        ("json_schema:{", "json_schema: not JSON"),
+        ("json_schema:{", "json_schema='{': is not JSON"),
         ("json_schema:[1]", "json_schema: must be an object, not [1]"),
         ('json_schema:{"type": "integer", "minimum": 3}', "'minimum' is not supported"),
         (
@@ -175,7 +175,7 @@ MISSING = "'required' must list names of 'properties'"
         ('json_schema:{"const": "\\ud800"}', "Expected a valid JSON string."),
         ('json_schema:{"enum": [Infinity]}', "Expected a valid JSON string."),
         ("json_schema:" + '{"items": ' * 200 + "{}" + "}" * 200, "Expected a valid JSON string."),
-        ("json_schema:" + "[" * 15_000, "json_schema: not JSON"),
+        ("json_schema:" + "[" * 15_000, "[[[[: is not JSON"),
         ("regex:" + "a" * 20_001, "20001 characters, at most 20000"),
         ("pascal", "must be python, json_object, regex:EXPRESSION or json_schema:SCHEMA"),
     ],

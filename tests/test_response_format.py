@@ -597,7 +597,7 @@ REFUSALS = [
     ({"grammar": ""}, "grammar='': must not be empty"),
     ({"grammar": 7}, "grammar=7: must be a valid string"),
     ({"grammar": "regex:(a"}, "grammar: regex='(a': Failed to build DFA"),
-    ({"grammar": "json_schema:{"}, "grammar: json_schema: not JSON"),
+    ({"grammar": "json_schema:{"}, "grammar: json_schema='{': is not JSON"),
     ({"grammar": "regex:" + "a" * 20_001}, "grammar: regex='aaaa"),
     (
         {"grammar": "python", "prompt": "x = )"},

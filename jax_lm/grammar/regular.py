@@ -199,7 +199,7 @@ def read_schema(text: str) -> Any:
         schema = json.loads(text)
         require_supported(schema)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"json_schema: not JSON: {error}") from error
+        raise ValueError(f"json_schema={text!r:.80}: is not JSON ({error})") from error
     return schema
 
 
