@@ -75,6 +75,26 @@ def finish(writer):
     writer.close()
 
 
+def with_fields(reader, path, without=""):
+    """Begin a file with the metadata of another, without one field."""
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", without):
+            kinds = field.types
+            sub = kinds[1] if len(kinds) > 1 else None
+            writer.add_key_value(name, field.contents(), kinds[0], sub)
+    return writer
+
+
+def copy_file(source, target, without):
+    """Copy a file without one field of its metadata."""
+    reader = gguf.GGUFReader(source)
+    writer = with_fields(reader, target, without)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_survives_the_way_there_and_back(tmp_path, kind):
     model = publish(tmp_path / "model", **KINDS[kind])
@@ -113,13 +133,8 @@ def test_every_type_is_what_the_library_makes_of_it(tmp_path):
     publish(tmp_path / "model", **KINDS["llama"])
     convert(tmp_path / "model", tmp_path / "plain.gguf", Conversion())
     types = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     reader = gguf.GGUFReader(tmp_path / "plain.gguf")
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            kinds = field.types
-            sub = kinds[1] if len(kinds) > 1 else None
-            writer.add_key_value(name, field.contents(), kinds[0], sub)
+    writer = with_fields(reader, tmp_path / "m.gguf")
     expected = {}
     for number, tensor in enumerate(reader.tensors):
         values = dequantize(tensor.data, tensor.tensor_type)
@@ -209,9 +224,14 @@ def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
         convert(tmp_path / "model", tmp_path / "m.gguf", Conversion(dtype="bfloat16"))
     with pytest.raises(ValueError, match=r"must end in \.gguf"):
         convert(tmp_path / "model", tmp_path / "m", Conversion(format="gguf"))
+    convert(BUILTIN_MODEL, tmp_path / "built.gguf", Conversion())
     (tmp_path / "m.gguf").write_bytes(b"GGUF but not really")
     with pytest.raises(CheckpointError, match="damaged or not a GGUF file"):
         resolve(tmp_path / "m.gguf")
+    for name in ("tokens", "token_type", "merges"):
+        copy_file(tmp_path / "built.gguf", tmp_path / f"{name}.gguf", f"tokenizer.ggml.{name}")
+        with pytest.raises(CheckpointError, match=rf"lacks the field tokenizer\.ggml\.{name}$"):
+            resolve(tmp_path / f"{name}.gguf")
     writer = gguf.GGUFWriter(tmp_path / "g.gguf", "gemma3")
     finish(writer)
     with pytest.raises(CheckpointError, match=r"'gemma3': must be one of llama, qwen2"):

@@ -23,7 +23,8 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
     """Write the tokenizer of a file as tokenizer.json, settings and chat template.
 
     Raises:
-        CheckpointError: it is not a byte-level BPE with a known way to split words.
+        CheckpointError: it is not a byte-level BPE with a known way to split words, or lacks a
+            part.
     """
     fields = {name: field.contents() for name, field in reader.fields.items() if "token" in name}
     model = fields.get("tokenizer.ggml.model")
@@ -33,15 +34,19 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
             f"tokenizer.ggml.model={model!r} with tokenizer.ggml.pre={kind!r}: only gpt2 with "
             f"{', '.join(WORDS)} is read"
         )
-    texts = fields["tokenizer.ggml.tokens"]
-    types = fields["tokenizer.ggml.token_type"]
+    try:
+        texts, types, merged = (
+            fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type", "merges")
+        )
+    except KeyError as error:
+        raise CheckpointError(f"the file lacks the field {error.args[0]}") from error
     # Rows of the table without a token have texts such as [PAD151665].
     vocabulary = {
         text: number
         for number, (text, kind_) in enumerate(zip(texts, types, strict=True))
         if kind_ != TYPES.UNUSED
     }
-    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
+    merges = [tuple(pair.split(" ", 1)) for pair in merged]
     backend = byte_level_bpe(models.BPE(vocabulary, merges), kind)
     backend.add_tokens(
         [
