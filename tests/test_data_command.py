@@ -86,6 +86,17 @@ def test_other_data_needs_the_extra(capsys, monkeypatch):
     assert "pip install 'jax-diffucoder[datasets]'" in err
 
 
+def test_data_that_cannot_be_loaded_are_named_with_the_reason(tmp_path, capsys, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "nested" / "data").mkdir(parents=True)
+    (tmp_path / "nested" / "data" / "rows.jsonl").write_text("no json\n")
+    words = ["sft", "--data", str(tmp_path / "nested"), "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 2
+    assert "nested': datasets cannot load it (JSON parse error" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("form", ["rows.parquet", "folder"])
 def test_a_parquet_file_and_a_folder_of_the_hub_are_shown_and_learnt(
     file, tmp_path, capsys, monkeypatch, form

@@ -192,10 +192,10 @@ def load_dataset(source: HubDataset) -> Any:
             loaded = datasets.load_dataset(
                 name, source.subset, revision=revision or None, **options
             )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"data={source.data!r}: datasets cannot load it ({error})".replace("\n", " ")
-        ) from error
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:  # pyright: ignore[reportAttributeAccessIssue]
+        # An error "while generating the dataset" has the reason as its cause.
+        reason = str(error.__cause__ or error).replace("\n", " ")
+        raise ValueError(f"data={source.data!r}: datasets cannot load it ({reason})") from error
     # Streams have one shard per file. `reshard` splits files, if more parts are requested.
     return (
         loaded.reshard()
