@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from math import ceil, inf
+from operator import index
 from types import SimpleNamespace
 
 from jax_lm.config import DreamConfig, Fields
@@ -121,13 +122,21 @@ def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> N
     for name in names:
         value = getattr(config, name)
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-        if value == () or not all(map(holds, numbers)):
+        try:
+            is_held = all(map(holds, numbers)) and bool(numbers or value is None)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}={value!r:.80}: {rule}; {error}") from error
+        if not is_held:
             raise ValueError(f"{name}={value}: {rule}")
 
 
 # Usage: require_sizes(config, "batch_size") raises "batch_size=0: must be at least 1". NaN
-# satisfies none of these rules.
-require_sizes = partial(require, "must be at least 1", lambda value: value >= 1)
+# satisfies none of these rules, and `index` raises TypeError for 1.5.
+require_sizes = partial(
+    require,
+    "must be at least 1",
+    lambda value: index(value) >= 1,  # pyright: ignore[reportArgumentType]
+)
 require_shares = partial(require, "must lie in [0, 1]", lambda value: 0 <= value <= 1)
 require_upper_shares = partial(require, "must lie in (0, 1]", lambda value: 0 < value <= 1)
 require_inner_shares = partial(require, "must lie in (0, 1)", lambda value: 0 < value < 1)

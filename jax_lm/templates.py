@@ -8,6 +8,7 @@ A completion is a prompt with one hole after it. Knows text and tokens, nothing 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 from jax_lm.options import LEFT_TO_RIGHT_ONLY
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -32,6 +33,9 @@ class Template:
     parts: tuple[str | int, ...]
 
     def __post_init__(self):
+        # Integers of numpy and JAX become Python's; anything else raises TypeError.
+        parts = tuple(part if isinstance(part, str) else index(part) for part in self.parts)
+        object.__setattr__(self, "parts", parts)
         if not self.lengths:
             raise ValueError("template has no hole: mark one with <|hole|>")
         if min(self.lengths) < 1:
@@ -162,6 +166,9 @@ def initial_length(limit: int, middle_length: HoleLength) -> int:
 
 def require_prompts(prompts: Sequence[str]) -> Sequence[str]:
     """Return the prompts. Raises ValueError if there is none, or one is not a string."""
+    # A string is a sequence of strings.
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts={prompts!r:.80}: must be a list of prompts")
     if not prompts:
         raise ValueError("prompt_or_list=[]: must hold at least one prompt")
     for prompt in prompts:

@@ -3,6 +3,8 @@
 import copy
 import itertools
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -127,6 +129,48 @@ def test_defaults_are_the_published_settings():
 def test_requests_out_of_range_are_named(engine, prompts, options, named):
     with pytest.raises(ValueError, match=named):
         engine.generate(prompts, **options)
+
+
+SEEDS = """
+import numpy as np
+from jax_lm.diffusion.canvas import Canvas
+from jax_lm.diffusion.sampler import Sampler
+from jax_lm.inference import BUILTIN_MODEL
+from jax_lm.models.dream import DreamForCausalLM
+
+sampler = Sampler(DreamForCausalLM.from_pretrained(BUILTIN_MODEL))
+canvas = Canvas.after(np.ones((2, 4), np.int32), np.ones((2, 4), bool), 4)
+keys = [sampler.start(canvas, seed).keys for seed in (7, np.uint64(7))]
+assert (keys[0] == keys[1]).all()
+for seed in (None, 1.5, -1):
+    try:
+        sampler.start(canvas, seed)
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+
+
+def test_a_seed_is_an_integer():
+    # in a process without the tests' type checks
+    done = subprocess.run([sys.executable, "-c", SEEDS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "'NoneType' object cannot be interpreted as an integer",
+        "'float' object cannot be interpreted as an integer",
+        "seed=-1: must not be negative",
+    ]
+
+
+def test_a_string_is_no_list_of_prompts(engine):
+    with pytest.raises(ValueError, match="prompts='def f':"):
+        list(engine.stream("def f"))
+    with pytest.raises(ValueError, match="prompts='def f':"):
+        engine.complete("def f", DEFAULTS)
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"content": "hi"}]])
+def test_messages_have_role_and_content(engine, messages):
+    with pytest.raises(ValueError, match="must be one or more objects with role and content"):
+        engine.chat(messages)
 
 
 def test_unknown_dtype_is_named():

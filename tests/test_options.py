@@ -1,5 +1,8 @@
 """What may be asked of a generation: presets and what overrides them, steps, refusals."""
 
+import subprocess
+import sys
+
 import pytest
 
 from jax_lm.options import DEFAULTS, PRESETS, Decoding, GenerationOptions
@@ -30,6 +33,38 @@ from jax_lm.options import DEFAULTS, PRESETS, Decoding, GenerationOptions
 def test_options_out_of_range_are_named(options, named):
     with pytest.raises(ValueError, match=named):
         GenerationOptions(**options)
+
+
+TYPES = """
+import numpy as np
+from jax_lm.options import GenerationOptions
+from jax_lm.templates import Template
+
+options = GenerationOptions(max_new_tokens=np.int64(4), top_k=np.int32(5), temperature=np.float32(0))
+assert Template.completion("f", options.max_new_tokens) == Template(("f", 4))
+for settings in ({"top_k": ()}, {"max_new_tokens": 16.0}, {"num_steps": "8"}, {"temperature": "1"}):
+    try:
+        GenerationOptions(**settings)
+    except ValueError as error:
+        print(error)
+try:
+    Template.infilling(None, 4, "")
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_numbers_of_numpy_are_numbers_and_other_types_are_named():
+    # in a process without the tests' type checks
+    done = subprocess.run([sys.executable, "-c", TYPES], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "top_k=(): must be at least 1",
+        "max_new_tokens=16.0: must be at least 1; 'float' object cannot be interpreted as an integer",
+        "num_steps='8': must be at least 1; 'str' object cannot be interpreted as an integer",
+        "temperature='1': must not be negative; "
+        "'>=' not supported between instances of 'str' and 'int'",
+        "'NoneType' object cannot be interpreted as an integer",
+    ]
 
 
 def test_steps_follow_from_the_options():

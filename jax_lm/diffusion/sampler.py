@@ -15,6 +15,7 @@ import copy
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import NamedTuple
 
 import jax
@@ -155,14 +156,15 @@ class Sampler:
                 on its key, or on the seed and the row's index.
 
         Raises:
+            TypeError: the seed is not an integer.
             ValueError: the seed is negative.
         """
-        if isinstance(seed, int):
-            if seed < 0:
-                raise ValueError(f"seed={seed}: must not be negative")
-            keys = row_keys(seed, range(len(canvas.tokens)))
-        else:
+        if isinstance(seed, jax.Array) and seed.ndim:
             keys = seed
+        else:
+            if (number := index(seed)) < 0:
+                raise ValueError(f"seed={seed}: must not be negative")
+            keys = row_keys(number, range(len(canvas.tokens)))
         holes = jnp.asarray(canvas.holes)
         return SamplerState(
             tokens=jnp.where(holes, self.mask_id, canvas.tokens),

@@ -22,6 +22,7 @@ import numpy as np
 
 from jax_lm.checkpoints.peft import StoredAdapter
 from jax_lm.checkpoints.stored import QUANTIZED
+from jax_lm.data.columns import has_form
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas, check_context
 from jax_lm.diffusion.constrained import constrained_states
@@ -285,8 +286,11 @@ class DiffuCoderInference:
         """Format a conversation with the chat template."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if not messages:
-            raise ValueError("messages=[]: must hold at least one message")
+        messages = list(messages)
+        if not messages or not has_form(messages, [{"role": str, "content": str}]):
+            raise ValueError(
+                f"messages={messages!r:.80}: must be one or more objects with role and content"
+            )
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
