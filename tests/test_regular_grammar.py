@@ -141,7 +141,31 @@ def test_a_schema_is_kept_to():
         assert grammar.completion(wrong) is None
 
 
+@pytest.mark.parametrize(
+    ("rule", "inside"),
+    [
+        ({"pattern": "[^,]*"}, "b"),
+        ({"pattern": "^.+$"}, "b"),
+        ({"pattern": r"\S+"}, "b"),
+        ({"pattern": "[ -~]{2,}"}, "bc"),
+        ({"pattern": "ab|bc"}, "bc"),
+        ({"pattern": r"\p{L}+\."}, "é."),
+        ({"format": "email"}, "a@b.c"),
+        ({"format": "uri"}, "https://a.b/c?d=e"),
+        ({"format": "time"}, "20:10:10.5"),
+    ],
+)
+def test_no_pattern_and_no_format_leaves_its_string(rule, inside):
+    schema = {"properties": {"a": {"type": "string"} | rule}, "required": ["a"]}
+    grammar = find_grammar(f"json_schema:{json.dumps({'type': 'object'} | schema)}")
+    assert grammar.completion(f'{{"a": "{inside}"') == "}"
+    assert json.loads(grammar.completion("")).keys() == {"a"}
+    for wrong in ('"', '", "b": "b', "\\", "\n", '\\"', "\\."):
+        assert grammar.completion(f'{{"a": "{inside}{wrong}"') is None
+
+
 EMPTY = ("anyOf", "enum", "oneOf", "type")
+NAMES = "names must have no quotation mark, backslash or control character"
 MISSING = "'required' must list names of 'properties'"
 
 
@@ -172,6 +196,9 @@ MISSING = "'required' must list names of 'properties'"
         ('json_schema:{"required": "a", "properties": {"a": {}}}', MISSING),
         ('json_schema:{"properties": {"a": {}}, "required": ["a", {}]}', MISSING),
         ('json_schema:{"type": "object", "required": ["a"]}', MISSING),
+        (r'json_schema:{"properties": {"a\"b": {}}}', NAMES),
+        (r'json_schema:{"const": [{"a\\b\n": 1}]}', NAMES),
+        (r'json_schema:{"type": "string", "pattern": "\\x22"}', "Failed to build DFA"),
         ('json_schema:{"const": "\\ud800"}', "Expected a valid JSON string."),
         ('json_schema:{"enum": [Infinity]}', "Expected a valid JSON string."),
         ("json_schema:" + '{"items": ' * 200 + "{}" + "}" * 200, "Expected a valid JSON string."),

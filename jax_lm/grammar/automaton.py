@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import outlines_core
 
-from jax_lm.grammar.regular import REFUSED
+from jax_lm.grammar.regular import ANCHORS, REFUSED
 
 # Token of the end of a text; the tokens before it are the bytes 0 to 255.
 END = 256
@@ -36,11 +36,10 @@ def main(kind: str, text: str) -> None:
     # The vocabulary is the 256 bytes: the automaton moves by bytes, not by tokens.
     letters = {bytes([byte]): [byte] for byte in range(END)}
     try:
+        # The whole text must match, so anchors around it mean nothing, and the library has none.
+        text = re.sub(ANCHORS, r"\1", text)
         if kind == "json_schema":
             text = library.json_schema.build_regex_from_schema(text)
-        else:
-            # The whole text must match, so anchors around it mean nothing, and the library has none.
-            text = re.sub(r"\A\^|(?<!\\)((?:\\\\)*)\$\Z", r"\1", text)
         vocabulary = library.Vocabulary(END, letters)
         # An expression such as `a)(b` is invalid by itself, but not between the parentheses below.
         library.Index(text, vocabulary)

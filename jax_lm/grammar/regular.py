@@ -49,6 +49,20 @@ ANNOTATIONS = {
     "$comment",
     "deprecated",
 }
+# Anchors around an expression, which mean nothing where the whole text must match.
+ANCHORS = r"\A\^|(?<!\\)((?:\\\\)*)\$\Z"
+# Parts of a pattern that may match what a JSON string must escape.
+ESCAPABLE = re.compile(r'\\p\{\w+\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[".]')
+# What they match instead.
+UNESCAPED = r'[^"\\\x00-\x1f]'
+# A name of an object that JSON escapes.
+ESCAPED_NAME = r'\\.(?:[^"\\]|\\.)*": '
+# Expressions of formats for which those of the library match unescaped quotation marks.
+FORMATS = {
+    "email": r"[a-z0-9_.+-]+@[a-z0-9-]+(\.[a-z0-9-]+)+",
+    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?Z?",
+    "uri": r"(https?|ftp)://[a-z0-9-]+(\.[a-z0-9-]+)+(:[0-9]+)?([/?#][!#-;=?-Z_a-z~]*)?",
+}
 # Keywords whose values are schemas by arbitrary names.
 NAMED_PARTS = ("properties", "$defs", "definitions")
 
@@ -198,6 +212,11 @@ def read_schema(text: str) -> Any:
     try:
         schema = json.loads(text)
         require_supported(schema)
+        # the expression would have such names as they are
+        if re.search(ESCAPED_NAME, json.dumps(schema, ensure_ascii=False)):
+            raise ValueError(
+                "json_schema: names must have no quotation mark, backslash or control character"
+            )
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"json_schema={text!r:.80}: is not JSON ({error})") from error
     return schema
@@ -227,11 +246,20 @@ def require_supported(schema) -> None:
             parts = value if isinstance(value, list) else [value]
         elif name == "items":
             parts = [value]
+        elif name == "pattern" and isinstance(value, str):
+            # "[^,]" -> "[[^,]&&[^…]]", else {"a": "x", "b": "y"} would match {"a": "[^,]*"}
+            whole = re.sub(ANCHORS, r"\1", value)
+            plain = ESCAPABLE.sub(
+                lambda part: UNESCAPED if part[0] == "." else f"[{part[0]}&&{UNESCAPED}]", whole
+            )
+            schema[name] = f"(?:{plain})"
         for part in parts:
             require_supported(part)
     for group in EXCLUSIVE:
         if len(given := [name for name in group.split() if name in schema]) > 1:
             raise ValueError(f"json_schema: {' and '.join(given)} cannot be combined")
+    if str(schema.get("format")) in FORMATS:
+        schema["pattern"] = FORMATS[schema.pop("format")]
     # an expression has no other properties
     required = schema.get("required", [])
     known = [*schema.get("properties", ())]
