@@ -27,7 +27,7 @@ from jax_lm.serving.engine import Engine
 from jax_lm.serving.jobs import Job
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
-from jax_lm.serving.schemas import DecodingBody
+from jax_lm.serving.schemas import CompletionBody, DecodingBody
 from jax_lm.serving.slots import Slots
 from jax_lm.tokenizer import MASK, DiffuCoderTokenizer
 
@@ -794,3 +794,32 @@ def test_a_silent_stream_sends_comments(address, monkeypatch):
     status, _, text = call(address, "POST", "/v1/completions", body)
     assert (status, text.count("data: [DONE]")) == (200, 1)
     assert text.count(": waiting\n\n") > 3
+
+
+def test_requests_of_clients_that_left_are_not_prepared(engine, monkeypatch):
+    begun = []
+    is_free = threading.Event()
+    own = CompletionBody.gaps
+
+    def gaps(body, *arguments):
+        begun.append(body.prompt)
+        assert is_free.wait(30)
+        return own(body, *arguments)
+
+    monkeypatch.setattr(CompletionBody, "gaps", gaps)
+    body, kind = json.dumps({"prompt": "left"}), {"Content-Type": "application/json"}
+    with listening(engine) as address:
+        clients = [http.client.HTTPConnection(*address) for _ in range(20)]
+        for each in clients:
+            each.request("POST", "/v1/completions", body, kind)
+        while not begun:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        for each in clients:
+            each.close()
+        time.sleep(0.5)
+        is_free.set()
+        last = {"prompt": PROMPT, "max_tokens": 1}
+        assert call(address, "POST", "/v1/completions", last)[0] == 200
+    assert begun.count("left") < 10
+    assert begun[-1] == PROMPT

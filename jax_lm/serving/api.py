@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 10.0
 # Requests that may wait for the preparation of a grammar or the scores of a prompt.
 MAX_PREPARING = 16
+# Requests whose texts are encoded at once; others wait, and are dropped if their client leaves.
+PREPARED_AT_ONCE = 4
 # Paths of requests for text: their bodies, and the format of the answers.
 ENDPOINTS: dict[str, tuple[type[schemas.DecodingBody], type[AnswerFormat]]] = {
     "/v1/completions": (schemas.CompletionBody, AnswerFormat),
@@ -89,7 +91,8 @@ class Server:
             self.presets = ()
             self.markers = len(GAP_TOKENS)
         # slow requests (a grammar, or a prompt to score) are prepared one at a time
-        self.turn = asyncio.Lock()
+        self.turn = asyncio.Semaphore(1)
+        self.turns = asyncio.Semaphore(PREPARED_AT_ONCE)
         self.places = asyncio.Semaphore(MAX_PREPARING)
 
     # Create jobs from request bodies.
@@ -207,27 +210,30 @@ class Server:
                 self.log_texts(prompts, "prompts", http)
 
         try:
-            if body.is_slow:
-                await self.prepare_in_turn(prepare, http)
+            if not body.is_slow:
+                await self.prepare_in_turn(prepare, self.turns, http)
+            # waiting requests have places, and so has the one being prepared
+            elif self.places.locked():
+                raise RejectedError("queue_full", self.engine.queue.retry_after)
             else:
-                await asyncio.to_thread(prepare)
+                async with self.places:
+                    await self.prepare_in_turn(prepare, self.turn, http)
         except ModuleNotFoundError as error:
             message = f"{body.grammar_field}: this server lacks {error.name}"
             raise Refusal(501, message, code="not_installed") from error
 
-    async def prepare_in_turn(self, prepare: Callable[[], None], http: Request) -> None:
-        """Prepare a slow request on a thread, after earlier slow requests.
+    async def prepare_in_turn(
+        self, prepare: Callable[[], None], turn: asyncio.Semaphore, http: Request
+    ) -> None:
+        """Prepare a request on a thread, after earlier ones.
 
         Meanwhile the event loop and the engine continue.
 
         Raises:
-            RejectedError: too many requests wait already, or the client has disconnected.
+            RejectedError: the client has disconnected.
         """
-        # waiting requests have places, and so has the one being prepared
-        if self.places.locked():
-            raise RejectedError("queue_full", self.engine.queue.retry_after)
-        # The lock is fair: requests are prepared in order of arrival.
-        async with self.places, self.turn:
+        # A semaphore is fair: requests are prepared in order of arrival.
+        async with turn:
             if await http.is_disconnected():
                 raise RejectedError("cancelled")
             await asyncio.to_thread(prepare)
