@@ -823,3 +823,14 @@ def test_requests_of_clients_that_left_are_not_prepared(engine, monkeypatch):
         assert call(address, "POST", "/v1/completions", last)[0] == 200
     assert begun.count("left") < 10
     assert begun[-1] == PROMPT
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [{"prompt": "a", "suffix": "b"}, {"prompt": ["a", "<fim_prefix>a<fim_suffix>b<fim_middle>"]}],
+)
+def test_a_prompt_with_a_gap_gets_no_scores(client, texts):
+    """Its tokens are not those of the text that is repeated, which has the markers."""
+    with pytest.raises(openai.BadRequestError, match="cannot be combined with a gap") as refused:
+        client.completions.create(model="tiny", echo=True, logprobs=1, **texts)
+    assert refused.value.param == "logprobs"

@@ -401,6 +401,8 @@ class CompletionBody(OpenAIBody):
 
     def gaps(self, tokenizer, context) -> list[Gap]:
         gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in prompt_list(self.prompt)]
+        if self.scores_prompt and any(gap.after is not None for gap in gaps):
+            raise ValueError("logprobs: those of a prompt, by echo, cannot be combined with a gap")
         return gaps if self.echo else [gap._replace(echo="") for gap in gaps]
 
     @property
@@ -419,8 +421,6 @@ class CompletionBody(OpenAIBody):
     def check_options(self) -> "CompletionBody":
         if self.best_of not in (None, self.n):
             raise ValueError("best_of: must equal n: answers are not ranked")
-        if self.scores_prompt and self.suffix is not None:
-            raise ValueError("logprobs: those of a prompt, by echo, cannot be combined with suffix")
         return self
 
 
