@@ -216,3 +216,21 @@ def test_after_a_timeout_the_other_choices_keep_their_index():
     answer.begin([Gap([1], None, ""), Gap([2], None, "")], [])
     whole = answer.whole([Event(reason="timeout"), Event(reason="stop", text="of the second")])
     assert [(each["index"], each["text"]) for each in whole["choices"]] == [(1, "of the second")]
+
+
+def test_names_and_offsets_of_parts_of_a_character(client, tiny_inference):
+    ids = [*map(int, tiny_inference.tokenizer.encode_plain("é→x"))]
+    body = {"max_tokens": 0, "logprobs": 1, "echo": True}
+    (choice,) = client.completions.create(model="tiny", prompt=[ids], **body).choices
+    told = choice.logprobs
+    pieces = [tiny_inference.tokenizer.token_bytes(token) for token in ids]
+    assert choice.text == "é→x"
+    assert told.tokens[-1] == "x"
+    assert told.tokens[0] == "bytes:\\xc3"
+    # each token is one of those that were most likely, or beside them
+    assert all(
+        name in top for name, top in zip(told.tokens[1:], told.top_logprobs[1:], strict=True)
+    )
+    assert told.text_offset == [
+        len(b"".join(pieces[:index]).decode(errors="ignore")) for index in range(len(ids))
+    ]

@@ -78,6 +78,7 @@ class Commit:
     """A decided position of the hole.
 
     Attributes:
+        content: bytes of the token, which may be a part of a character.
         confidence: probability of the token, after temperature and filters; None for a given token.
         step: number of the step that decided it; a step may decide several positions.
         logprobs: log-probabilities of the token, and of the most likely tokens when it was decided;
@@ -87,6 +88,7 @@ class Commit:
     position: int
     token_id: int
     text: str
+    content: bytes
     confidence: float | None = None
     step: int | None = None
     logprobs: tuple[TokenLogProb, ...] = ()
@@ -270,7 +272,8 @@ def describe(
         for each, value in logprobs
     )
     text = tokenizer.decode([token])
-    return Commit(position=position, token_id=token, text=text, logprobs=reported)
+    content = tokenizer.token_bytes(token)
+    return Commit(position=position, token_id=token, text=text, content=content, logprobs=reported)
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:

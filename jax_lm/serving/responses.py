@@ -5,6 +5,7 @@ Knows neither HTTP nor the engine. What a request may contain is in `schemas`.
 
 import json
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -48,10 +49,11 @@ def completion_logprobs(tokens: Sequence[Commit], count: int) -> Json:
     # OpenAI's lists of top tokens include the chosen token
     top_logprobs = [{token_name(each): each.value for each in token.logprobs} for token in tokens]
     values = [token.logprobs[0].value if token.logprobs else None for token in tokens]
-    # Texts "ab", "c", "" begin at 0, 2, 3.
-    ends = accumulate((len(token.text) for token in tokens), initial=0)
+    # Tokens "ab", the first byte of "é", the second, "c" begin at 0, 2, 2, 3.
+    decode = getincrementaldecoder("utf-8")("replace").decode
+    ends = accumulate((len(decode(token.content)) for token in tokens), initial=0)
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [*map(token_name, tokens)],
         "token_logprobs": values,
         "top_logprobs": [top or None for top in top_logprobs] if count else None,
         "text_offset": list(ends)[:-1],
@@ -74,7 +76,7 @@ def chat_logprobs(tokens: Sequence[Commit]) -> Json:
     return {"content": content, "refusal": None}
 
 
-def token_name(token: TokenLogProb) -> str:
+def token_name(token: Commit | TokenLogProb) -> str:
     """Return the text of a token, or its bytes in OpenAI's notation if they are not text."""
     # b"\xe2\x82" -> "bytes:\xe2\x82"
     try:
