@@ -103,13 +103,13 @@ def not_one_of(name: str, value: str, allowed: Collection[str]) -> ValueError:
     return ValueError(f"{name}={value!r:.80}: must be one of {', '.join(allowed)}{hint}")
 
 
-def require_one_of(name: str, value: str, allowed: Collection[str]) -> None:
+def require_one_of(name: str, value: str, allowed: Collection[str]):
     """Raise ValueError unless the value is allowed."""
     if value not in allowed:
         raise not_one_of(name, value, allowed)
 
 
-def require(rule: str, holds: Callable[[float], bool], config, *names: str) -> None:
+def require(rule: str, holds: Callable[[float], bool], config, *names: str):
     """Raise ValueError unless each named setting is None or satisfies a rule.
 
     Args:
@@ -151,7 +151,7 @@ require_counts = partial(
 )
 
 
-def require_only(config, values: Fields, reason: str) -> None:
+def require_only(config, values: Fields, reason: str):
     """Raise ValueError if a setting differs from its only supported value.
 
     Args:
@@ -164,7 +164,7 @@ def require_only(config, values: Fields, reason: str) -> None:
             raise ValueError(f"{name}={value!r}: must be {required!r} {reason}")
 
 
-def require_at_most_one(config, *names: str) -> None:
+def require_at_most_one(config, *names: str):
     """Raise ValueError if more than one of the named settings is given."""
     given = [
         f"{name}={value}" for name in names if (value := getattr(config, name)) not in (None, False)
@@ -431,7 +431,7 @@ class GenerationOptions:
                 self.decoding.settings, {"commit": "steps", "first_token": "rule"}, WITH_P2
             )
 
-    def check_steps(self) -> None:
+    def check_steps(self):
         """Raise ValueError if two options decide how many tokens a step commits."""
         commit = self.decoding.settings.commit
         if self.num_steps is not None:
@@ -448,7 +448,7 @@ class GenerationOptions:
                 f"lookahead={self.lookahead}: needs a commit rule by probability: {allowed}"
             )
 
-    def check_draft(self) -> None:
+    def check_draft(self):
         """Raise ValueError where drafts could change the answer."""
         settings = self.decoding.settings
         if self.lookahead:
@@ -459,7 +459,7 @@ class GenerationOptions:
         if settings.cache == "prefix" and settings.refresh_every > 1:
             require_only(self, {"draft": 0}, "with cache='prefix' and refresh_every above 1")
 
-    def check_grammar(self) -> None:
+    def check_grammar(self):
         """Raise ValueError for an unknown grammar, or one without stop tokens to end the answer."""
         if self.grammar is not None:
             kind, colon, text = self.grammar.partition(":")
@@ -469,7 +469,7 @@ class GenerationOptions:
                 )
             require_only(self, {"early_stop": True}, "with a grammar, whose answer it ends")
 
-    def require_growable(self) -> None:
+    def require_growable(self):
         """Raise ValueError for options that cannot be combined with holes that grow."""
         plain = {
             "commit": "steps",

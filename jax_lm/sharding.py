@@ -164,7 +164,7 @@ class MeshShape:
         sizes = tuple(self.sizes.values())
         return Mesh(np.reshape(devices, sizes), AXES, axis_types=DERIVED)
 
-    def require(self, config: DreamConfig) -> None:
+    def require(self, config: DreamConfig):
         """Raise ValueError, naming an axis and a size, unless every parameter splits evenly."""
         if obstacles := self.obstacles(config):
             raise ValueError(f"mesh {obstacles[0]}")
@@ -233,7 +233,7 @@ def tree_shardings(tree, config: DreamConfig, mesh: AnyMesh) -> Any:
     shape = MeshShape.of(mesh)
     shape.require(config)
 
-    def sharding_of(path: tuple, leaf):
+    def sharding_of(path, leaf):
         spec = partition_spec(jax.tree_util.keystr(path), config, shape)
         # Some optimizers keep less than one number per weight, such as one per row. These small
         # arrays have another rank than the parameter, and are replicated.
@@ -305,7 +305,7 @@ def on_mesh(tree: Leaf, config: DreamConfig, mesh: Mesh | None) -> Leaf:
     if mesh is None:
         return tree
 
-    def place(leaf: Array, sharding: NamedSharding):
+    def place(leaf, sharding):
         return leaf if isinstance(leaf.sharding, NamedSharding) else jax.device_put(leaf, sharding)
 
     return jax.tree.map(place, tree, tree_shardings(tree, config, mesh))
@@ -350,7 +350,7 @@ def split_data(tree: Leaf, mesh: Mesh, count: int) -> list[tuple[Mesh, Leaf]]:
     The leaves must not be split along `data`. Nothing is copied.
     """
 
-    def take(leaf: Array, part: Mesh):
+    def take(leaf, part):
         spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
         own = set(part.devices.flat)
         shards = [shard.data for shard in leaf.addressable_shards if shard.device in own]

@@ -418,9 +418,11 @@ def test_empty_holes_are_told(growing):
     tokens = start.tokens.at[0, first[0]].set(growing.sampler.growth.delete_id)
     move = resize(Extent.of(rows), tokens, start.masked & ~decided, decided, growing.sampler.growth)
     closed = start._replace(
-        tokens=move.gather(tokens, 0), masked=move.gather(start.masked, False), commit_step=move.gather(start.commit_step, -1),
+        tokens=move.gather(tokens, 0),
+        masked=move.gather(start.masked, False),
+        commit_step=move.gather(start.commit_step, -1),
         extra=move.extent,
-    )  # fmt: skip
+    )
     state = growing.sampler.generate(rows, drawn(max_new_tokens=6), state=closed, seed=0)
     (row,) = growing.generations(rows, state)
     assert row.holes[0] == ""

@@ -107,7 +107,7 @@ class Case:
 Test = str | Case
 
 
-def check_text(name: str, value) -> None:
+def check_text(name: str, value):
     """Raise ValueError unless the value of a field is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r:.80}: must be text")
@@ -126,7 +126,7 @@ def parse_json(name: str, text: str) -> Any:
         raise ValueError(f"{name}: {text!r:.80} is not a JSON value ({error})") from error
 
 
-def refuse_constant(name: str) -> None:
+def refuse_constant(name: str):
     raise ValueError(f"{name} is not a JSON number")
 
 

@@ -109,7 +109,7 @@ class Worker(ThreadingHTTPServer):
             self.accepted += count
             return True
 
-    def release(self, count: int) -> None:
+    def release(self, count: int):
         with self.lock:
             self.accepted -= count
 
@@ -117,14 +117,14 @@ class Worker(ThreadingHTTPServer):
         """Refuse connections beyond the limit, as each has a thread."""
         return self.connections.acquire(blocking=False)
 
-    def process_request_thread(self, request, client_address) -> None:
+    def process_request_thread(self, request, client_address):
         try:
             super().process_request_thread(request, client_address)
         finally:
             # The counterpart of `verify_request`, whatever happened in between.
             self.connections.release()
 
-    def server_close(self) -> None:
+    def server_close(self):
         super().server_close()
         self.stack.close()
 
@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version = "diffucoder"
     sys_version = ""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.authorized():
             if self.path == "/health":
                 self.respond(
@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.refuse(404, f"no such path: {self.path}")
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         # Checks in the order of their cost: token, path, body, queue.
         if not self.authorized():
             return
@@ -196,10 +196,10 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError(f"packages={unknown!r:.80}: must be among {', '.join(local.packages)}")
         return programs, replace(local, packages=packages, same_process=settings.same_process)
 
-    def refuse(self, status: int, reason: str) -> None:
+    def refuse(self, status: int, reason: str):
         self.respond(status, json.dumps({"error": reason}))
 
-    def respond(self, status: int, text: str) -> None:
+    def respond(self, status: int, text: str):
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -212,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args) -> None:
+    def log_message(self, format: str, *args):
         # Anyone may send a request line, so it may contain anything.
         logger.info("%s", printable(format % args))
 

@@ -140,7 +140,7 @@ class Session:
         self.selector = selectors.DefaultSelector()
         self.start()
 
-    def start(self) -> None:
+    def start(self):
         """Wait until the zygote is ready. Raises SandboxFailureError with what the sandbox wrote to stderr."""
         # If the host runs out of memory, the kernel ends the sandbox first.
         with suppress(OSError), open(f"/proc/{self.process.pid}/oom_score_adj", "w") as file:
@@ -155,7 +155,7 @@ class Session:
             lines = ["the sandbox did not start", *(line for line in output if line.strip())]
             raise SandboxFailureError(lines[-1]) from None
 
-    def begin(self, limits: Limits, same_process: bool) -> None:
+    def begin(self, limits: Limits, same_process: bool):
         """Set the limits of the next program and clear the output."""
         self.limits = limits
         self.same_process = same_process
@@ -164,7 +164,7 @@ class Session:
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         self.close()
 
     def ask(self, request: bytes) -> bytes:
@@ -247,7 +247,7 @@ class Session:
             writers.append(theirs.enter_context(io.FileIO(far, "w")).fileno())
         return writers
 
-    def close_pipes(self) -> None:
+    def close_pipes(self):
         for pipe in self.pipes.values():
             if not pipe.closed:
                 self.selector.unregister(pipe)
@@ -275,7 +275,7 @@ class Session:
             far.close()
         return Child(near, job)
 
-    def give(self, child: Child) -> None:
+    def give(self, child: Child):
         """Send a process its job."""
         child.socket.settimeout(START_SECONDS)
         try:
@@ -296,7 +296,7 @@ class Session:
                 key.data()
         return True
 
-    def drain(self, name: str) -> None:
+    def drain(self, name: str):
         """Read the available output and keep its beginning."""
         pipe = self.pipes[name]
         written = self.written[name]
@@ -313,7 +313,7 @@ class Session:
             # Without room left, the slice is empty.
             written += chunk[: self.room - len(written)]
 
-    def hear(self, child: Child) -> None:
+    def hear(self, child: Child):
         """Read from a process: first that it is confined, then its answer; ignore the rest."""
         try:
             chunk = child.socket.recv(CHUNK)
@@ -338,11 +338,11 @@ class Session:
     def text(self, name: str) -> str:
         return self.heads[name].decode("utf-8", "replace")
 
-    def kill(self) -> None:
+    def kill(self):
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def close(self) -> None:
+    def close(self):
         """End everything and clean up."""
         self.replies.close()
         # The zygote ends by itself once its socket is closed.

@@ -62,7 +62,7 @@ def random_model(
     """
 
     @partial(jax.jit, static_argnums=1)
-    def draw_matrix(key: Array, shape: tuple[int, ...]):
+    def draw_matrix(key, shape):
         return jax.random.normal(key, shape, dtype) * jnp.asarray(config.initializer_range, dtype)
 
     # The rbg generator draws large tensors faster than the default one on accelerators.
@@ -141,7 +141,7 @@ class Backend(Protocol):
 
     config: DreamConfig
 
-    def forward(self, ids: np.ndarray) -> None: ...
+    def forward(self, ids: np.ndarray): ...
 
     def generate(self, prompts: np.ndarray, options: GenerationOptions) -> Answers: ...
 
@@ -185,7 +185,7 @@ class JaxBackend:
         jax.block_until_ready(sampler.params)
         return cls(sampler)
 
-    def forward(self, ids: HostTokens) -> None:
+    def forward(self, ids: HostTokens):
         """Run one forward pass with the logits of every position, and wait for it."""
         self.sampler.forward(jnp.asarray(ids)).block_until_ready()
 
@@ -207,7 +207,7 @@ class JaxBackend:
         """Return the outputs of the named modules, and the logits, in float32."""
 
         @jax.jit
-        def compute(params: dict, ids: Array):
+        def compute(params, ids):
             # The taps go into a copy of the model that belongs to this trace alone.
             # One entry per tapped module, filled while the model is traced.
             model = self.sampler.graph.merge(params)

@@ -126,7 +126,7 @@ def compare(
     }
 
 
-def require_dream(config: DreamConfig) -> None:
+def require_dream(config: DreamConfig):
     """Raise ValueError for a model that PyTorch's side, Qwen2 under full attention, does not compute."""
     family = config.family
     is_dream = family.is_diffusion and family.shifts and config.architecture.has_bias

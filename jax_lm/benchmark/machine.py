@@ -6,7 +6,7 @@ import platform
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array
 
 from jax_lm.benchmark.timer import time_call
 from jax_lm.models.products import product
@@ -65,7 +64,7 @@ class PeakMemory:
         self.on_device = "peak_bytes_in_use" in device_memory()
         self.resettable = not self.on_device and os.access("/proc/self/clear_refs", os.W_OK)
 
-    def start(self) -> None:
+    def start(self):
         """Reset the peak, if the system supports it."""
         if self.resettable:
             Path("/proc/self/clear_refs").write_text(RESET_PEAK, encoding="ascii")
@@ -143,7 +142,7 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         copy_bytes: size of the array that is copied.
     """
 
-    def fastest(call: Callable[[], Array]):
+    def fastest(call):
         return min(time_call(call, LIMIT_REPEATS).row["all_seconds"])
 
     # The product is large enough for full speed, and small enough for a CPU.
@@ -155,17 +154,17 @@ def machine_limits(dtype: DTypeLike, *, copy_bytes: int = COPY_BYTES) -> Machine
         for i in range(2)
     )
 
-    def chain(function: Callable[[Array], Array]):
+    def chain(function):
         # The barrier keeps XLA from merging the rounds of a chain into one.
         return lambda _, values: lax.optimization_barrier(function(values))
 
     @jax.jit
-    def multiply(a: Array, b: Array):
+    def multiply(a, b):
         return lax.fori_loop(0, rounds, chain(lambda b: product(a, b, dtype)), b)
 
     # It works in place: with a new result, this would measure how fast the system provides pages.
     @partial(jax.jit, donate_argnums=0)
-    def add(values: Array):
+    def add(values):
         return lax.fori_loop(0, rounds, chain(lambda values: values + 1), values)
 
     matmul = fastest(lambda: multiply(a, b))

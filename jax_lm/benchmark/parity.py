@@ -165,7 +165,7 @@ def check_forward(
     """
 
     @nnx.jit
-    def outputs(model: DreamForCausalLM, ids: jax.Array):
+    def outputs(model, ids):
         # Hidden states [b, t, d]: the embedding, then one per layer.
         states = list(model.model.hidden_states(ids))
         return states, model.logits(states[-1])
@@ -409,7 +409,7 @@ def loss_and_gradients(
 ) -> tuple[tuple, dict]:
     """Compute (loss, (scores, KL)) and gradients of the recorded rows with given copies."""
 
-    def loss_of(params: dict):
+    def loss_of(params):
         tokens = batch["input_ids"]
         model = graph.merge(params)
         scores = completion_scores(model, tokens, jnp.ones(tokens.shape, bool), copies, chunk)

@@ -31,7 +31,7 @@ class Cell:
     prompt_tokens: int
     new_tokens: int
 
-    def require_room(self, context: int) -> None:
+    def require_room(self, context: int):
         """Raise ValueError unless prompt and answer fit the context."""
         if self.prompt_tokens + self.new_tokens > context:
             lengths = f"prompt_tokens={self.prompt_tokens} with new_tokens={self.new_tokens}"

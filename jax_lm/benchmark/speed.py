@@ -5,10 +5,9 @@ except with commit rules by probability, whose number of forward passes depends 
 the model. Entry command: `diffucoder bench`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +62,7 @@ def run_block_logits(
     """
     model = graph.merge(params)
 
-    def advance(carry: Carry):
+    def advance(carry):
         done, _, cache = carry
         # The tokens depend on the counter, so XLA can move nothing out of the loop.
         read, _ = jax.lax.optimization_barrier((tokens, done))
@@ -98,7 +97,7 @@ def time_forwards(
     times = []
     cache = KVCache()
 
-    def time(compute: Callable[..., Any], before, inputs: BatchInputs, config: StepConfig):
+    def time(compute, before, inputs, config):
         """Time a compiled function that takes the cache and returns a new one."""
 
         def call():

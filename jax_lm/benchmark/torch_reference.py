@@ -68,7 +68,7 @@ class TorchBackend:
         self.model: Any = model.to(device)
 
     @staticmethod
-    def warm_up(device: str) -> None:
+    def warm_up(device: str):
         """Initialise PyTorch once per process, so that it does not count as loading."""
         torch.zeros(1, device=device)
 
@@ -77,7 +77,7 @@ class TorchBackend:
         """Return the logits [b, t, v] of one bidirectional forward pass over ids [b, t]."""
         return self.model(ids, attention_mask={"full_attention": None}, use_cache=False).logits
 
-    def forward(self, ids: np.ndarray) -> None:
+    def forward(self, ids: np.ndarray):
         """Run one forward pass over ids [b, t] and wait for it."""
         self.evaluate(self.tensor(ids))
         if self.device == "cuda":
@@ -87,7 +87,7 @@ class TorchBackend:
         """Return the outputs of the named modules for ids [b, t], and the logits, in float32."""
         outputs = {}
 
-        def keep(name: str, module, arguments, output: torch.Tensor):
+        def keep(name, module, arguments, output):
             outputs[name] = output.float().cpu().numpy()
 
         modules = dict(self.model.named_modules())

@@ -168,7 +168,7 @@ def run_worker(request: WorkerRequest, *, limit: float | None = None) -> Measure
     return result
 
 
-def send_measurement(request: WorkerRequest, sender: Connection) -> None:
+def send_measurement(request: WorkerRequest, sender: Connection):
     """Measure in the worker, and send the result or, as a text, the error."""
     # What its libraries print would disturb the progress bar of the command.
     silence = os.open(os.devnull, os.O_WRONLY)

@@ -18,7 +18,7 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
-def write_sums(folder: Path) -> None:
+def write_sums(folder: Path):
     """Write SHA256SUMS for all files in a folder."""
     lines = [
         f"{sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in list_files(folder)

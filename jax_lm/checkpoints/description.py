@@ -30,7 +30,7 @@ NEIGHBOUR = re.compile(r"^\s*(?:from\s+\.(\w+)\s+import\b|import\s+\.(\w+))", re
 
 def write_description(
     folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer | None, source: Path | None
-) -> None:
+):
     """Write tokenizer, generation config, licence and code of a new model.
 
     Files of the source are copied; files that it lacks and transformers needs are written.
@@ -59,13 +59,13 @@ def is_tokenizer_of(tokenizer: DiffuCoderTokenizer, source: Path) -> bool:
         return False
 
 
-def require_elsewhere(folder: Path, source: Path | None) -> None:
+def require_elsewhere(folder: Path, source: Path | None):
     """Raise ValueError if a model would be written over its source."""
     if source is not None and folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is the source of this model: write to another folder")
 
 
-def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
+def copy_files(source: Path, folder: Path, *, same_model: bool):
     """Copy tokenizer and licence, and for the same architecture also code and generation config.
 
     Existing files of these kinds are removed from `folder`.
@@ -82,7 +82,7 @@ def copy_files(source: Path, folder: Path, *, same_model: bool) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer) -> None:
+def complete(folder: Path, config: DreamConfig, tokenizer: DiffuCoderTokenizer):
     """Write the missing files and fields from which transformers learns the special tokens."""
     tokenizer.save_settings(folder)
     if not (folder / GENERATION_CONFIG).is_file():

@@ -237,7 +237,7 @@ def as_folder(path: Path) -> Path:
     return folder
 
 
-def write_folder(path: Path, folder: Path) -> None:
+def write_folder(path: Path, folder: Path):
     """Write the content of `as_folder`'s folder for the GGUF file at `path`."""
     # Parsing takes seconds, as the library makes an object of every token of the vocabulary.
     reader = open_file(path)
@@ -269,7 +269,7 @@ def save(
     config: DreamConfig,
     tensors: Iterator[tuple[str, np.ndarray, gguf.GGMLQuantizationType]],
     tokenizer: DiffuCoderTokenizer,
-) -> None:
+):
     """Write a model as a GGUF file.
 
     Args:

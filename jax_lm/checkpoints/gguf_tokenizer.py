@@ -19,7 +19,7 @@ SPECIAL = pairs("mask mask  eos eos  bos bos  pad padding")
 TYPES = gguf.TokenType
 
 
-def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
+def read_tokenizer(reader: gguf.GGUFReader, folder: Path):
     """Write the tokenizer of a file as tokenizer.json, settings and chat template.
 
     Raises:
@@ -67,9 +67,7 @@ def read_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def write_tokenizer(
-    writer: gguf.GGUFWriter, tokenizer: DiffuCoderTokenizer, config: DreamConfig
-) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: DiffuCoderTokenizer, config: DreamConfig):
     """Write a tokenizer into the metadata of a file.
 
     Raises:

@@ -211,7 +211,7 @@ def list_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def require_same_tensors(whole: Path, files: Mapping[str, Path]) -> None:
+def require_same_tensors(whole: Path, files: Mapping[str, Path]):
     """Raise CheckpointError if a single file holds other tensors than the shards next to it.
 
     Some programs would load the file and others the shards.
@@ -275,7 +275,7 @@ def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
     return entries, metadata, 8 + length
 
 
-def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Fields) -> None:
+def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Fields):
     """Write `config.json` and one `model.safetensors`, each atomically."""
     folder = Path(folder)
     output_folder(folder)
@@ -287,9 +287,7 @@ def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: 
     write_json_whole(folder / "config.json", dict(config), 2)
 
 
-def save_shards(
-    folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]
-) -> None:
+def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]):
     """Write tensors from an iterator to one file, or to shards of `SHARD_BYTES` with an index.
 
     Memory holds the tensors of one shard. Files are not written atomically, so nobody may read the

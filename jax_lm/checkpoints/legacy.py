@@ -60,7 +60,7 @@ class Elements:
 
     value: np.ndarray | None = None
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         if not isinstance(state, tuple) or len(state) != 5:
             raise CheckpointError("holds an array in an unknown form")
         # The state of a NumPy array: version, shape, dtype, whether in Fortran order, bytes.
@@ -77,7 +77,7 @@ class ElementType:
         self.name = name.name if isinstance(name, StandIn) else name
         self.order = "<"
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         self.order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
 
 
@@ -98,7 +98,7 @@ class StandIn:
             raise CheckpointError(f"calls {self.name}")
         return self.make(*arguments)
 
-    def __setstate__(self, state) -> None:
+    def __setstate__(self, state):
         raise CheckpointError(f"changes {self.name}")
 
 
@@ -222,7 +222,7 @@ def unpickle(path: Path) -> Any:
         ) from error
 
 
-def check_instructions(content) -> None:
+def check_instructions(content):
     """Raise CheckpointError unless the instructions of a pickle are those of a checkpoint.
 
     This runs before any instruction is executed, and checks their number, kinds, lengths, names and

@@ -218,7 +218,7 @@ def check_tensors(
                 on_progress(read, sum(sizes.values()))
 
 
-def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorRequest]) -> None:
+def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorRequest]):
     """Raise CheckpointError for the first tensor that holds NaN or infinity."""
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -238,7 +238,7 @@ def count_nonfinite(tensor: Array) -> Array:
     return jnp.sum(~jnp.isfinite(tensor))
 
 
-def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec) -> None:
+def require_ties(checkpoint: CheckpointTensors, spec: LoadSpec):
     """Raise CheckpointError if a tensor differs from the one that it is tied to."""
     device = SingleDeviceSharding(jax.local_devices()[0])
     for name, twin in spec.tied.items():

@@ -18,7 +18,7 @@ from jax_lm.host import terminal
 terminal.silence_orbax()
 
 
-def save(path: Path, tensors: Mapping[str, Array | np.ndarray]) -> None:
+def save(path: Path, tensors: Mapping[str, Array | np.ndarray]):
     """Write a checkpoint atomically; each process writes the slices of its devices.
 
     Raises:

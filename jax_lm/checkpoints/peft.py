@@ -338,9 +338,7 @@ def first_match(patterns: Mapping[str, Value], path: str, otherwise: Value) -> V
     )
 
 
-def save(
-    folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase
-) -> None:
+def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, base: NamedBase):
     """Write an adapter that `read_adapter` and peft can read; each file is written atomically.
 
     Args:

@@ -22,7 +22,7 @@ class CheckpointError(ValueError):
 
 def save_tensors(
     path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
-) -> None:
+):
     """Write contiguous arrays as a safetensors file."""
     # From version 0.8 on, safetensors creates files that only the owner can read. Creating the file
     # first gives it the permissions of the user's umask.
@@ -71,7 +71,7 @@ def read_views(requests: Sequence[TensorRequest]) -> list[Array]:
     Host memory holds the result, but no second copy.
     """
 
-    def read_one(request: TensorRequest):
+    def read_one(request):
         assert request.tensor.view
         view = request.tensor.view()
         # np.array copies: the result must not depend on the file, which may be replaced.
@@ -184,7 +184,7 @@ def quantize_groups(steps: Float[Array, "o i"]) -> tuple[Int8[Array, "o i"], Int
     sign = jnp.where(high > -low, -1, 1)
     scales = [sign * jnp.clip(least - smaller, 1, GROUP_LIMIT) for smaller in range(4)]
 
-    def nearest(scale: Array):
+    def nearest(scale):
         return jnp.clip(jnp.round(groups / scale), -8, 7)
 
     errors = [jnp.sum((nearest(scale) * scale - groups) ** 2, axis=2) for scale in scales]

@@ -111,7 +111,7 @@ class Compiled:
         return None if self.refusal else self.arguments + self.working
 
 
-def prepare_compiler(topology: Topology) -> None:
+def prepare_compiler(topology: Topology):
     """Set up the process for compiling for a topology without its devices.
 
     Must be called before any JAX backend is initialised.

@@ -146,7 +146,7 @@ def update_program(config: DreamConfig, planned: PlannedStep, mesh: Mesh) -> Ste
     graph, params = split_model(make_abstract_model(config, planned, mesh))
 
     # Full training trains every parameter, LoRA the adapters alone.
-    def is_trained(name: str):
+    def is_trained(name):
         return planned.lora_rank is None or lora.is_lora(name)
 
     trained = partition(params, is_trained)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -159,7 +158,7 @@ def convert_to_gguf(
     read_progress = report_half(on_progress, 0)
     sums = {}
 
-    def encode_all() -> Iterator[tuple[str, np.ndarray, Any]]:
+    def encode_all():
         for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
             data, kind = library.encode(name, np.asarray(tensor), precision)
             sums[name] = tensor_checksum(library.dequantize(data, kind).astype(np.float32))
@@ -227,7 +226,7 @@ def hidden_folder(destination: Path) -> Iterator[Path]:
         yield folder
 
 
-def copy_other_files(source: Path, folder: Path) -> None:
+def copy_other_files(source: Path, folder: Path):
     """Copy tokenizer, model card and all other files but weights and config.json, unread."""
     for path in sorted(source.iterdir()):
         rewritten = (checksums.SUMS, "config.json", "gguf_tensors.json")
@@ -236,7 +235,7 @@ def copy_other_files(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def complete_copy(folder: Path, config: DreamConfig) -> None:
+def complete_copy(folder: Path, config: DreamConfig):
     """Write the files that a copied tokenizer lacks; does nothing if there is no tokenizer."""
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
@@ -246,7 +245,7 @@ def complete_copy(folder: Path, config: DreamConfig) -> None:
     complete(folder, config, tokenizer)
 
 
-def write_weights(target_format: str, folder: Path, tensors: Mapping[str, Array]) -> None:
+def write_weights(target_format: str, folder: Path, tensors: Mapping[str, Array]):
     """Write weights in the Hugging Face or Orbax layout."""
     if target_format == "orbax":
         orbax.save(folder / ORBAX_FOLDER, tensors)
@@ -274,7 +273,7 @@ def check_copy(
     sums: Mapping[str, TensorChecksum],
     probe: np.ndarray | None,
     on_progress: Progress | None,
-) -> None:
+):
     """Read a converted checkpoint back and compare it.
 
     Without a probe, only tensors are compared, in float32.

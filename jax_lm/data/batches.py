@@ -155,7 +155,7 @@ def fill_rows(batch: Batch, multiple: int) -> Batch:
     if not missing:
         return batch
 
-    def append(values: np.ndarray, **settings):
+    def append(values, **settings):
         # zeros, unless `settings` say otherwise
         return np.pad(values, [(0, missing), (0, 0)][: values.ndim], **settings)
 

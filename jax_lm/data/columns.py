@@ -68,7 +68,7 @@ def has_form(value, form) -> bool:
     return isinstance(value, form)
 
 
-def require_columns(fields: Fields, columns: Columns) -> None:
+def require_columns(fields: Fields, columns: Columns):
     """Raise BadRowError for a column that is missing in the fields."""
     for _, column in columns:
         if column not in fields:

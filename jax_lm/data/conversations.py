@@ -166,7 +166,7 @@ def conversation_rows(
     open: the pad tokens after the response are targets too, so that the model learns to stop.
     """
 
-    def to_row(prompt: str, response: str, end: str):
+    def to_row(prompt, response, end):
         # prompt [1, 2], response [3], end [4]: ids [1, 2, 3, 4], canvas [0, 0, 1, 1]
         visible = tokenizer.encode(prompt)
         target = [*reject_mask(tokenizer.encode(response), tokenizer), tokenizer.token_id(end)]
@@ -185,7 +185,7 @@ def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> ToRows:
     the next token, so nothing before the first one can predict it.
     """
 
-    def to_rows(fields: Fields):
+    def to_rows(fields):
         text = fields.get("text")
         if not isinstance(text, str) or not text.strip():
             raise BadRowError("has no text")

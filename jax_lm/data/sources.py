@@ -281,7 +281,7 @@ def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
     return {} if "" in groups else groups
 
 
-def require_whole(data: str, split: str, subset: str | None) -> None:
+def require_whole(data: str, split: str, subset: str | None):
     """Raise ValueError if a split or subset is requested of data that have none."""
     for name, value, default in (("split", split, WHOLE), ("subset", subset, None)):
         if value != default:

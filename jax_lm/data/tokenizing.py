@@ -122,7 +122,7 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     return f"{out}: {summarize_counts(shards)}{named}"
 
 
-def check_plan(plan: Fields, out: Path) -> None:
+def check_plan(plan: Fields, out: Path):
     """Write the plan to a new folder. Raises ValueError if the folder has another plan."""
     path = out / PLAN
     held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else plan
@@ -159,12 +159,12 @@ def open_pool(count: int) -> Iterator[Callable]:
         yield map_in_pool
 
 
-def end_with_parent() -> None:
+def end_with_parent():
     """End this process once its parent has ended, even by SIGKILL, or after SIGTERM."""
     parent = multiprocessing.parent_process()
     assert parent
 
-    def leave(*_: object):
+    def leave(*_):
         discard_unfinished()
         os._exit(1)
 
@@ -222,7 +222,7 @@ def open_synced(path: Path) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def write_synced(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes):
     """Write a file as `open_synced` does."""
     with open_synced(path) as file:
         file.write(content)

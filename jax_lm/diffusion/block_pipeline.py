@@ -17,20 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import disturbed
 from jax_lm.diffusion.canvas import Block, Canvas
-from jax_lm.diffusion.state import (
-    BatchInputs,
-    CanvasArrays,
-    KVCache,
-    Proposal,
-    SamplerState,
-    StepCarry,
-    Window,
-    decided_stops,
-)
+from jax_lm.diffusion.state import BatchInputs, Proposal, SamplerState, StepCarry, decided_stops
 from jax_lm.diffusion.step import (
     ROWS,
     Pass,
@@ -42,9 +32,8 @@ from jax_lm.diffusion.step import (
     write,
 )
 from jax_lm.models.attention import attends_by_blocks
-from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import BatchCounts, Scalar, ScalarBool, ScalarInt
-from jax_lm.options import LEFT_TO_RIGHT_ONLY, GenerationOptions
+from jax_lm.models.shapes import BatchCounts, Scalar, ScalarBool
+from jax_lm.options import LEFT_TO_RIGHT_ONLY
 
 # Fields of a row that a step changes.
 DECIDED = ("tokens", "masked", "commit_step", "confidence")
@@ -92,9 +81,7 @@ class BlockPipeline(Variant):
     begun = 0
 
     @classmethod
-    def of(
-        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
-    ) -> "BlockPipeline | None":
+    def of(cls, canvas, options, config) -> "BlockPipeline | None":
         decoding = options.decoding.settings
         if decoding.cache != "causal":
             return None
@@ -115,10 +102,10 @@ class BlockPipeline(Variant):
     def request(self) -> str:
         return CAUSAL
 
-    def blocks(self, canvas: Canvas, length: int) -> Iterable[Block]:
+    def blocks(self, canvas, length) -> Iterable[Block]:
         return [canvas.region]
 
-    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+    def begin(self, state, canvas) -> SamplerState:
         if (np.asarray(state.masked) != canvas.holes).any():
             raise ValueError(
                 f"state: must be None with {self.request}, which begins with the canvas"
@@ -134,17 +121,10 @@ class BlockPipeline(Variant):
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
         return [Pass(first, 0), Pass(steps, 0)]
 
-    def is_open(self, state: SamplerState, window: Window, config: StepConfig) -> ScalarBool:
+    def is_open(self, state, window, config: StepConfig) -> ScalarBool:
         return jnp.any(state.masked)
 
-    def advance(
-        self,
-        model: DreamForCausalLM,
-        state: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Take one denoising step of each row over the blocks that have begun."""
         # which blocks have begun, given the tokens of the last step
         params = inputs.params
@@ -161,14 +141,7 @@ class BlockPipeline(Variant):
         starts = jnp.minimum(self.start + self.length * pipeline.stored, self.end - config.length)
 
         # one row: compute its window of blocks, choose and write
-        def take(
-            row: SamplerState,
-            seen: Bool[Array, "1 t"],
-            is_forced: Bool[Array, "1 n"],
-            start: ScalarInt,
-            cache: KVCache,
-            canvas: CanvasArrays,
-        ):
+        def take(row, seen, is_forced, start, cache, canvas):
             rows = config.rows or row.tokens.shape[1]
             window = inputs.window._replace(
                 block=start, rows=jnp.maximum(start + config.length - rows, 0)

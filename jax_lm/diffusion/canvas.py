@@ -30,7 +30,7 @@ TRAINED_CONTEXT = 2048
 Row = tuple[Sequence[int], Sequence[bool]]
 
 
-def check_context(tokens: int, context: int) -> None:
+def check_context(tokens: int, context: int):
     """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on."""
     if tokens > context:
         raise ValueError(

@@ -98,7 +98,7 @@ class Repair:
         self.force(hole, step)
         return False
 
-    def force(self, hole: HoleArrays, step: int) -> None:
+    def force(self, hole: HoleArrays, step: int):
         """Decide the tokens after those that stay that the grammar alone determines, if any."""
         if tokens := self.constraint.forced(self.ids):
             self.decide(hole, tokens, step, 1.0)
@@ -110,7 +110,7 @@ class Repair:
         key: UInt32[np.ndarray, "2"],
         logits: HostLogits,
         window: LogitsWindow,
-    ) -> None:
+    ):
         """Decide what comes after the tokens that stay: draw candidates until one can be completed.
 
         Args:
@@ -131,7 +131,7 @@ class Repair:
         self.decide(hole, tokens, step, float(np.exp(log_probs[ids == tokens[0]]).sum()))
         self.force(hole, step)
 
-    def decide(self, hole: HoleArrays, tokens: list[int], step: int, confidence: float) -> None:
+    def decide(self, hole: HoleArrays, tokens: list[int], step: int, confidence: float):
         """Add tokens to those that stay, and mask the tokens after them unless they stay too.
 
         They stay if the answer meets the constraint with them. A valid beginning is not enough. If a

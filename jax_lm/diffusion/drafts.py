@@ -21,8 +21,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from jax_lm.config import DreamConfig
-from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.state import (
     NEVER,
     BatchInputs,
@@ -46,7 +44,6 @@ from jax_lm.diffusion.step import (
 )
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import ScalarBool, ScalarInt
-from jax_lm.options import GenerationOptions
 
 # Mapped axes of inputs whose window and settings all rows share, as `jax.vmap` takes them.
 SHARED: Any = BatchInputs._make((0, None, None))
@@ -78,14 +75,14 @@ class Drafts(Variant):
     """The generation option that says how many."""
 
     @classmethod
-    def of(cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig) -> "Drafts | None":
+    def of(cls, canvas, options, config) -> "Drafts | None":
         return cls(count) if (count := getattr(options, cls.option)) else None
 
     @property
     def request(self) -> str:
         return f"{self.option}={self.count}"
 
-    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+    def begin(self, state, canvas) -> SamplerState:
         rows = state.rows()
         return state._replace(extra=rows._replace(extra=self.blank(rows)))
 
@@ -96,7 +93,7 @@ class Drafts(Variant):
     def copies(self, parts) -> Any:
         """Repeat the arrays of each row, once for each of its draft canvases."""
 
-        def copied(part: Array):
+        def copied(part):
             return jnp.broadcast_to(part[:, None], (len(part), self.count, *part.shape[1:]))
 
         return jax.tree.map(copied, parts)
@@ -104,19 +101,17 @@ class Drafts(Variant):
     def passes(self, passes: list[Pass]) -> list[Pass]:
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
-        def drafting(config: StepConfig):
+        def drafting(config):
             return replace(
                 config, variant=replace(self, verifies=False, forced=config.variant.forced)
             )
 
         return [*(each._replace(config=drafting(each.config)) for each in passes[:-1]), passes[-1]]
 
-    def enter_row(self, row: SamplerState, inputs: BatchInputs, config: StepConfig) -> SamplerState:
+    def enter_row(self, row, inputs, config: StepConfig) -> SamplerState:
         return skip_idle(row, unbounded(inputs), config)
 
-    def enter(
-        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-    ) -> StepCarry:
+    def enter(self, state, cache, inputs, config: StepConfig) -> StepCarry:
         # [b, t] -> [b, 1, t]: each row is a batch of one
         canvas, cache = jax.tree.map(lambda part: part[:, None], (inputs.canvas, cache))
         enter = jax.vmap(partial(self.enter_row, config=config), in_axes=(0, SHARED))
@@ -128,17 +123,10 @@ class Drafts(Variant):
             rows = rows._replace(step=jnp.where(is_open, first, rows.step))
         return rows, cache
 
-    def is_going(self, state: SamplerState, window: Window, config: StepConfig) -> ScalarBool:
+    def is_going(self, state, window, config: StepConfig) -> ScalarBool:
         return jnp.any(rows_going(state, window, config))
 
-    def advance(
-        self,
-        model: DreamForCausalLM,
-        state: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Advance the rows that take another step; all rows are computed together."""
         going = rows_going(state, inputs.window, config)
         canvas = jax.tree.map(lambda part: part[:, None], inputs.canvas)
@@ -148,14 +136,7 @@ class Drafts(Variant):
         )
         return after._replace(forwards=state.forwards + 1), cache
 
-    def advance_row(
-        self,
-        model: DreamForCausalLM,
-        row: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
         """Compute a canvas and its drafts, take the verified steps, and make new drafts.
 
         The row may advance some steps beyond `inputs.window.until`.
@@ -173,7 +154,7 @@ class Drafts(Variant):
         )
 
         # verify: the true step from each of them
-        def follow(canvas: DraftCanvases):
+        def follow(canvas):
             start = row._replace(**canvas._asdict())
             evaluation, new_cache = evaluate(model, start, cache, inputs, config)
             return commit(start, evaluation, inputs, config), evaluation, new_cache
@@ -194,7 +175,7 @@ class Drafts(Variant):
         config = replace(config, variant=replace(self, forced=False))
         positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
 
-        def follow(row: SamplerState, _: None):
+        def follow(row, _):
             proposal = draw_proposal(
                 candidates, evaluation.proposal.entropy, row, positions, inputs.params
             )
@@ -203,9 +184,7 @@ class Drafts(Variant):
 
         return jax.lax.scan(follow, row, length=self.count)[1]
 
-    def leave(
-        self, state: SamplerState, cache: KVCache, inputs: BatchInputs, config: StepConfig
-    ) -> StepCarry:
+    def leave(self, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Return the state of all rows at the step that each has reached; reopen later tokens."""
         # step == 4: tokens [7, 8, 9] with commit steps [2, 4, 3] are [7, M, 9] with [2, NEVER, 3].
         rows = state
@@ -262,12 +241,12 @@ def advance_rows(
         axes: `in_axes` of `jax.vmap` for the inputs.
     """
 
-    def take(row: SamplerState, cache: KVCache, inputs: BatchInputs):
+    def take(row, cache, inputs):
         return config.variant.advance_row(model, row, cache, inputs, replace(config, axes=(ROWS,)))
 
     after, cache = jax.vmap(take, in_axes=(0, 0, axes), axis_name=ROWS)(rows, cache, inputs)
 
-    def updated(new: Array, old: Array):
+    def updated(new, old):
         return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     return jax.tree.map(updated, after, rows), cache
@@ -286,7 +265,7 @@ def count_right(
     # following  [a, M, M]        [a, b, M] [a, x, M]     the second draft is confirmed,
     # is_right             [1,        1,        0]        the third is not: 2 are right
 
-    def same(draft: Array, made: Array) -> Bool[Array, "g"]:
+    def same(draft, made):
         return jnp.all(draft[1:] == made[:-1], axis=tuple(range(1, draft.ndim)))
 
     is_right = same(chain.tokens, following.tokens) & same(chain.masked, following.masked)
@@ -308,7 +287,7 @@ def take_steps(
     fresh = chain.masked & ~following.masked & is_taken[:, None, None]
     is_fresh = jnp.any(fresh, axis=0)
 
-    def decided(old: Array, each: Array):
+    def decided(old, each):
         added = [1] * (old.ndim - 2)
         # A sum selects the value, because only one of the steps decides a position.
         new = jnp.sum(jnp.where(fresh.reshape(*fresh.shape, *added), each, 0), axis=0)

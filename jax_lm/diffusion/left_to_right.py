@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
-from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState, StepCarry
+from jax_lm.diffusion.state import StepCarry
 from jax_lm.diffusion.step import Pass, StepConfig, Variant, step
-from jax_lm.models.dream import DreamForCausalLM
 
 
 class LeftToRight(Variant):
@@ -21,14 +20,7 @@ class LeftToRight(Variant):
         first, steps = (each.config for each in passes)
         return [Pass(replace(first, length=1), 0), Pass(replace(steps, length=1, rows=2), 0)]
 
-    def advance_row(
-        self,
-        model: DreamForCausalLM,
-        row: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config: StepConfig) -> StepCarry:
         """Decide the first masked column of one row."""
         # masked [0, 0, 0, 1, 1]: column 3, which row 2 predicts
         column = jnp.maximum(jnp.argmax(row.masked[0]), 1).astype(jnp.int32)

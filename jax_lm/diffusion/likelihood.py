@@ -103,7 +103,7 @@ def masked_log_probability(
     hidden = model.model(jnp.where(is_noisy, mask_id, tokens), present)
     hidden = align_rows(hidden, model.config)
 
-    def log_probs(hidden: Float[Array, "b c d"], tokens: Int[Array, "b c"]) -> Float[Array, "b c"]:
+    def log_probs(hidden, tokens):
         return TokenLogProbs.of(model.logits(hidden), tokens, 1, mask_id).chosen
 
     parts = column_parts(model, *masked.shape)

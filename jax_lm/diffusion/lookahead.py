@@ -14,10 +14,9 @@ import jax.numpy as jnp
 
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.drafts import Drafts
-from jax_lm.diffusion.state import BatchInputs, Evaluation, KVCache, SamplerState, StepCarry
+from jax_lm.diffusion.state import BatchInputs, Evaluation, SamplerState, StepCarry
 from jax_lm.diffusion.step import CANVASES, StepConfig, block_columns, commit, evaluate, write
-from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Scalar, ScalarInt
+from jax_lm.models.shapes import Scalar
 
 
 class Lookahead(Drafts):
@@ -26,18 +25,11 @@ class Lookahead(Drafts):
     keeps_candidates = False
     option = "lookahead"
 
-    def blank(self, rows: SamplerState) -> Any:
+    def blank(self, rows) -> Any:
         """Return branches that equal their canvas."""
         return self.copies(rows)
 
-    def advance_row(
-        self,
-        model: DreamForCausalLM,
-        row: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance_row(self, model, row, cache, inputs, config) -> StepCarry:
         """Compute a canvas and its branches, take a step from the most confident, and branch anew."""
         config = replace(config, axes=(*config.axes, CANVASES))
         # compute the branches and the canvas
@@ -48,7 +40,7 @@ class Lookahead(Drafts):
             # Branches come first, the most confident of them first: argmax takes the first of ties.
             canvases = jax.tree.map(lambda *parts: jnp.concatenate(parts), branches, canvases)
 
-        def look(canvas: SamplerState) -> tuple[Scalar, Evaluation, KVCache]:
+        def look(canvas):
             evaluation, new_cache = evaluate(model, canvas, cache, inputs, config)
             return mean_probability(canvas, evaluation, inputs, config), evaluation, new_cache
 
@@ -79,7 +71,7 @@ class Lookahead(Drafts):
         masked = block_columns(row.masked, inputs.window, config)
         rank = commit_rules.ranks(evaluation.proposal.scores, masked)
 
-        def extended(order: ScalarInt):
+        def extended(order):
             return write(row, evaluation, masked & (rank == order), inputs, config)
 
         return jax.vmap(extended)(jnp.arange(self.count))

@@ -122,7 +122,7 @@ def mask_tokens(
         Noisy tokens, and which positions were masked.
     """
 
-    def draw(sample: Array, position: Array):
+    def draw(sample, position):
         return jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, sample), position))
 
     draws = jax.vmap(jax.vmap(draw))(samples, sample_positions(samples))
@@ -143,7 +143,7 @@ def visible_prefix(key: PRNGKeyArray, canvas: Mask, samples: Tokens, levels: Tok
     # canvas [0, 1, 1, 1, 1] of one sample, level .25 and draw .8: floor(.8 * .75 * 4) = 2 positions
     # -> [0, 1, 1, 0, 0]
 
-    def draw(sample: Array):
+    def draw(sample):
         return jax.random.uniform(jax.random.fold_in(key, sample))
 
     sizes = over_samples("sum", canvas.astype(jnp.float32), samples)
@@ -165,7 +165,7 @@ def confident_ranks(
     # log-probabilities [-1, -3, -2, -4] of a canvas of 4 -> places [3, 1, 2, 0], ranks
     # [.75, .25, .5, 0]
 
-    def is_ranked(sample: Array):
+    def is_ranked(sample):
         return jax.random.uniform(jax.random.fold_in(key, sample)) < share
 
     # Sort within each sample: its canvas from the least to the most likely token, then given

@@ -8,15 +8,12 @@ weights distilled for it, and works with any weights with full attention.
 from dataclasses import replace
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.state import BatchInputs, SamplerState, decided_stops
-from jax_lm.diffusion.step import Pass, StepConfig
-from jax_lm.models.shapes import Scalar
-from jax_lm.options import ACTIVE_BLOCKS, GenerationOptions
+from jax_lm.diffusion.state import SamplerState, decided_stops
+from jax_lm.diffusion.step import Pass
+from jax_lm.options import ACTIVE_BLOCKS
 
 
 class MultiBlock(BlockPipeline):
@@ -25,9 +22,7 @@ class MultiBlock(BlockPipeline):
     begun = 1
 
     @classmethod
-    def of(
-        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
-    ) -> "MultiBlock | None":
+    def of(cls, canvas, options, config) -> "MultiBlock | None":
         decoding = options.decoding
         if not decoding.is_pipelined or decoding.settings.cache != "none":
             return None
@@ -43,15 +38,15 @@ class MultiBlock(BlockPipeline):
     def request(self) -> str:
         return ACTIVE_BLOCKS
 
-    def passes(self, passes: list[Pass]) -> list[Pass]:
+    def passes(self, passes) -> list[Pass]:
         """Compute the whole canvas, and decide columns of the whole answer."""
         return [Pass(replace(passes[0].config, length=self.end - self.start, rows=None), 0)]
 
-    def admitted(self, present: Bool[Array, "b s"], queries: Int[Array, "r"]) -> Bool[Array, "b s"]:
+    def admitted(self, present, queries) -> Bool[Array, "b s"]:
         """Return the keys that any query attends to: all that are present."""
         return present
 
-    def is_forced(self, masks: Int[Array, "b n"], share: Scalar) -> Bool[Array, "b n"]:
+    def is_forced(self, masks, share) -> Bool[Array, "b n"]:
         """Return which block must decide a token: the first one with masks.
 
         The published threshold has no effect here: all blocks before that one are finished.
@@ -60,9 +55,7 @@ class MultiBlock(BlockPipeline):
         is_left = masks > 0
         return is_left & (jnp.cumsum(is_left, axis=1) == 1)
 
-    def end_texts(
-        self, state: SamplerState, inputs: BatchInputs, config: StepConfig
-    ) -> SamplerState:
+    def end_texts(self, state, inputs, config) -> SamplerState:
         """Repeat the first stop token of a row to its end, over tokens that were decided too."""
         # [p, M, S, b, M] -> [p, M, S, S, S]
         is_stop = decided_stops(state, inputs, config.stop_ids)

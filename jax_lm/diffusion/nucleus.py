@@ -32,7 +32,6 @@ from jax_lm.models.shapes import (
     RowValueIds,
     RowValues,
     Scalar,
-    ScalarInt,
 )
 
 # Logits that a CPU filters at once: 4 MiB, which fit its caches together with their weights.
@@ -71,7 +70,7 @@ def map_columns(function: Callable[..., Any], parts: int, *arguments: Array) -> 
     size = -(-count // parts)
     starts = jnp.minimum(jnp.arange(0, count, size), count - size)
 
-    def compute(start: ScalarInt):
+    def compute(start):
         return function(*(lax.dynamic_slice_in_dim(a, start, size, 1) for a in arguments))
 
     # [p, b, s, ...] -> [b, c, ...]: column 4 is in part 2, at index 4 - 3.
@@ -140,13 +139,13 @@ def in_chunks(values: Array, fill: float = 0.0) -> Array:
 def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], ...]:
     """Sum several arrays by chunk, in one pass over their common operands."""
 
-    def summed(*parts: Array):
+    def summed(*parts):
         zeros = (jnp.zeros((), jnp.float32),) * len(parts)
         # One reduction with several operands: given several reductions, XLA's CPU compiler would
         # write the operand of each to memory.
         return tuple(lax.reduce(parts, zeros, lambda a, b: tuple(map(jnp.add, a, b)), (3,)))
 
-    def in_terms(*parts: Array):
+    def in_terms(*parts):
         # XLA's CPU compiler turns a sum of adjacent values, or of many terms, into a serial loop.
         sums = summed(*(part.reshape(*part.shape[:-1], TERMS, -1) for part in parts))
         return tuple(jnp.sum(each, axis=-1) for each in sums)
@@ -157,14 +156,14 @@ def chunk_sums(*parts: Float[Array, "b r n c"]) -> tuple[Float[Array, "b r n"], 
 def weigh(logits: RowLogits, peak: RowValue, scale: Scalar) -> RowLogits:
     """Compute exp(scale * (logit - peak)) once for all sums that read it."""
 
-    def stored(*operands: Array):
+    def stored(*operands):
         # XLA's CPU compiler drops barriers and would recompute the exponentials within each sum,
         # but it keeps what a branch returns. A scale is positive, so the branch is always taken.
         return lax.cond(
             scale > 0, exponential, lambda logits, *_: jnp.zeros_like(logits), *operands
         )
 
-    def barred(*operands: Array):
+    def barred(*operands):
         return lax.optimization_barrier(exponential(*operands))
 
     return lax.platform_dependent(logits, peak, scale, cpu=stored, default=barred)
@@ -225,24 +224,24 @@ def bisected(logits: RowLogits, weights: RowLogits, limit: RowValue) -> Border:
     """
     least = jnp.iinfo(jnp.int32).min
 
-    def flipped(bits: Int[Array, "..."]) -> Int[Array, "..."]:
+    def flipped(bits):
         """Map the bits of floats to integers of the same order, and back."""
         return jnp.where(bits < 0, least - bits, bits)
 
-    def logit(key: Int[Array, "..."]) -> Float[Array, "..."]:
+    def logit(key):
         return lax.bitcast_convert_type(flipped(key), jnp.float32)
 
-    def mass_above(value: RowValue):
+    def mass_above(value):
         return jnp.sum(jnp.where(logits > value, weights, 0.0), axis=-1, keepdims=True)
 
-    def halve(_: ScalarInt, keys: tuple[Array, Array]):
+    def halve(_, keys):
         outside, inside = keys
         # The mean, without an overflow.
         middle = (outside & inside) + ((outside ^ inside) >> 1)
         is_inside = mass_above(logit(middle)) <= limit
         return jnp.where(is_inside, outside, middle), jnp.where(is_inside, middle, inside)
 
-    def key_of(values: Array) -> Int[Array, "b r 1"]:
+    def key_of(values):
         return flipped(lax.bitcast_convert_type(values, jnp.int32))
 
     peak = key_of(jnp.max(logits, axis=-1, keepdims=True))

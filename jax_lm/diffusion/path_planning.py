@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams
-from jax_lm.diffusion.canvas import Canvas
-from jax_lm.diffusion.state import BatchInputs, KVCache, SamplerState, StepCarry, rewrite
+from jax_lm.diffusion.state import StepCarry, rewrite
 from jax_lm.diffusion.step import StepConfig, Variant, block_columns, evaluate, write
-from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.options import P2, GenerationOptions
+from jax_lm.options import P2
 
 
 class PathPlanning(Variant):
@@ -26,16 +23,14 @@ class PathPlanning(Variant):
     ends_early = False  # a stop token may become MASK again
 
     @classmethod
-    def of(
-        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
-    ) -> "PathPlanning | None":
+    def of(cls, canvas, options, config) -> "PathPlanning | None":
         return cls() if options.alg == P2 else None
 
     @property
     def request(self) -> str:
         return f"alg={P2!r}"
 
-    def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
+    def params(self, params, state) -> SamplingParams:
         """Return settings whose schedule has the share of positions that are MASK after each step.
 
         No step is idle, as those of the noise schedule may be: each proposes tokens anew.
@@ -44,14 +39,7 @@ class PathPlanning(Variant):
         shares = 1 - np.arange(1, len(params.ratios) + 1) / params.steps
         return params._replace(by_schedule=np.bool_(False), ratios=shares.astype(np.float32))
 
-    def advance(
-        self,
-        model: DreamForCausalLM,
-        state: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Propose tokens for all positions, and keep the most confident ones."""
         holes = inputs.canvas.holes
         # The model sees the tokens as they are; each hole counts as undecided, for a proposal.

@@ -61,14 +61,7 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
-from jax_lm.models.shapes import (
-    HostLogits,
-    HostTokens,
-    ScalarBool,
-    ScalarInt,
-    SequenceTokens,
-    Tokens,
-)
+from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -551,7 +544,7 @@ def run(
     model = graph.merge(params)
     variant = config.variant
 
-    def is_going(carry: StepCarry) -> ScalarBool:
+    def is_going(carry):
         return variant.is_going(carry[0], inputs.window, config)
 
     def advance(carry: StepCarry):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import (
@@ -275,7 +275,7 @@ def write(
     chosen &= (proposal.tokens != config.mask_id) | jnp.isnan(proposal.probability)
 
     # Block columns 1 and 2 of [x, M, M, y], chosen [1, 0], new [a, b]: [x, a, M, y].
-    def updated(values: Array, new: Array):
+    def updated(values, new):
         # [b, r], or [b, r, k] for log-probabilities
         is_new = chosen.reshape(*chosen.shape, *[1] * (new.ndim - 2))
         new = jnp.where(is_new, new, block_columns(values, inputs.window, config))
@@ -405,10 +405,10 @@ def propose(
     positions = block_columns(inputs.canvas.position_ids, inputs.window, config)
     decide = partial(decide_tokens, model.config, state, inputs.params, config)
 
-    def decide_rows(rows: Float[Array, "b c d"], *parts: Array):
+    def decide_rows(rows, *parts):
         return in_parts(decide, model.logits(rows), *parts)
 
-    def gathered(size: int):
+    def gathered(size):
         # size == 2: masked [0, 1, 0, 1] has index [1, 3]; the head computes rows 1 and 3 alone,
         # and their tokens [x, y] are scattered back to [0, x, 0, y].
         # The sort is stable, so the masked rows come first and in order.
@@ -420,7 +420,7 @@ def propose(
         compact = map_columns(decide_rows, column_parts(model, batch, size), rows, *parts)
         batch = jnp.arange(len(index))[:, None]
 
-        def scattered(part: Array):
+        def scattered(part):
             return (
                 jnp.zeros((*masked.shape, *part.shape[2:]), part.dtype).at[batch, index].set(part)
             )
@@ -569,7 +569,7 @@ def noise(state: SamplerState, positions: RowIds) -> tuple[RowScores, ...]:
     generator is counter-based: element (position, i) is the same number whatever the width.
     """
 
-    def of_row(key: Key[Array, ""], positions: Int[Array, "r"]) -> Float[Array, "r 3"]:
+    def of_row(key, positions):
         shape = state.tokens.shape[1], 3
         return jax.random.uniform(jax.random.fold_in(key, state.step), shape)[positions]
 

@@ -124,7 +124,7 @@ def canvas_hidden(
     """
     b, m, t = canvases.shape
 
-    def run(canvases: Int[Array, "b n t"], cache: KVCache, step: Pass):
+    def run(canvases, cache, step):
         n = canvases.shape[1]
         present = jnp.repeat(attention_mask, n, axis=0)
         positions = default_positions(present.astype(jnp.int32), present)

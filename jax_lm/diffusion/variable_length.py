@@ -19,9 +19,8 @@ from jax_lm.config import DreamConfig
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import SamplingParams, disturbed
 from jax_lm.diffusion.canvas import WIDTH_BUCKET, Canvas, Layout, check_context
-from jax_lm.diffusion.state import NEVER, BatchInputs, KVCache, SamplerState, StepCarry
+from jax_lm.diffusion.state import NEVER, SamplerState, StepCarry
 from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
-from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.shapes import BatchCounts, Mask, RowLogits, Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
@@ -90,9 +89,7 @@ class VariableLength(Variant):
     ends_early = False
 
     @classmethod
-    def of(
-        cls, canvas: Canvas, options: GenerationOptions, config: DreamConfig
-    ) -> "VariableLength | None":
+    def of(cls, canvas, options, config) -> "VariableLength | None":
         if canvas.room is None:
             return None
         options.require_growable()
@@ -104,10 +101,10 @@ class VariableLength(Variant):
     def request(self) -> str:
         return "holes that grow"
 
-    def begin(self, state: SamplerState, canvas: Canvas) -> SamplerState:
+    def begin(self, state, canvas) -> SamplerState:
         return state if state.extra is not None else state._replace(extra=Extent.of(canvas))
 
-    def params(self, params: SamplingParams, state: SamplerState) -> SamplingParams:
+    def params(self, params, state) -> SamplingParams:
         """Replace the schedule, which needs a fixed number of tokens, with a limit of steps.
 
         The limit is a safeguard, and is never reached: a step decides at least one mask, and each
@@ -120,7 +117,7 @@ class VariableLength(Variant):
         ratios = np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 
-    def admit(self, logits: RowLogits, state: SamplerState, expand_id: int | None) -> RowLogits:
+    def admit(self, logits, state, expand_id) -> RowLogits:
         """Set the logit of the token that expands to -inf in rows that may not grow.
 
         A row may grow if its room and budget suffice for a step in which every decision expands.
@@ -132,14 +129,7 @@ class VariableLength(Variant):
         is_excluded = is_expand & ~may_expand[:, None, None]
         return jnp.where(is_excluded, -jnp.inf, logits)
 
-    def advance(
-        self,
-        model: DreamForCausalLM,
-        state: SamplerState,
-        cache: KVCache,
-        inputs: BatchInputs,
-        config: StepConfig,
-    ) -> StepCarry:
+    def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Take one denoising step: decide positions, then expand and delete."""
         # compute: rows begin in column 0, so a column number is a position
         columns = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
@@ -161,7 +151,7 @@ class VariableLength(Variant):
         move = resize(state.extra, tokens, masked, decided & ~is_broken, self)
 
         # `new` is the value of a mask that an expansion leaves, `padding` that of padding.
-        def apply_move(values: Array, new: int | bool | float, padding: int | bool | float):
+        def apply_move(values, new, padding):
             return jnp.where(move.is_new, new, move.gather(values, padding))
 
         commit_step = jnp.where(decided, state.step, state.commit_step)

@@ -279,7 +279,7 @@ class Journal(RunLog):
         """Keys of attempts that need no repetition. Failures of the sandbox do."""
         return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Record):
         """Add a record. It replaces an earlier one of the same problem and sample."""
         self.records[record["name"], record["sample"]] = record
 

@@ -116,7 +116,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     """Return the charts as SVG, by name. analysis.html explains them."""
     rows = analysis["temperatures"]
 
-    def curves(kind: str):
+    def curves(kind):
         # AR-ness starts at k = 1
         return {f"temperature {row['temperature']:g}": [*enumerate(row[kind], 1)] for row in rows}
 
@@ -152,7 +152,7 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
     }
 
 
-def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields) -> None:
+def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields):
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
     output_folder(folder)
     write_json_whole(folder / "analysis.json", {**facts, **analysis})

@@ -27,7 +27,7 @@ CPU_SECONDS = 60
 MAX_MOVES = 200_000
 
 
-def main(kind: str, text: str) -> None:
+def main(kind: str, text: str):
     """Write an automaton as JSON: the start, the ends, and the moves of each state."""
     # Both limits hold for this process alone, which is why the automaton is made here.
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))

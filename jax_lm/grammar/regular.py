@@ -222,7 +222,7 @@ def read_schema(text: str) -> Any:
     return schema
 
 
-def require_supported(schema) -> None:
+def require_supported(schema):
     """Raise ValueError for a keyword that the expression of a schema would ignore."""
     if not isinstance(schema, dict):
         raise ValueError(f"json_schema: must be an object, not {json.dumps(schema)[:60]}")

@@ -32,7 +32,7 @@ class CompileClock:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self.record_event)
 
-    def record_event(self, event: str, duration_secs: float, **_: str | int) -> None:
+    def record_event(self, event: str, duration_secs: float, **_: str | int):
         if event.startswith(EVENTS):
             # Events are reported when they end.
             now = perf_counter()

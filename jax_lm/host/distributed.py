@@ -21,7 +21,7 @@ def start(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> None:
+):
     """Join the other processes of a run; does nothing without arguments.
 
     This must be called before anything that uses JAX's devices.
@@ -45,7 +45,7 @@ def start(
             raise ValueError(f"multi_host: JAX detects no cluster ({error}); {advice}") from error
 
 
-def require_shared(out: Path) -> None:
+def require_shared(out: Path):
     """Check that all processes of a run see the same folder, by a file of each process.
 
     Otherwise they would wait for each other's checkpoints for ever.

@@ -37,18 +37,18 @@ def atomic_write(target: Path) -> Iterator[Path]:
             raise
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str):
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json_whole(path: Path, value, indent: int = 1) -> None:
+def write_json_whole(path: Path, value, indent: int = 1):
     """Write a JSON document whole, see `write_whole`."""
     write_whole(path, json.dumps(value, indent=indent) + "\n")
 
 
-def require_local(path: Path, name: str = "out") -> None:
+def require_local(path: Path, name: str = "out"):
     """Raise ValueError if a path is the URL of a bucket."""
     # Path turns gs://bucket/run into gs:/bucket/run
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(path)):
@@ -56,7 +56,7 @@ def require_local(path: Path, name: str = "out") -> None:
         raise ValueError(f"{name}={str(path)!r}: {rule} (for example by gcsfuse)")
 
 
-def require_writable(out: Path) -> None:
+def require_writable(out: Path):
     """Raise ValueError if `output_folder` could not create this folder, without creating it.
 
     Commands call this first, and create the folder when they have something to write.
@@ -69,7 +69,7 @@ def require_writable(out: Path) -> None:
         raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})")
 
 
-def require_new(path: Path, name: str = "out") -> None:
+def require_new(path: Path, name: str = "out"):
     """Raise ValueError if there is a file, or a folder that is not empty.
 
     Devices and pipes, such as /dev/stdout, may be written to.

@@ -59,7 +59,7 @@ def remove_on_exit(path: Path) -> Iterator[Path]:
         unfinished_paths.discard(path)
 
 
-def remove(path: Path) -> None:
+def remove(path: Path):
     """Remove a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -69,7 +69,7 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def discard_unfinished() -> None:
+def discard_unfinished():
     """Remove all unfinished files and folders, before the process is ended."""
     for path in list(unfinished_paths):
         remove(path)
@@ -88,7 +88,7 @@ def exit_now(signum: int, frame: FrameType | None = None) -> NoReturn:
     os._exit(128 + signum)
 
 
-def interrupt(signum: int, frame: FrameType | None) -> None:
+def interrupt(signum: int, frame: FrameType | None):
     """Signal handler that raises KeyboardInterrupt, or Terminated after SIGTERM.
 
     During an import it ends the process at once, as a half-imported extension module would crash
@@ -106,7 +106,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def watch_interrupts() -> None:
+def watch_interrupts():
     """Start the watching thread, and let interrupts end the process at once.
 
     Inside `interruptible` they raise an exception instead. This must be called before any slow
@@ -130,7 +130,7 @@ def watch_interrupts() -> None:
     threading.excepthook = lambda a: None if a.exc_type in raised else in_thread(a)
 
 
-def set_handlers(handler: Callable[[int, FrameType | None], None]) -> None:
+def set_handlers(handler: Callable[[int, FrameType | None], None]):
     """Install the handler of the signals that end a command."""
     for number in ENDINGS:
         signal.signal(number, handler)
@@ -165,7 +165,7 @@ def suspend_deadline() -> Iterator[None]:
         grace = before
 
 
-def mark_handled() -> None:
+def mark_handled():
     """Report that an interrupt has been handled and the process continues."""
     global is_raised
     is_raised = False
@@ -186,7 +186,7 @@ def on_signal(number: int, answer: Callable[[], None]) -> Iterator[None]:
         answers.pop(number, None)
 
 
-def raise_again() -> None:
+def raise_again():
     """Raise KeyboardInterrupt in the main thread once more, after an earlier one was lost.
 
     It is lost if it is raised in Python code that a library calls and whose exceptions it ignores.
@@ -215,7 +215,7 @@ def wait_for_interrupts(read_fd: int) -> NoReturn:
                 await_end(read_fd, number)
 
 
-def await_end(read_fd: int, number: int) -> None:
+def await_end(read_fd: int, number: int):
     """End the process unless an interrupt is handled before the deadline and before a second one.
 
     Without a deadline, wait for the second one, and raise KeyboardInterrupt again if it was lost.

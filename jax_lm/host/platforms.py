@@ -42,7 +42,7 @@ PLATFORM_VARIABLES = (
 )
 
 
-def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
+def silence_absent(environment: MutableMapping[str, str], root: Path = Path("/")):
     """Keep the libraries of absent accelerators from printing, by variables and idle plugins.
 
     Nothing changes if the user has selected a platform, or if the machine has a TPU. Without any
@@ -126,7 +126,7 @@ def idle_plugin(name: str) -> ModuleType:
     return module
 
 
-def admit_cuda_compiler() -> None:
+def admit_cuda_compiler():
     """Remove the idle plugins, so that JAX loads the real ones and can compile for absent GPUs."""
     for name in CUDA_PLUGINS:
         module = sys.modules.get(f"jax_plugins.{name}")

@@ -33,7 +33,7 @@ def trial_seconds(dtype: str) -> float:
     weight = jnp.ones((2048, 2048), dtype)
 
     @jax.jit
-    def trial(rows: jax.Array, weight: jax.Array):
+    def trial(rows, weight):
         return jax.lax.dot_general(
             rows, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
@@ -46,7 +46,7 @@ def trial_seconds(dtype: str) -> float:
     return min(timeit.repeat(run_trial, number=1, repeat=3))
 
 
-def require_fp8(name: str, capability: Sequence[int]) -> None:
+def require_fp8(name: str, capability: Sequence[int]):
     """Raise ValueError if the accelerator of this name cannot multiply fp8."""
     if tuple(capability) < FP8_CAPABILITY:
         raise ValueError(
@@ -55,7 +55,7 @@ def require_fp8(name: str, capability: Sequence[int]) -> None:
         )
 
 
-def require_fp8_here() -> None:
+def require_fp8_here():
     """Raise ValueError if the present accelerator cannot multiply fp8; a CPU uses bfloat16."""
     device = jax.devices()[0]
     # "8.9"; a TPU has none, and that of an AMD GPU is no number

@@ -84,7 +84,7 @@ def progress(description: str, first_note: str = "") -> Iterator[Report | None]:
     ) as bar:
         task = bar.add_task(description, total=None, note=first_note)
 
-        def report(done: int, total: int, note: str = ""):
+        def report(done, total, note=""):
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
@@ -104,7 +104,7 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
     calls = []
     is_over = Event()
 
-    def report(done: int, total: int, note: str = ""):
+    def report(done, total, note=""):
         calls[2:] = [(time.monotonic(), done, total, note)]
 
     def write():
@@ -138,17 +138,17 @@ class CurrentStderr(logging.StreamHandler):
     A plain handler keeps the original stream, and would write into the bar.
     """
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record: logging.LogRecord):
         self.stream = sys.stderr
         super().emit(record)
 
 
-def say(line: str) -> None:
+def say(line: str):
     """Write a line to standard error."""
     sys.stderr.write(f"{line}\n")
 
 
-def show_log() -> None:
+def show_log():
     """Send log records of the library to standard error, and only warnings of its dependencies."""
     root = logging.getLogger()
     # absl installs a handler when Orbax is imported, and with a handler `basicConfig` does nothing.
@@ -160,7 +160,7 @@ def show_log() -> None:
     silence_orbax()
 
 
-def silence_orbax() -> None:
+def silence_orbax():
     """Keep Orbax from logging its errors: each of its threads logs a traceback of what it raises.
 
     Called after Orbax is imported, which makes the logger.

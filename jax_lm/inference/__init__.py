@@ -168,7 +168,7 @@ class DiffuCoderInference:
         """Whether the model predicts only the token after given text."""
         return not self.config.family.is_diffusion
 
-    def require_tokenizer(self) -> None:
+    def require_tokenizer(self):
         """Raise TokenizerError unless the tokenizer belongs to the model."""
         size = self.config.vocab_size
         if self.is_autoregressive:

@@ -23,7 +23,7 @@ def main(
     benchmark: bool = False,
     options: GenerationOptions = DEFAULTS,
     seed: int = 0,
-) -> None:
+):
     """Generate with a checkpoint, or time its forward pass.
 
     Args:

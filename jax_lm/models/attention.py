@@ -190,10 +190,10 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     values = v.astype(jnp.float32)
 
     @jax.checkpoint
-    def attend_block(block: tuple[Queries, Bool[Array, "b t s"] | None]):
+    def attend_block(block):
         return attend_in_full(block[0], keys.astype(q.dtype), values.astype(q.dtype), block[1])
 
-    def split(x: Array):
+    def split(x):
         # [b, t, ...] -> [t / size, b, size, ...]
         return x.reshape(b, t // size, size, *x.shape[2:]).swapaxes(0, 1)
 
@@ -343,9 +343,9 @@ def merged_by_rows(function: Callable) -> Callable:
     batched = jax.custom_batching.custom_vmap(function)
 
     @batched.def_vmap
-    def merge_mapped_axis(size: int, is_mapped, *operands) -> Any:
+    def merge_mapped_axis(size, is_mapped, *operands):
         # [size, b, ...] -> [size * b, ...]
-        def merge(x: Array, mapped: bool):
+        def merge(x, mapped):
             stacked = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
             return stacked.reshape(-1, *stacked.shape[2:])
 

@@ -103,7 +103,7 @@ class DreamModel(nnx.Module):
             yield x
 
             # The default argument binds the layer now: a traced function may be called later.
-            def outputs(x: Hidden, layer: DreamDecoderLayer = layer) -> Hidden:
+            def outputs(x, layer=layer):
                 return layer(x, rotary, attention_mask, mesh=self.mesh)[0]
 
             x = (jax.checkpoint(outputs) if remat else outputs)(x)
@@ -146,9 +146,7 @@ class DreamModel(nnx.Module):
         # layers: each writes its new keys and values into the cache, and attends to all of it
         for layer, past in zip(self.layers, cache, strict=True):
 
-            def outputs(
-                x: Hidden, past: KeyValues, layer: DreamDecoderLayer = layer
-            ) -> tuple[Hidden, KeyValues]:
+            def outputs(x, past, layer=layer):
                 return layer(x, rotary, attention_mask, (past, start), self.mesh)
 
             x, key_values = (jax.checkpoint(outputs) if remat else outputs)(x, past)
@@ -161,7 +159,7 @@ class DreamModel(nnx.Module):
         The first `recompute` must cover every position that will be attended to.
         """
 
-        def zeros(layer: DreamDecoderLayer):
+        def zeros(layer):
             attention = layer.self_attn
             heads = attention.key_heads
             empty = jnp.zeros((batch, heads, length, attention.head_dim), self.dtype)
@@ -242,7 +240,7 @@ class DreamForCausalLM(nnx.Module):
         graph, shapes = split_abstract(config, jnp.dtype(dtype), quantization)
         return graph.merge(shapes)
 
-    def become(self, config: DreamConfig) -> None:
+    def become(self, config: DreamConfig):
         """Take the configuration of another family, with the same sizes."""
         self.config = config
         self.model.attention_block = config.attention_block
@@ -369,7 +367,7 @@ class DreamForCausalLM(nnx.Module):
         dtype: DTypeLike | None = None,
         tokenizer: DiffuCoderTokenizer | None = None,
         source: Path | None = None,
-    ) -> None:
+    ):
         """Write weights, config.json and tokenizer so that `from_pretrained` and PyTorch read them.
 
         With several hosts, every host must call this, and the first one writes.

@@ -31,7 +31,7 @@ class JoinedLinear(DreamLinear):
         self.shards = shards
         self.sizes = tuple(len(layer.weight[...]) for layer in layers)
 
-        def join_parameters(name: str):
+        def join_parameters(name):
             if getattr(layers[0], name) is None:
                 return None
             # Outputs q0 to q3, k0 and k1 on two devices: [q0 q1 k0 | q2 q3 k1].
@@ -95,7 +95,7 @@ def join(model: DreamForCausalLM) -> DreamForCausalLM:
     """
     shards = MeshShape.of(model.mesh).tensor
 
-    def are_plain(layers: Sequence[nnx.Module]):
+    def are_plain(layers):
         return all(type(layer) is DreamLinear for layer in layers)
 
     # One layer at a time, so that at most one layer's weights are in memory twice.

@@ -49,7 +49,7 @@ class LoraLinear(nnx.Module):
         return self.base.weight
 
 
-def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int) -> None:
+def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int):
     """Add adapters to the targeted layers of a model, in place.
 
     Args:
@@ -97,7 +97,7 @@ def save_adapter(
     base: NamedBase,
     *,
     dtype: DTypeLike = jnp.float32,
-) -> None:
+):
     """Write the adapters of a model, with the name of their base model.
 
     With several hosts, every host must call this, and the first one writes.
@@ -118,7 +118,7 @@ def save_adapter(
         peft.save(folder, tensors, config, base)
 
 
-def load_adapter(model: DreamForCausalLM, adapter: StoredAdapter) -> None:
+def load_adapter(model: DreamForCausalLM, adapter: StoredAdapter):
     """Add a stored adapter to a model, in place and in float32.
 
     Raises:
@@ -137,7 +137,7 @@ def load_adapter(model: DreamForCausalLM, adapter: StoredAdapter) -> None:
         layer.lora_b = nnx.Param(tensors[f"{path}.lora_b"])
 
 
-def merge(model: DreamForCausalLM) -> None:
+def merge(model: DreamForCausalLM):
     """Merge the adapters of a model into its weights, in place and in the dtype of the weights.
 
     Raises:

@@ -94,7 +94,7 @@ def log_probs_by_block(
 def log_probs_by_block_forward(
     graph: nnx.GraphDef, blocks: int, head: Head, hidden: Array, index: Array
 ) -> tuple[Array, tuple[Head, Array, Array, Array]]:
-    def add(sums: tuple[Array, Array, Array], block: Array):
+    def add(sums, block):
         # Online softmax: `total` is the sum of e^(logit - largest) over the blocks so far. If this
         # block has a larger logit, the sum is rescaled by e^(largest - larger).
         largest, total, token_logits = sums
@@ -125,11 +125,11 @@ def log_probs_by_block_backward(
         name: leaf for name, leaf in head.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
     }
 
-    def add(sums: tuple[Head, Array], block: Array) -> tuple[tuple[Head, Array], None]:
+    def add(sums, block):
         gradients, d_hidden = sums
         block_params = head_block(head, blocks, block)
 
-        def compute_logits(floats: Head, hidden: Array):
+        def compute_logits(floats, hidden):
             return nnx.merge(graph, block_params | floats).logits(hidden)
 
         logits, pull = jax.vjp(

@@ -41,7 +41,7 @@ def call(
 
     # A program computes one query head of one sequence: its blocks are [t, h] of the window, and
     # [s, h] of the cache.
-    def block(head: Any):
+    def block(head):
         return pallas.BlockSpec((None, t, None, h), lambda row, i: (row, 0, head(i), 0))
 
     by_query, by_key, shared = (
@@ -67,7 +67,7 @@ def call(
     return y, KeyValues(*written)
 
 
-def window_kernel(*refs: Any, groups: int) -> None:
+def window_kernel(*refs: Any, groups: int):
     """Compute one query head. The softmax is accumulated over blocks of columns, as in
     FlashAttention (arXiv 2205.14135).
 
@@ -81,7 +81,7 @@ def window_kernel(*refs: Any, groups: int) -> None:
     # The heads that share keys compute the same cache; the first of them writes it.
     writes = pallas.program_id(1) % groups == 0
 
-    def attend_block(number: Array, state: tuple[Array, Array, Array]):
+    def attend_block(number, state):
         y, highest, total = state
         at = pallas.ds(number * BLOCK, BLOCK)
         column = number * BLOCK + jnp.arange(BLOCK)
@@ -92,7 +92,7 @@ def window_kernel(*refs: Any, groups: int) -> None:
         # Triton has no gather within a tile.
         chosen = (row[:, None] == jnp.arange(t)).astype(q.dtype)
 
-        def merge(old: Any, new: Any, rows: Array) -> Array:
+        def merge(old, new, rows):
             before = triton.load(old.at[at], mask=in_cache[:, None], other=0)
             after = jnp.where(in_window, dot(chosen, rows).astype(q.dtype), before)
             triton.store(new.at[at], after, mask=in_window & writes)

@@ -509,9 +509,7 @@ class OutOfMemoryError(ValueError):
     """Raised when a model or a request exceeds the memory; the message names changes that help."""
 
 
-def require_room(
-    config: DreamConfig, planned: PlannedStep, mesh: MeshShape, free: int | None
-) -> None:
+def require_room(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, free: int | None):
     """Raise OutOfMemoryError if an update takes more than the `free` bytes of a device.
 
     None is an unknown number, which is not checked.

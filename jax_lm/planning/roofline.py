@@ -167,7 +167,7 @@ class Topology:
     def is_tpu(self) -> bool:
         return not (self.is_cpu or self.chip.card)
 
-    def require_precision(self, precision: str) -> None:
+    def require_precision(self, precision: str):
         """Raise ValueError if the chip cannot compute in a precision."""
         if precision == "fp8" and not self.is_cpu:
             require_fp8(self.family, self.chip.card.get("capability", ()))

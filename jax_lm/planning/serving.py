@@ -105,7 +105,7 @@ def serving_memory(
     slots = planned.batch
     context = planned.canvas
 
-    def step_memory(size: int, columns: int, decoding: Decoding):
+    def step_memory(size, columns, decoding):
         step = replace(
             planned,
             kind="generate",

@@ -100,7 +100,7 @@ def line_chart(
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     span = float(high - low) or 1.0
 
-    def point_of(x: Number, y: Number):
+    def point_of(x, y):
         # A larger y is further up, while SVG counts pixels from the top down.
         across = LEFT + (x - low) / span * (WIDTH - LEFT - RIGHT)
         share = (float(y) - bottom) / (top - bottom)
@@ -174,6 +174,6 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, Number]]) -> str:
     )
 
 
-def write_picture(path: Path, picture: str) -> None:
+def write_picture(path: Path, picture: str):
     """Write an SVG that needs no page. The file is complete or absent."""
     write_whole(path, picture.replace("currentColor", PICTURE_COLOR))

@@ -102,7 +102,7 @@ class Document:
         """Render one HTML file. Every text in it is escaped; only our own pictures are not."""
         return render("document.html", document=self)
 
-    def write(self, folder: Path, name: str, data=None) -> None:
+    def write(self, folder: Path, name: str, data=None):
         """Write `name`.md, `name`.html and the pictures, and `name`.json if there are data.
 
         The folder is created; each file is complete or absent.
@@ -121,7 +121,7 @@ class Document:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
 
-    def line(cells: Sequence[str]):
+    def line(cells):
         # A cell is one line, and must not contain the separator: "a\nb|c" -> "a b&#124;c"
         return f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |"
 
@@ -136,7 +136,7 @@ def facts_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] | Non
     return grid
 
 
-def print_report(document: Document, *, with_sections: bool = False) -> None:
+def print_report(document: Document, *, with_sections: bool = False):
     """Print the metadata, the tables if `with_sections`, and the verdicts."""
     console = Console(highlight=False)
     for name, text in document.metadata.items():

@@ -61,7 +61,7 @@ class RunLog(AbstractContextManager):
             self.close()
             raise
 
-    def replay(self, path: Path) -> None:
+    def replay(self, path: Path):
         """Take all complete lines, and truncate one that was cut off when the run was killed."""
         content = path.read_bytes()
         # b'{"a": 1}\n{"b"' -> b'{"a": 1}\n'
@@ -77,10 +77,10 @@ class RunLog(AbstractContextManager):
                 raise ValueError(f"{path}: line {number} is no {self.kind} ({error})") from error
 
     @abstractmethod
-    def take(self, record: Record) -> None:
+    def take(self, record: Record):
         """Apply one record, of an earlier run or of this one."""
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record):
         """Write a record to disk, then take it."""
         if self.file is not None:
             self.file.write(json.dumps(record) + "\n")
@@ -90,11 +90,11 @@ class RunLog(AbstractContextManager):
             os.fsync(self.file.fileno())
         self.take(record)
 
-    def close(self) -> None:
+    def close(self):
         if self.file is not None:
             self.file.close()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         self.close()
 
 
@@ -113,7 +113,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def lock(file: IO[str], folder: Path) -> None:
+def lock(file: IO[str], folder: Path):
     """Lock the file for this process; raises ValueError if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ def lock(file: IO[str], folder: Path) -> None:
         raise ValueError(f"out={str(folder)!r}: another run is writing there") from error
 
 
-def require_same(folder: Path, name: str, wanted: Record) -> None:
+def require_same(folder: Path, name: str, wanted: Record):
     """Write the settings of a new run, or compare them with those of an earlier one.
 
     Raises:

@@ -76,7 +76,7 @@ class Steps(RunLog):
         self.unfinished: dict[str, int] = {}
         super().__init__(folder, settings)
 
-    def take(self, record: Record) -> None:
+    def take(self, record: Record):
         name = record["step"]
         state = record["state"]
         if state == BEGUN:
@@ -87,7 +87,7 @@ class Steps(RunLog):
         if state != STOPPED:
             self.outcomes[name] = Outcome(state, record["row"], record["reason"], record["seconds"])
 
-    def run(self, steps: Sequence[Step], *, on_step: Report | None = None) -> None:
+    def run(self, steps: Sequence[Step], *, on_step: Report | None = None):
         """Run the steps that are not done, in order.
 
         Steps that failed or were left out in an earlier run are tried again, after those that were
@@ -110,7 +110,7 @@ class Steps(RunLog):
         outcome = self.outcomes.get(step.name)
         return "" if outcome is None else outcome.state
 
-    def attempt(self, step: Step) -> None:
+    def attempt(self, step: Step):
         """Run one step; an exception becomes its outcome."""
         if self.unfinished.get(step.name, 0) >= PATIENCE:
             reason = f"ended the whole process {PATIENCE} times: perhaps the system killed it for its memory"

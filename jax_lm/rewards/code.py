@@ -142,7 +142,7 @@ class Code(Reward):
     executor: RunPrograms = run_locally
     strict_reference: bool = False
 
-    def require_columns(self, names) -> None:
+    def require_columns(self, names):
         if not any(name in names for name in TEST_COLUMNS):
             known = ", ".join(map(repr, TEST_COLUMNS))
             raise ValueError(

@@ -54,7 +54,7 @@ class AnswerReward(Reward):
 
     needs = ("solution",)
 
-    def require_columns(self, names) -> None:
+    def require_columns(self, names):
         # without the extra, a run should end before its first rollout
         import_module("math_verify")
         super().require_columns(names)

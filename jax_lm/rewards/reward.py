@@ -62,7 +62,7 @@ class Reward(ABC):
             columns: the columns in `needs` and `reads`, with one value per text.
         """
 
-    def require_columns(self, names: Collection[str]) -> None:
+    def require_columns(self, names: Collection[str]):
         """Raise ValueError if a required column is not among `names`."""
         for name in self.needs:
             if name not in names:
@@ -110,7 +110,7 @@ class Reward(ABC):
         return scores
 
 
-def check_lengths(expected: int, columns: Columns) -> None:
+def check_lengths(expected: int, columns: Columns):
     """Raise ValueError if a column does not have one value for each of `expected` completions."""
     for name, values in columns.items():
         if len(values) != expected:

@@ -74,7 +74,7 @@ class WeightedSum:
     def __call__(self, prompts: Chats, completions: Chats, **columns) -> Scores:
         return self.score(prompts, completions, **columns).totals
 
-    def require_columns(self, rows: Iterable[Fields]) -> None:
+    def require_columns(self, rows: Iterable[Fields]):
         """Raise ValueError if a reward needs a column that no row has, before a run begins."""
         # a trainer adds the ids of a completion
         names = {"completion_ids"}
@@ -84,7 +84,7 @@ class WeightedSum:
             if isinstance(reward, Reward):
                 reward.require_columns(names)
 
-    def try_out(self, prompt: Chat, /, **columns) -> None:
+    def try_out(self, prompt: Chat, /, **columns):
         """Call every function of the user once, with an empty completion, before a run begins.
 
         Raises:

@@ -178,7 +178,7 @@ class Server:
         )
         return [replace(request, index=index) for index in range(body.choices)]
 
-    async def submit(self, answer_format: AnswerFormat, stream: EventStream, http: Request) -> None:
+    async def submit(self, answer_format: AnswerFormat, stream: EventStream, http: Request):
         """Encode the texts of a request and submit it to the engine.
 
         This runs on a thread, because a long text takes seconds to encode.
@@ -224,7 +224,7 @@ class Server:
 
     async def prepare_in_turn(
         self, prepare: Callable[[], None], turn: asyncio.Semaphore, http: Request
-    ) -> None:
+    ):
         """Prepare a request on a thread, after earlier ones.
 
         Meanwhile the event loop and the engine continue.
@@ -351,7 +351,7 @@ class Server:
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
 
-    def note(self, submitted: Sequence[Job], http: Request) -> None:
+    def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end is not None]
         waits = [(job.started or job.arrived) - job.arrived for job in submitted]
@@ -362,7 +362,7 @@ class Server:
             "reason": ",".join(sorted({str(end.reason) for end in ends})),
         }
 
-    def log_texts(self, texts: Sequence[str], name: str, http: Request) -> None:
+    def log_texts(self, texts: Sequence[str], name: str, http: Request):
         """Log prompts or answers if the operator wants it."""
         if self.settings.logs_prompts:
             logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})

@@ -124,7 +124,7 @@ class CompileScheduler:
                     self.try_step(slots)
         return not self.is_cancelled
 
-    def try_step(self, slots: Slots) -> None:
+    def try_step(self, slots: Slots):
         """Take a step with a dummy sequence, to measure its time."""
         sequence = self.sequence(slots)
         slots.join(sequence)
@@ -133,7 +133,7 @@ class CompileScheduler:
         finally:
             slots.leave(sequence)
 
-    def start_next(self) -> None:
+    def start_next(self):
         """Start compiling the next missing program, unless another one is being compiled.
 
         Requests share the processor with the compilation, but do not wait for it.
@@ -157,7 +157,7 @@ class CompileScheduler:
         except RuntimeError:
             self.postpone(slots)
 
-    def try_to_compile(self, slots: Slots, number: int, size: int) -> None:
+    def try_to_compile(self, slots: Slots, number: int, size: int):
         """Compile a program; after an error, postpone it."""
         try:
             self.compile(slots, number, size)
@@ -166,14 +166,14 @@ class CompileScheduler:
         except Exception:  # not fatal: wider slots may still serve everything
             self.postpone(slots)
 
-    def postpone(self, slots: Slots) -> None:
+    def postpone(self, slots: Slots):
         """Wait after an error, each time for longer."""
         logger.exception("a compilation failed; the next attempt is in %.0f s", self.pause)
         self.failed.add(slots)
         self.retry_at = monotonic() + self.pause
         self.pause = min(2 * self.pause, MAX_PAUSE)
 
-    def compile(self, slots: Slots, number: int, size: int) -> None:
+    def compile(self, slots: Slots, number: int, size: int):
         """Compile a pass of some slots for `size` sequences."""
         if self.is_cancelled:
             return

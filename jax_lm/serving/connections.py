@@ -86,7 +86,7 @@ class Connections:
         self.limits = limits
         self.open: dict[Connection, None] = {}
 
-    def admit(self, new: "Connection") -> None:
+    def admit(self, new: "Connection"):
         """Accept a connection. Beyond the limits, drop one without a request, or the new one."""
         self.open[new] = None
         same_client = [each for each in self.open if each.address == new.address]
@@ -95,7 +95,7 @@ class Connections:
         elif len(self.open) > self.limits.total:
             self.drop_one_of(list(self.open))
 
-    def drop_one_of(self, connections: "list[Connection]") -> None:
+    def drop_one_of(self, connections: "list[Connection]"):
         """Drop one of the connections, which are given oldest first.
 
         This is the oldest one with an incomplete request, else the oldest one between two requests,
@@ -106,12 +106,12 @@ class Connections:
         # `min` returns the oldest connection that is not idle, or the oldest one if all are idle.
         self.drop(min(droppable, key=lambda each: each.is_idle, default=newest))
 
-    def drop(self, connection: "Connection") -> None:
+    def drop(self, connection: "Connection"):
         """Close a connection at once. Unread data on either side is lost."""
         self.open.pop(connection, None)
         connection.transport.abort()
 
-    async def sweep_forever(self) -> None:
+    async def sweep_forever(self):
         """Drop connections that are overdue, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -131,19 +131,19 @@ class Connection(H11Protocol):
         self.waiting_since = self.unread_since = 0.0
         self.unread = 0
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport):
         super().connection_made(transport)
         self.waiting_since = self.loop.time()
         self.address = client_of(transport.get_extra_info("peername"))
         self.all_connections.admit(self)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes):
         # The first byte of the next request begins the time for its head.
         if self.is_idle:
             self.waiting_since = self.loop.time()
         super().data_received(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None):
         self.all_connections.open.pop(self, None)
         super().connection_lost(exc)
 

@@ -94,11 +94,11 @@ class ConstrainedSequence(Sequence):
         """Return the masks, with all columns of the hole from one on."""
         return self.masked | self.within(Block(column, self.hole.end))
 
-    def reopen(self) -> None:
+    def reopen(self):
         if not self.is_held:
             super().reopen()
 
-    def score(self, column: int, log_probs: LogProbs) -> None:
+    def score(self, column: int, log_probs: LogProbs):
         """Keep the log-probabilities of a decided token and of the most likely ones."""
         token = self.tokens[column]
         top = most_likely(log_probs, TOP_LOGPROBS)
@@ -130,7 +130,7 @@ class Repairs:
         self.compiled: set[tuple[str, int]] = set()
         self.pending: dict[Any, Future] = {}
 
-    def advance(self, sequence) -> None:
+    def advance(self, sequence):
         """Start or finish the repair of a held sequence, without waiting; ignore others."""
         if sequence in self.pending:
             if self.pending[sequence].done():
@@ -141,24 +141,24 @@ class Repairs:
             sequence.is_waiting = True
             self.pending[sequence] = self.readers.submit(self.repair, sequence)
 
-    def forget(self, sequence) -> None:
+    def forget(self, sequence):
         """Drop a sequence that has ended, even while a thread checks its text."""
         if isinstance(sequence, ConstrainedSequence):
             # stop a search that is still running
             sequence.repair.constraint.given_up.set()
             self.pending.pop(sequence, None)
 
-    def wait_if_idle(self, sequences: Collection[Any]) -> None:
+    def wait_if_idle(self, sequences: Collection[Any]):
         """Wait briefly for a thread that checks a text, if no sequence can be decoded."""
         if self.pending and all(sequence.is_held for sequence in sequences):
             # otherwise the engine's loop would spin
             wait(self.pending.values(), timeout=MAX_WAIT, return_when=FIRST_COMPLETED)
 
-    def close(self) -> None:
+    def close(self):
         """End the threads after their current checks, without waiting for them."""
         self.readers.shutdown(wait=False, cancel_futures=True)
 
-    def repair(self, sequence: ConstrainedSequence) -> None:
+    def repair(self, sequence: ConstrainedSequence):
         """Check a decoded sequence, or decide a few tokens of one that is invalid.
 
         This runs on a reader's thread. Meanwhile no other thread reads the sequence.
@@ -187,7 +187,7 @@ class Repairs:
             sequence.score(column, log_softmax(logits))
         repair.given.clear()
 
-    def choose(self, sequence: ConstrainedSequence) -> None:
+    def choose(self, sequence: ConstrainedSequence):
         """Decide the next token of a sequence: the first candidate that the grammar allows."""
         column = sequence.fixed
         repair = sequence.repair

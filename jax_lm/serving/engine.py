@@ -133,7 +133,7 @@ class Engine:
         self.stopped = Event()
         self.failure: BaseException | None = None
 
-    def start(self) -> None:
+    def start(self):
         """Start the workers, which set `ready` after warm-up."""
         self.metrics.observe_jax()
         self.metrics.waiting.set_function(lambda: len(self.queue.waiting))
@@ -176,12 +176,12 @@ class Engine:
         self.metrics.prompt_tokens.inc(sum(each.prompt_tokens for each in requests))
         return jobs
 
-    def cancel(self, jobs: Iterable[Job]) -> None:
+    def cancel(self, jobs: Iterable[Job]):
         """End jobs with the reason `cancelled`, unless they have ended already."""
         for job in jobs:
             job.is_cancelled = True
 
-    def refuse_new(self, grace: float) -> None:
+    def refuse_new(self, grace: float):
         """Accept no more jobs; those left after `grace` seconds end with the reason `shutdown`."""
         self.metrics.ready.set(0)
         for worker in self.workers:
@@ -190,7 +190,7 @@ class Engine:
                 worker.compilations.is_cancelled = True
         self.queue.close(grace)
 
-    def give_up(self) -> None:
+    def give_up(self):
         """End all jobs, even while the device is still busy."""
         # a worker's thread may hang in a device call, so deliver from this thread
         for job in self.queue.jobs:
@@ -237,13 +237,13 @@ class Engine:
 
     # Called by the workers' threads.
 
-    def on_ready(self) -> None:
+    def on_ready(self):
         """Accept requests once every worker has finished its warm-up."""
         if all(worker.is_ready for worker in self.workers):
             self.ready.set()
             self.metrics.ready.set(1)
 
-    def on_end(self, failure: BaseException | None) -> None:
+    def on_end(self, failure: BaseException | None):
         """End all jobs after a failure, or once every worker has ended."""
         if failure is not None and self.failure is None:
             self.failure = failure

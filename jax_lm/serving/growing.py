@@ -41,7 +41,7 @@ class GrowingSequence(Sequence):
         # where decoding begins again after a call of the device that failed
         self.given = self.tokens, self.masked
 
-    def require_batchable(self) -> None:
+    def require_batchable(self):
         """Raise ValueError for options with which a hole cannot grow."""
         self.options.require_growable()
 
@@ -74,7 +74,7 @@ class GrowingSequence(Sequence):
         row = [*tokens.tolist(), self.delete_id], [*masked.tolist(), False]
         return Canvas.with_room([row], [self.columns], columns, self.delete_id)
 
-    def take(self, state: SamplerState) -> None:
+    def take(self, state: SamplerState):
         """Take the text and its hole from the state after a step."""
         # The token that ends the text is left out.
         length = int(state.extra.length[0]) - 1
@@ -102,11 +102,11 @@ class GrowingSlots(Slots):
         """List the program for one sequence if it is needed and not compiled."""
         return [(0, 1)] if self.peak and not self.is_compiled else []
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence):
         super().leave(sequence)
         self.loops.pop(sequence, None)
 
-    def compile(self, number: int, size: int, sequence: Any) -> None:
+    def compile(self, number: int, size: int, sequence: Any):
         # One state is enough to compile the loop. NaN logits are reported by requests, not here.
         with suppress(FloatingPointError):
             list(islice(self.loop(sequence, 1), 1))

@@ -63,7 +63,7 @@ class ListenOptions:
         return self.grace - 3 * self.margin
 
 
-def require_free_address(host: str, port: int) -> None:
+def require_free_address(host: str, port: int):
     """Raise ValueError unless a server can listen on an address.
 
     This is called before the model is loaded, so that a mistake is reported early.
@@ -118,7 +118,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None):
         await super().startup(sockets)
         # Raise the length of the kernel's queue: uvicorn passes `backlog` also to asyncio, which
         # accepts that many connections at once. `listen` on a duplicate changes the same socket.
@@ -132,7 +132,7 @@ class HttpServer(uvicorn.Server):
         """Return whether to stop: after a signal, or because the engine has stopped."""
         return await super().on_tick(counter) or self.engine.stopped.is_set()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None):
         """Refuse new requests while sequences end, then accept no more connections and stop."""
         # 1. Refuse new requests, and wait for the sequences.
         loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
         timer.cancel()
         self.sweeping.cancel()
 
-    def drop_all(self) -> None:
+    def drop_all(self):
         """Drop the connections of clients that have not read their answers yet."""
         for connection in list(self.connections.open):
             self.connections.drop(connection)

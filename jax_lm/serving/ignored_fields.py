@@ -79,7 +79,7 @@ class Part(BaseModel):
     """Further names of fields."""
 
     @staticmethod
-    def with_neutral(schema: dict[str, Any], kind: type["Part"]) -> None:
+    def with_neutral(schema: dict[str, Any], kind: type["Part"]):
         """Add the fields that the validator below accepts to the JSON schema."""
         # pydantic's schema does not know that null means "not given"
         properties = schema["properties"]

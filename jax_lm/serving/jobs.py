@@ -163,7 +163,7 @@ class Job:
         """Seconds since the request arrived."""
         return monotonic() - self.arrived
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: Event):
         """Call the listener on the current thread, unless it has received the last event."""
         # `give_up` may deliver the end on another thread at the same time
         with self.delivering:
@@ -303,7 +303,7 @@ class EventStream:
         self.loop = asyncio.get_running_loop()
         self.queue = asyncio.Queue[Event]()
 
-    def listen(self, event: Event) -> None:
+    def listen(self, event: Event):
         """Receive an event on the engine's thread."""
         if self.with_progress or event.reason:
             # The event loop may be closed already when the server stops.

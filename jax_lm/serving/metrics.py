@@ -66,18 +66,18 @@ class Metrics:
         )
         self.total_seconds = histogram("total_seconds", "From arrival to the end", buckets=SECONDS)
 
-    def observe_jax(self) -> None:
+    def observe_jax(self):
         """Count compilations and the memory of the device from now on."""
         jax.monitoring.register_event_duration_secs_listener(self.count_compilation)
         self.device_memory.set_function(bytes_in_use)
 
-    def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def count_compilation(self, event: str, duration_secs: float, **kwargs: str | int):
         """Count a compilation; JAX reports other durations too."""
         if event == COMPILE_EVENT:
             self.compilations.inc()
             self.compile_seconds.inc(duration_secs)
 
-    def count_end(self, event: Event, seconds: float) -> None:
+    def count_end(self, event: Event, seconds: float):
         """Count a completion that ended this many seconds after its arrival."""
         adapter = event.job.request.adapter if event.job else ""
         self.rows.labels(event.reason, adapter).inc()
@@ -93,7 +93,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def return_freed_memory() -> None:
+def return_freed_memory():
     """Return memory that a compilation has freed to the operating system.
 
     glibc would keep it, and it would be most of the memory of the process.

@@ -192,7 +192,7 @@ class Guard:
         self.keys = parse_keys(limits.keys)
         self.open_requests = 0
 
-    def reload_keys(self, path: Path) -> None:
+    def reload_keys(self, path: Path):
         """Replace the keys with those of a file. If it cannot be read, nothing changes."""
         try:
             self.keys = parse_keys(read_keys(path))
@@ -201,7 +201,7 @@ class Guard:
         else:
             logger.info("read %d keys", len(self.keys))
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send):
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         method = scope["method"]
@@ -320,7 +320,7 @@ class Guard:
 
         return receive_again
 
-    def record(self, scope: Message, status: int, fields: dict[str, Any]) -> None:
+    def record(self, scope: Message, status: int, fields: dict[str, Any]):
         """Count the request and log it, without its content."""
         # The path is the route's pattern, not that of the request, so that there are few labels.
         route = scope.get("route")

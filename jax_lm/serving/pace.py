@@ -28,7 +28,7 @@ class Pace:
         """Predict the seconds of a step over `rows` rows; 0 if no call was observed."""
         return (self.fixed_rows + rows) * self.seconds_per_row
 
-    def observe(self, rows: int, steps: int, seconds: float) -> None:
+    def observe(self, rows: int, steps: int, seconds: float):
         """Update the average with a call of `steps` steps over `rows` rows each."""
         if steps:
             measured = seconds / steps / (self.fixed_rows + rows)

@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {"/": PAGE / "index.html"} | {f"/{file.name}": file for file in PAGE.iterdir()}
 
 
-def add_page(app: FastAPI) -> None:
+def add_page(app: FastAPI):
     """Add the routes of the files."""
     for path, file in PAGE_FILES.items():
         app.get(path, include_in_schema=False)(endpoint(file))

@@ -71,7 +71,7 @@ class JobQueue:
         seconds = len(self.jobs) * self.seconds_per_job / self.slots
         return max(1, min(60, round(seconds)))
 
-    def put(self, jobs: Collection[Job]) -> None:
+    def put(self, jobs: Collection[Job]):
         """Add all of the jobs, or none.
 
         Raises:
@@ -104,13 +104,13 @@ class JobQueue:
                 return True
             return self.running.pop(job.sequence, None) is not None
 
-    def wait(self, arrivals: int, seconds: float | None) -> None:
+    def wait(self, arrivals: int, seconds: float | None):
         """Wait until `arrivals` has changed, for at most `seconds`."""
         with self.changed:
             # the condition is checked first, so that a notification before the call is not lost
             self.changed.wait_for(lambda: self.arrivals != arrivals, seconds)
 
-    def close(self, grace: float) -> None:
+    def close(self, grace: float):
         """Accept no more jobs; those left after `grace` seconds are ended."""
         # The lock of a condition is reentrant: `close` and `jobs` take it again.
         with self.changed:

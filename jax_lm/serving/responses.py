@@ -116,7 +116,7 @@ class AnswerFormat:
             "model": model,
         }
 
-    def begin(self, gaps: Sequence[Gap], requests: Sequence[Request]) -> None:
+    def begin(self, gaps: Sequence[Gap], requests: Sequence[Request]):
         """Note the encoded texts and the requests: one per choice, none if nothing is decoded."""
         self.prompt_tokens = sum(len(gap.before) + len(gap.after or ()) for gap in gaps)
         self.choices = [gap for gap in gaps for _ in range(self.body.choices)]

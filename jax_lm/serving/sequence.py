@@ -106,7 +106,7 @@ class Sequence:
             empty = TokenLogProbs.empty((length,), TOP_LOGPROBS)
             self.logprobs = jax.tree.map(np.array, empty)
 
-    def require_batchable(self) -> None:
+    def require_batchable(self):
         """Raise ValueError for options that a batch of different sequences does not support."""
         options = self.options
         decoding = self.options.decoding.settings
@@ -246,7 +246,7 @@ class Sequence:
             keeps_logprobs=np.bool_(self.keeps_logprobs),
         )
 
-    def take(self, state: SamplerState) -> None:
+    def take(self, state: SamplerState):
         """Copy what steps have decided from a state [1, columns] on the host."""
         self.step = int(state.step)
         self.forwards = int(state.forwards)
@@ -260,14 +260,14 @@ class Sequence:
             values[fresh] = decided[0, : len(self.tokens)][fresh]
         self.masked &= ~fresh
 
-    def next_block(self) -> None:
+    def next_block(self):
         """Begin the next block that has masks."""
         # a repair restarts at block 0: skip blocks that are already final
         while self.masked.any() and not self.open.any():
             self.block += 1
             self.first_step = self.step
 
-    def reopen(self) -> None:
+    def reopen(self):
         """Mask the current block again, because its KV cache was lost."""
         # tokens before `fixed` are final and stay
         block = self.blocks[self.block]

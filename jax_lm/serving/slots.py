@@ -139,7 +139,7 @@ class Slots:
         kind = self.is_cached, self.is_growing
         return fits and kind == (sequence.is_cached, sequence.is_growing)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: Sequence):
         """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
         if not self.holds(sequence) or not self.has_room:
             raise ValueError(
@@ -147,12 +147,12 @@ class Slots:
             )
         self.held[self.held.index(None)] = sequence
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence):
         """Release the slot of a sequence, at any time."""
         self.held[self.held.index(sequence)] = None
         self.begun.discard(sequence)
 
-    def compile(self, number: int, size: int, sequence: Sequence) -> None:
+    def compile(self, number: int, size: int, sequence: Sequence):
         """Compile a pass for another number of sequences, without touching the current ones.
 
         Args:
@@ -217,7 +217,7 @@ class Slots:
         )
         return variant.passes([Pass(make_config(rows=count), 0) for count in rows])
 
-    def run(self, sequences: list[Sequence], number: int, steps: int, size: int) -> None:
+    def run(self, sequences: list[Sequence], number: int, steps: int, size: int):
         """Run a pass for some of the sequences, in the program for `size` of them."""
         begun = monotonic()
         config = self.passes[number].config

@@ -118,7 +118,7 @@ class EngineWorker:
         self.repairs = Repairs(samplers, canvas_widths(context), self.device)
         self.is_ready = False
 
-    def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]) -> None:
+    def run(self, warm_up: list[WarmUp], on_ready: Callable[[], None]):
         """Decode until the queue is closed: take jobs, step, deliver events, end jobs.
 
         Raises:
@@ -154,7 +154,7 @@ class EngineWorker:
         is_busy = is_compiling or any(each.missing() for each in self.groups)
         return POLL_SECONDS if is_busy or self.queue.waiting else None
 
-    def end_overdue(self) -> None:
+    def end_overdue(self):
         """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
         now = monotonic()
         closes_at = self.queue.closes_at
@@ -171,7 +171,7 @@ class EngineWorker:
         is_missing = not next(self.fitting(job.sequence)).is_compiled
         return job.started is None and is_missing and self.compilations.thread.is_alive()
 
-    def admit(self) -> None:
+    def admit(self):
         """Move waiting sequences to slots, in order of arrival."""
         for job in list(self.queue.waiting):
             sequence = job.sequence
@@ -212,7 +212,7 @@ class EngineWorker:
         saved = free.seconds(sequence) - best.seconds(sequence)
         return free if saved < self.compilations.seconds else None
 
-    def step(self) -> None:
+    def step(self):
         """Make one call, and deliver the events of its sequences.
 
         Young sequences go first, so that a short answer does not wait for a round of long ones;
@@ -239,7 +239,7 @@ class EngineWorker:
             self.deliver(self.running[sequence])
         self.repairs.wait_if_idle(self.running)
 
-    def advance(self, slots, first: Sequence) -> None:
+    def advance(self, slots, first: Sequence):
         """Advance a sequence and others of its group by one call, and deliver their events."""
         with self.device:
             try:
@@ -254,7 +254,7 @@ class EngineWorker:
             if sequence in self.running:
                 self.deliver(self.running[sequence])
 
-    def isolate(self, slots, sequences: list) -> None:
+    def isolate(self, slots, sequences: list):
         """Advance each sequence alone, and end the jobs of those that fail again.
 
         Raises:
@@ -287,7 +287,7 @@ class EngineWorker:
             if sequence in self.running:
                 slots.join(sequence)
 
-    def require_device(self, slots) -> None:
+    def require_device(self, slots):
         """Raise DeviceError if slots cannot decode even a dummy sequence."""
         try:
             self.compilations.try_step(slots)
@@ -296,7 +296,7 @@ class EngineWorker:
         except Exception as error:  # whatever it is, nothing can be decoded any more
             raise DeviceError(f"the device fails for every request: {error}") from error
 
-    def deliver(self, job: Job) -> None:
+    def deliver(self, job: Job):
         """Deliver new tokens of an answer, and end its job once the answer is complete."""
         # for the time to the first text
         had_text = bool(job.text)
@@ -318,7 +318,7 @@ class EngineWorker:
         elif event.commits:
             job.deliver(event)
 
-    def end(self, event: Event) -> None:
+    def end(self, event: Event):
         """Free the slot of a job, count the job, and deliver its last event."""
         job: Any = event.job
         # free the slot and everything that belongs to the sequence
@@ -336,7 +336,7 @@ class EngineWorker:
             self.queue.seconds_per_job += 0.1 * (job.age - self.queue.seconds_per_job)
         job.deliver(event)
 
-    def start(self, warm_up: list[WarmUp], on_ready: Callable, on_end: Callable) -> None:
+    def start(self, warm_up: list[WarmUp], on_ready: Callable, on_end: Callable):
         """Run on a new thread; at the end, `on_end` is called with the exception, or None."""
 
         def run():

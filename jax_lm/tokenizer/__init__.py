@@ -149,7 +149,7 @@ class DiffuCoderTokenizer:
         except Exception as error:  # the Rust library raises bare Exception
             raise TokenizerError(f"tokenizer {str(folder)!r} cannot be read: {error}") from error
 
-    def require_ids(self, *, mask_token_id: int | None, vocab_size: int) -> None:
+    def require_ids(self, *, mask_token_id: int | None, vocab_size: int):
         """Raise TokenizerError unless this tokenizer belongs to a model with this configuration."""
         tokenizer = "has no mask token"
         if self.special.mask is not None:
@@ -166,7 +166,7 @@ class DiffuCoderTokenizer:
             )
         self.require_vocabulary(vocab_size)
 
-    def require_vocabulary(self, vocab_size: int) -> None:
+    def require_vocabulary(self, vocab_size: int):
         """Raise TokenizerError if this tokenizer has more tokens than a model."""
         if self.vocab_size > vocab_size:
             raise TokenizerError(
@@ -284,7 +284,7 @@ class DiffuCoderTokenizer:
         nonce = secrets.token_hex(16)
         escaped = []
 
-        def mark(match: re.Match[str]):
+        def mark(match):
             escaped.append(match[0])
             return f"{nonce}.{len(escaped) - 1}."
 
@@ -366,7 +366,7 @@ class DiffuCoderTokenizer:
                 f"chat template does not accept these messages: {error}"
             ) from error
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path):
         """Write tokenizer.json, chat_template.jinja and the settings that transformers reads."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -380,7 +380,7 @@ class DiffuCoderTokenizer:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
         self.save_settings(folder, replace=True)
 
-    def save_settings(self, folder: Path, *, replace: bool = False) -> None:
+    def save_settings(self, folder: Path, *, replace: bool = False):
         """Write the end, pad and mask tokens to tokenizer_config.json and special_tokens_map.json.
 
         A file that lacks nothing is not written.
@@ -424,7 +424,7 @@ def find_mask_id(folder: Path, model_type: str | None) -> int | None:
     return None if tokenizer.special.mask is None else tokenizer.mask_id
 
 
-def raise_template_error(message: str) -> None:
+def raise_template_error(message: str):
     raise jinja2.TemplateError(message)
 
 

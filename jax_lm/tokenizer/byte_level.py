@@ -57,7 +57,7 @@ def byte_level_bpe(model: models.BPE, kind: str = "qwen2") -> Tokenizer:
     return backend
 
 
-def add_in_order(backend: Tokenizer, folder: Path) -> None:
+def add_in_order(backend: Tokenizer, folder: Path):
     """Add the tokens of added_tokens.json in the order of their ids.
 
     Raises:

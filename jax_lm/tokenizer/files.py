@@ -56,7 +56,7 @@ def read_special_tokens(folder: Path, backend: Tokenizer) -> SpecialTokens:
     # Without config.json, the files are those of a tokenizer alone.
     implied = [row.mask_token for row in FAMILIES if kind in row.types] if kind else [MASK]
 
-    def find_texts(name: str, *texts: str | None):
+    def find_texts(name, *texts):
         ids = [fields.get(f"{name}_token_id") for fields in settings]
         numbers = [n for values in ids for n in (values if isinstance(values, list) else [values])]
         by_id = [backend.id_to_token(n) for n in numbers if isinstance(n, int) and n >= 0]
@@ -100,7 +100,7 @@ def read_optional(path: Path) -> Fields:
     return fields
 
 
-def write_json(path: Path, fields: Fields) -> None:
+def write_json(path: Path, fields: Fields):
     """Write a JSON object with the indentation of published checkpoints."""
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

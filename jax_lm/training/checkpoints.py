@@ -60,7 +60,7 @@ class RunCheckpoints(AbstractContextManager):
         location = str(folder.absolute())
         self.checkpointer = orbax.training.Checkpointer(location, preservation_policy=policy)
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: object):
         self.checkpointer.close()
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context) -> list[bool]:
@@ -74,7 +74,7 @@ class RunCheckpoints(AbstractContextManager):
         newest = self.checkpointer.latest
         return None if newest is None else newest.step
 
-    def save(self, step: int, state, rest: Fields) -> None:
+    def save(self, step: int, state, rest: Fields):
         """Write a checkpoint; returns once it is complete, or can be written in the background.
 
         Args:
@@ -144,7 +144,7 @@ class RunCheckpoints(AbstractContextManager):
         saved = self.checkpointer.load_checkpointables(step, {REST: None})[REST]
         arrays = saved["arrays"]
 
-        def restore(value: Fields):
+        def restore(value):
             return np.asarray(arrays[value[ARRAY]]) if value.keys() == {ARRAY} else value
 
         return json.loads(saved["json"], object_hook=restore)

@@ -336,7 +336,7 @@ class SftConfig:
         if self.expand_delete:
             self.require_own_loss()
 
-    def require_own_loss(self) -> None:
+    def require_own_loss(self):
         """Raise ValueError for settings that DreamOn's loss would ignore."""
         # DreamOn's loss draws its own masks; these settings still apply.
         free = {"remat", "high_levels"}

@@ -37,7 +37,7 @@ from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.metrics import Metrics
 from jax_lm.training.policy_loss import policy_loss
 from jax_lm.training.prompt_set import PromptSet
-from jax_lm.training.rollout_source import PolicyBatch, RolloutSource
+from jax_lm.training.rollout_source import RolloutSource
 from jax_lm.training.run_defaults import log_setup, resolve_grpo, weight_count
 from jax_lm.training.trainer import Evaluate, State, Trainer
 from jax_lm.training.update import NameTest, Params, in_dtype, merge_params, partition
@@ -187,7 +187,7 @@ class DiffuGRPOTrainer:
         if self.held_out:
             evaluations.insert(0, self.evaluate_held_out)
 
-        def evaluate_all(params: Params):
+        def evaluate_all(params):
             return {name: value for each in evaluations for name, value in each(params).items()}
 
         return self.trainer.run(
@@ -205,7 +205,7 @@ class DiffuGRPOTrainer:
         )
         return metrics
 
-    def check(self, step: int, metrics: Metrics) -> None:
+    def check(self, step: int, metrics: Metrics):
         """Check the metrics of an update: its ratios, and the scores of rewarded rows."""
         self.check_ratio(step, metrics)
         if metrics["rate_scale"]:
@@ -216,7 +216,7 @@ class DiffuGRPOTrainer:
                 error = statistics.stdev(self.scores)
                 self.watch("the mean log-probability of rewarded rows", step, score, error)
 
-    def watch(self, name: str, step: int, value: float, error: float) -> None:
+    def watch(self, name: str, step: int, value: float, error: float):
         """Warn if a value is two standard errors below the best so far."""
         best_step, best, best_error = self.best.setdefault(name, (step, value, error))
         if best - value > 2 * math.hypot(error, best_error):
@@ -238,7 +238,7 @@ class DiffuGRPOTrainer:
         """The current policy."""
         return self.graph.merge(merge_params(self.others, self.state.params))
 
-    def check_ratio(self, step: int, metrics: Metrics) -> None:
+    def check_ratio(self, step: int, metrics: Metrics):
         """Check that the first update of a rollout started from ratio 1.
 
         Warns if it did not, and raises RuntimeError if that happens in several rollouts in a row.
@@ -260,9 +260,7 @@ class DiffuGRPOTrainer:
         logger.warning(message)
 
 
-def require_room_for_completions(
-    model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig
-) -> None:
+def require_room_for_completions(model: DreamForCausalLM, prompts: PromptSet, config: GRPOConfig):
     """Raise ValueError if prompts and completions exceed the context, or attention is by blocks."""
     if model.config.block_size is not None:
         raise ValueError(
@@ -291,7 +289,7 @@ def grpo_loss(score: Callable[..., Array], config: GRPOConfig) -> Callable:
     """
     tolerance = RATIO_TOLERANCE[config.training.dtype]
 
-    def loss(params: Params, batch: PolicyBatch, key: Array):
+    def loss(params, batch, key):
         assert batch.advantages is not None
         return policy_loss(
             score(params, batch.rows),

@@ -32,7 +32,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from jaxtyping import PRNGKeyArray
 
 from jax_lm.config import Fields
 from jax_lm.data.batches import Batch, fill_rows
@@ -41,7 +40,7 @@ from jax_lm.models.attention import SampleMask, attends_by_blocks
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.layers import Hidden
 from jax_lm.models.products import tie_operands
-from jax_lm.models.shapes import Mask, ScalarInt, Tokens, TokenValues
+from jax_lm.models.shapes import Mask, Tokens, TokenValues
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.planning.memory import training_flops
 from jax_lm.sharding import on_mesh, row_devices, row_spec
@@ -145,7 +144,7 @@ def drawn_loss_terms(
 def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Loss:
     """Return the loss of a model as a function of parameters, batch and key."""
 
-    def loss(params: Params, batch: Batch, key: PRNGKeyArray):
+    def loss(params, batch, key):
         model = nnx.merge(graph, params)
         tokens, canvas, samples, openness, drawn = jax.tree.map(jnp.asarray, batch)
         # Levels and attention. Each sample, or each pair of sample and block, has its own level.
@@ -160,7 +159,7 @@ def diffusion_loss(graph: nnx.GraphDef, config: LossConfig, mask_id: int) -> Los
         else:
             attention = SampleMask(samples) if config.masks_per_query else samples >= 0
 
-        def log_probs(model: DreamForCausalLM, noisy: Tokens) -> TokenValues:
+        def log_probs(model, noisy):
             if config.block_length is not None:
                 hidden = predict_blocks(model, noisy, tokens, samples, config.block_length, remat)
                 return token_log_probs(model, hidden, tokens)
@@ -254,7 +253,7 @@ class ByStep:
     def save(self) -> Fields:
         return {}
 
-    def load(self, saved: Fields) -> None: ...
+    def load(self, saved: Fields): ...
 
 
 def train(
@@ -357,7 +356,7 @@ def place_rows(batch: Batch, *, mesh: Mesh | None, parts: int, masks_per_query: 
     return spread(mesh, parts, batch) if mesh else fill_rows(batch, parts)
 
 
-def require_rows_of_one_sample(batch: Batch) -> None:
+def require_rows_of_one_sample(batch: Batch):
     """Raise ValueError if a row holds several samples, which would attend to each other.
 
     Padding (-1) is no sample: a row with samples 0 0 -1 passes, one with 0 0 1 fails.
@@ -379,7 +378,7 @@ def spread(mesh: Mesh, parts: int, batch: Batch) -> Any:
     # of lcm(8, 2) / 2 = 4.
     batch = fill_rows(batch, math.lcm(divisor, processes) // processes)
 
-    def put(rows: np.ndarray):
+    def put(rows):
         count = len(rows) * jax.process_count()
         sharding = NamedSharding(mesh, row_spec(count, mesh))
         return jax.make_array_from_process_local_data(sharding, rows, (count, *rows.shape[1:]))
@@ -403,10 +402,10 @@ def held_out_terms(objective: Loss, dtype: DTypeLike, parts: int) -> Callable:
     """
 
     @jax.jit
-    def compute_terms(params: Params, frozen: Params, batch: Batch, number: ScalarInt):
+    def compute_terms(params, frozen, batch, number):
         key = jax.random.fold_in(jax.random.key(0), number)
 
-        def part(params: Params, rows: Batch):
+        def part(params, rows):
             terms = objective(merge_params(frozen, compute_copy(params, dtype)), rows, key)
             return terms.total, terms.weight
 
@@ -431,7 +430,7 @@ def held_out_loss(terms: Callable, frozen: Params, batches: Sequence[Batch]) -> 
         batches: batches whose rows the parts divide.
     """
 
-    def evaluate(params: Params):
+    def evaluate(params):
         results = [
             terms(params, frozen, batch, jnp.int32(number)) for number, batch in enumerate(batches)
         ]

@@ -61,7 +61,7 @@ class Meter:
     earlier: float = 0.0
     clock: float = field(default_factory=monotonic)
 
-    def add(self, metrics: Metrics, tokens: int) -> None:
+    def add(self, metrics: Metrics, tokens: int):
         """Count a step."""
         self.tokens += tokens
         for name, value in metrics.items():
@@ -104,7 +104,7 @@ class Meter:
         }
 
 
-def require_trackers(names: Sequence[str]) -> None:
+def require_trackers(names: Sequence[str]):
     """Raise ValueError for an unknown tracker, or one whose library is not installed."""
     for name in names:
         if name not in TRACKERS:
@@ -137,7 +137,7 @@ def open_writers(
         trackers = [stack.enter_context(openers[name]()) for name in track]
         lines = stack.enter_context(lines_writer(out / METRICS_FILE, resumed_at))
 
-        def write(step: int, metrics: Metrics):
+        def write(step, metrics):
             # the console shows some metrics, the file and trackers get all
             shown = [name for name in metrics if name in SHOWN or name.startswith("eval_")]
             text = "  ".join(f"{name} {metrics[name]:.4g}" for name in shown)
@@ -163,7 +163,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     write_whole(path, text)
     with path.open("a", encoding="utf-8") as file:
 
-        def write(step: int, metrics: Metrics):
+        def write(step, metrics):
             numbers = {name: value if isfinite(value) else None for name, value in metrics.items()}
             file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
@@ -178,7 +178,7 @@ def tensorboard_writer(folder: Path, resumed_at: int) -> Iterator[Write]:
 
     with SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None) as writer:
 
-        def write(step: int, metrics: Metrics):
+        def write(step, metrics):
             for name, value in metrics.items():
                 writer.add_scalar(name, value, step)
 

@@ -7,7 +7,6 @@ trees and their paths, but neither the loss nor the training loop.
 import jax
 import optax
 import optax.contrib
-from jaxtyping import Array
 
 from jax_lm.models.lora import is_lora
 from jax_lm.training.config import OptimizerConfig
@@ -73,7 +72,7 @@ def muon_or_adamw(params: optax.Params) -> optax.Params:
     Embedding and head get adamw, because they do not map activations to activations.
     """
 
-    def label(path: tuple, leaf: Array):
+    def label(path, leaf):
         return "muon" if leaf.ndim == 2 and "layers" in jax.tree_util.keystr(path) else "adamw"
 
     return jax.tree_util.tree_map_with_path(label, params)
@@ -85,7 +84,7 @@ def mask_decayed(params: optax.Params) -> optax.Params:
     Decay would pull a model with an adapter back to its base, as it shrinks the adapter's factors.
     """
 
-    def is_decayed(path: tuple, leaf: Array):
+    def is_decayed(path, leaf):
         return leaf.ndim > 1 and not is_lora(str(path[-1].key))
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)

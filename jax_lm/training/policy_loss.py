@@ -258,7 +258,7 @@ def completion_scores(
     """
     completion_length = copies.scored.shape[2]
 
-    def score(part: tuple[Array, Array, Copies]):
+    def score(part):
         tokens, attention_mask, copies = part
         k, n, t = copies.tokens.shape
         # k samples with n copies each are k * n rows of the model.
@@ -403,7 +403,7 @@ def policy_loss(
     is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
 
     # metrics
-    def over_tokens(values: Array, mask: Array = mask):
+    def over_tokens(values, mask=mask):
         return Mean(jnp.sum(jnp.where(mask > 0, values, 0.0)), jnp.sum(mask))
 
     has_tokens = jnp.any(completion_mask, axis=1).astype(jnp.float32)

@@ -65,7 +65,7 @@ def choose_shape(config: DreamConfig, mesh: Mesh, trained: Params, policy: Param
     # `memory_stats` is None on a CPU, whose devices share the memory of the host.
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
-    def copy_bytes(shape: MeshShape):
+    def copy_bytes(shape):
         return bytes_on_device(policy, config, shape.arrange(mesh.devices))
 
     shape = rollout_shape(config, training, copy_bytes, None if limit is None else limit - held)

@@ -156,7 +156,7 @@ def mix(reference: Params, params: Params, alpha: float) -> Params:
     return jax.tree.map(lambda old, new: (1 - alpha) * old + alpha * new, reference, params)
 
 
-def require_rewards(rollout: Rollout, number: int) -> None:
+def require_rewards(rollout: Rollout, number: int):
     """Check that rewards scored something.
 
     Raises:
@@ -359,7 +359,7 @@ class RolloutSource:
         replicated = NamedSharding(self.mesh, PartitionSpec())
         return jax.make_array_from_process_local_data(replicated, np.asarray(x), x.shape)
 
-    def log(self, number: int, rollout: Rollout) -> None:
+    def log(self, number: int, rollout: Rollout):
         """Write some completions for people to read; a resumed run writes the same again."""
         # All processes hold the same rollout; the first one writes it.
         if jax.process_index() > 0:
@@ -383,7 +383,7 @@ class RolloutSource:
         """Return the current rollout for a checkpoint."""
         return {"batches": self.batches, "mixed_at": self.mixed_at}
 
-    def load(self, saved: Fields) -> None:
+    def load(self, saved: Fields):
         """Restore the rollout that `save` returned."""
         self.mixed_at = saved["mixed_at"]
         batches = jax.tree.map(self.put, saved["batches"])

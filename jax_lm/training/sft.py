@@ -128,7 +128,7 @@ def resolve_length(config: SftConfig, samples: TrainingSamples, context: int) ->
     return replace(config, max_length=length)
 
 
-def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int) -> None:
+def report_length(samples: int, batch_size: int, steps: int, epoch_steps: int):
     """Log the number of updates, and warn if a run teaches too little or memorises its samples."""
     passes = steps / epoch_steps
     logger.info(
@@ -156,7 +156,7 @@ def require_memory(
     config: SftConfig | AdaptConfig,
     kind: str,
     trained: NameTest = lambda name: True,
-) -> None:
+):
     """Raise OutOfMemoryError if an update exceeds the free memory of a device."""
     weights = parameters(model)
     mesh = MeshShape.of(model.mesh)
@@ -320,7 +320,7 @@ def reveal_prompts(steps: int) -> Vary:
     It reaches 0 after `steps` steps.
     """
 
-    def vary(sample: Row, step: int, rng: np.random.Generator):
+    def vary(sample, step, rng):
         # At step 25 of 100, three of four samples are masked whole.
         if rng.random() < step / max(steps, 1):
             return sample

@@ -67,7 +67,7 @@ class TrainedModel:
         """Whether a parameter is trained: all are, or with adapters only theirs."""
         return self.adapters is None or lora.is_lora(name)
 
-    def save(self, model: DreamForCausalLM) -> None:
+    def save(self, model: DreamForCausalLM):
         """Save the model or its adapters."""
         if self.adapters:
             assert self.base

@@ -83,7 +83,7 @@ class BatchSource(Protocol):
 
     def save(self) -> Fields: ...
 
-    def load(self, saved: Fields) -> None: ...
+    def load(self, saved: Fields): ...
 
 
 class Trainer:
@@ -289,9 +289,7 @@ class Trainer:
         self.state = State(params, optimizer, step)
         return Running(step, batch, metrics, drawn)
 
-    def finish(
-        self, running: "Running", write: Write, bar: terminal.Report | None, check: Check
-    ) -> None:
+    def finish(self, running: "Running", write: Write, bar: terminal.Report | None, check: Check):
         """Wait for a step, then check and record its metrics.
 
         Raises:
@@ -367,7 +365,7 @@ class Trainer:
         checkpoints: RunCheckpoints,
         source: BatchSource,
         finish: Callable[["Running"], None],
-    ) -> None:
+    ):
         """End the process with a checkpoint of the last step, as soon as none is computed.
 
         A rollout, an evaluation or a step may take many minutes, in which the main thread sees no
@@ -400,14 +398,14 @@ class Trainer:
                         self.computed - self.saved,
                     )
 
-    def end_process(self) -> None:
+    def end_process(self):
         """End the process, and say from where the run continues."""
         interruption.discard_unfinished()
         where = f"with a checkpoint of step {self.saved}" if self.saved else "before a checkpoint"
         logger.warning("stopped %s; the same command continues the run in %s", where, self.out)
         os._exit(interruption.TERMINATED)
 
-    def save(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
+    def save(self, checkpoints: RunCheckpoints, source: BatchSource):
         """Write a checkpoint of the current state."""
         rest = {
             "identity": self.identity,
@@ -421,7 +419,7 @@ class Trainer:
         checkpoints.save(self.state.step, (self.state._replace(step=()), source.arrays), rest)
         self.saved = self.state.step
 
-    def resume(self, checkpoints: RunCheckpoints, source: BatchSource) -> None:
+    def resume(self, checkpoints: RunCheckpoints, source: BatchSource):
         """Continue from the newest checkpoint, if there is one.
 
         Raises:
@@ -446,7 +444,7 @@ class Trainer:
         self.saved = step
         logger.info("continuing %s from step %d", self.out, step)
 
-    def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int) -> None:
+    def restore(self, checkpoints: RunCheckpoints, source: BatchSource, step: int):
         """Load weights, moments and the source's arrays from a checkpoint."""
         # Keep only shapes and shardings, to free the current arrays before the saved ones load.
         template = abstract_of((self.state._replace(step=()), source.arrays))
@@ -477,7 +475,7 @@ class Trainer:
         traced = self.config.profiled
         is_tracing = False
 
-        def profile(step: int):
+        def profile(step):
             nonlocal is_tracing
             if is_tracing and step not in traced:
                 jax.profiler.stop_trace()
@@ -511,7 +509,7 @@ def termination() -> Iterator[Callable[[int], bool]]:
     """
     received = Event()
 
-    def should_end(step: int):
+    def should_end(step):
         if jax.process_count() > 1:
             return multihost_utils.reached_preemption_sync_point(step)
         return received.is_set()
@@ -578,7 +576,7 @@ class BestEvaluation:
     def save(self) -> Fields:
         return asdict(self)
 
-    def load(self, saved: Fields) -> None:
+    def load(self, saved: Fields):
         """Restore what `save` returned, if it was for the same metric."""
         if saved["metric"] == self.metric:
             self.value = saved["value"]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_lm.models.graph import IN_ORDER
 from jax_lm.models.products import tie_operands
-from jax_lm.models.shapes import Scalar, ScalarInt
+from jax_lm.models.shapes import Scalar
 from jax_lm.sharding import first_device
 
 # Weights by name, nested: {"model": {"layers": {0: {"mlp": ...}}}}.
@@ -100,9 +100,7 @@ def make_update(
         returned to the same devices.
     """
 
-    def update(
-        params: Params, optimizer: optax.OptState, frozen: Params, step: ScalarInt, batch: Batch
-    ):
+    def update(params, optimizer, frozen, step, batch):
         # Random numbers follow from seed and step, so that a resumed run draws the same.
         key = jax.random.fold_in(jax.random.key(seed), step)
         gradients, metrics = gradient(loss, params, frozen, batch, key, parts=parts, dtype=dtype)
@@ -144,7 +142,7 @@ def placements(params: Params, optimizer: optax.OptState) -> tuple | None:
     if mesh is None:
         return None
 
-    def place(path: tuple, leaf: Array):
+    def place(path, leaf):
         # A moment's path ends with that of its weight: [0].mu['layers'][0] and ['layers'][0].
         name = jax.tree_util.keystr(path)
         owner = next(
@@ -174,7 +172,7 @@ def gradient(
     contributes a sum, and the sum of all parts is divided once by their weight.
     """
 
-    def total(params: Params, rows: Batch):
+    def total(params, rows):
         terms = loss(merge_params(in_dtype(frozen, dtype), compute_copy(params, dtype)), rows, key)
         return terms.total, terms
 
@@ -185,7 +183,7 @@ def gradient(
         terms = jax.tree.map(lambda value: value[None], terms)
     else:
 
-        def add(sums: Params, rows: Batch):
+        def add(sums, rows):
             # Tied to its rows, the compute copy is made in this loop; TPUs would make it before the
             # loop and keep all of it. On CPUs a tie costs a copy of the weights.
             gradients, terms = differentiate(*tie_operands("tpu", params, rows))
@@ -215,7 +213,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
         ValueError: `parts` does not divide the rows.
     """
 
-    def split(leaf: Array):
+    def split(leaf):
         if leaf.shape[0] % parts:
             raise ValueError(
                 f"accumulation in parts={parts}: must divide the {leaf.shape[0]} rows of a batch"
@@ -244,7 +242,7 @@ def compute_copy(params: Params, dtype: DTypeLike) -> Params:
     and numbers that bfloat16 can represent do not change.
     """
 
-    def copy(path: tuple, weights: Array):
+    def copy(path, weights):
         if weights.dtype == jnp.float32 and jnp.dtype(dtype) == jnp.bfloat16:
             return stochastically_rounded(weights, zlib.crc32(jax.tree_util.keystr(path).encode()))
         return in_dtype(weights, dtype)

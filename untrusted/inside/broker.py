@@ -101,11 +101,11 @@ class Broker:
         self.call = 0
         self.names = naming_calls(MACHINE)
 
-    def close(self) -> None:
+    def close(self):
         os.close(self.memory)
         os.close(self.listener)
 
-    def answer(self) -> None:
+    def answer(self):
         """Answer the waiting call. If its process has ended meanwhile, nothing happens."""
         notification = bytearray(struct.calcsize(NOTIFICATION))
         with suppress(OSError):
@@ -146,7 +146,7 @@ class Broker:
             raise os_error(ENAMETOOLONG)
         return os.fsdecode(name)
 
-    def write(self, address: int, data: bytes) -> None:
+    def write(self, address: int, data: bytes):
         self.transfer(os.pwrite, data, address)
 
     def transfer(self, act: Callable[..., Any], what, address: int) -> Any:
@@ -235,7 +235,7 @@ class Broker:
         finally:
             os.close(opened)
 
-    def newfstatat(self, folder: int, address: int, buffer: int, flags: int) -> None:
+    def newfstatat(self, folder: int, address: int, buffer: int, flags: int):
         name = self.read_name(address) if address else ""
         # fstat(fd) arrives as newfstatat(fd, "", ..., AT_EMPTY_PATH).
         itself = not name and flags & AT_EMPTY_PATH
@@ -250,7 +250,7 @@ class Broker:
             how = AT_SYMLINK_NOFOLLOW
         self.write(buffer, self.raw_stat(path, how))
 
-    def faccessat2(self, folder: int, address: int, mode: int, flags: int) -> None:
+    def faccessat2(self, folder: int, address: int, mode: int, flags: int):
         place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
         # Raises ENOENT if the file does not exist. A link itself may be accessed by anyone.
         if stat.S_ISLNK(os.lstat(place.real).st_mode):
@@ -276,29 +276,27 @@ class Broker:
         self.write(buffer, data)
         return len(data)
 
-    def chdir(self, address: int) -> None:
+    def chdir(self, address: int):
         place = self.place(AT_FDCWD, self.read_name(address))
         # A folder only. The kernel is not asked to change anything: names are resolved here.
         if not stat.S_ISDIR(os.stat(place.real).st_mode):
             raise os_error(ENOTDIR)
         self.where = place.name
 
-    def fchdir(self, folder: int) -> None:
+    def fchdir(self, folder: int):
         name = self.world.name_of(os.readlink(self.descriptor(folder)))
         if not os.path.isdir(self.world.resolve(name).real):
             raise os_error(ENOTDIR)
         self.where = name
 
-    def mkdirat(self, folder: int, address: int, mode: int) -> None:
+    def mkdirat(self, folder: int, address: int, mode: int):
         os.mkdir(self.writable_path(folder, address, create=True), mode & 0o777)
 
-    def unlinkat(self, folder: int, address: int, flags: int) -> None:
+    def unlinkat(self, folder: int, address: int, flags: int):
         remove = os.rmdir if flags & AT_REMOVEDIR else os.unlink
         remove(self.writable_path(folder, address))
 
-    def renameat2(
-        self, folder: int, address: int, new_folder: int, new_address: int, flags: int
-    ) -> None:
+    def renameat2(self, folder: int, address: int, new_folder: int, new_address: int, flags: int):
         # The flags of renameat2 (exchange, fail if the target exists) are not supported.
         if read_int(flags):
             raise os_error(EINVAL)
@@ -307,22 +305,20 @@ class Broker:
             self.writable_path(new_folder, new_address, create=True),
         )
 
-    def fchmodat(self, folder: int, address: int, mode: int) -> None:
+    def fchmodat(self, folder: int, address: int, mode: int):
         os.chmod(self.writable_path(folder, address, follow=True), mode & MODE)
 
-    def symlinkat(self, target: int, folder: int, address: int) -> None:
+    def symlinkat(self, target: int, folder: int, address: int):
         # Any target is allowed, because `World` resolves a link whenever it is used.
         os.symlink(self.read_name(target), self.writable_path(folder, address, create=True))
 
-    def linkat(
-        self, folder: int, address: int, new_folder: int, new_address: int, flags: int
-    ) -> None:
+    def linkat(self, folder: int, address: int, new_folder: int, new_address: int, flags: int):
         old = self.writable_path(folder, address, follow=bool(flags & AT_SYMLINK_FOLLOW))
         os.link(
             old, self.writable_path(new_folder, new_address, create=True), follow_symlinks=False
         )
 
-    def truncate(self, address: int, size: int) -> None:
+    def truncate(self, address: int, size: int):
         path = self.writable_path(AT_FDCWD, address, follow=True)
         if not self.may_grow():
             raise os_error(ENOSPC)
@@ -339,7 +335,7 @@ class Broker:
         where = ctypes.addressof(timespecs) if data else 0
         return call_by_name(UTIMENSAT, path, where, AT_SYMLINK_NOFOLLOW)
 
-    def uname(self, buffer: int) -> None:
+    def uname(self, buffer: int):
         # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
         host = os.uname()
         fields = (host.sysname, HOST, host.release, host.version, host.machine, "(none)")

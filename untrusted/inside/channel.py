@@ -26,7 +26,7 @@ class Channel:
         self.socket = socket.socket(fileno=descriptor)
         self.lines = self.socket.makefile("rb")
 
-    def send(self, message) -> None:
+    def send(self, message):
         data = ENCODER.encode(message).encode() + b"\n"
         try:
             self.socket.sendall(data)

@@ -245,7 +245,7 @@ class TestPreparation:
             return False
         return name_of(call.func).startswith(CHECKING)
 
-    def restore_sides(self, node) -> None:
+    def restore_sides(self, node):
         """Compute sides of a comparison that are independent of the program from original data."""
         # Not for `is`, because a copy is another object.
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -284,7 +284,7 @@ class TestPreparation:
         names = [getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)]
         return all(READING.fullmatch(name) for name in names) and self.program.isdisjoint(names)
 
-    def restore_assignments(self) -> None:
+    def restore_assignments(self):
         """Compute what is compared later from original data, too: want = sorted(data)."""
         # A lambda in the body of a class would not see its names.
         in_classes = {
@@ -321,7 +321,7 @@ class TestPreparation:
         counted = [[s, count_check()] if self.is_check(s) else [s] for s in statements]
         return [statement for pair in counted for statement in pair]
 
-    def apply(self, node) -> None:
+    def apply(self, node):
         """Prepare one node."""
         self.restore_sides(node)
         # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
@@ -341,7 +341,7 @@ class TestPreparation:
                 setattr(node, part, self.count(statements))
 
 
-def ask_for_classes(node) -> None:
+def ask_for_classes(node):
     """Replace operations that Python would apply to the handle instead of the program's object.
 
     type(x), x.__class__ -> __tester__.type_of(x)
@@ -368,7 +368,7 @@ def is_special(name: str) -> bool:
     return name.startswith("__") and name not in STEPS
 
 
-def prepare(nodes: list[Any], program: set[str]) -> None:
+def prepare(nodes: list[Any], program: set[str]):
     """Rewrite a test, given its nodes and the names that mean objects of the program."""
     preparation = TestPreparation(nodes, program)
     for node in nodes:
@@ -382,7 +382,7 @@ def prepare(nodes: list[Any], program: set[str]) -> None:
 # The canary: a test that has passed must fail with changed assertions
 
 
-def change_assertions(nodes: list[Any]) -> None:
+def change_assertions(nodes: list[Any]):
     """Change every assertion of a test that depends on the program, so that it fails.
 
     assert f(2) == 4 -> assert __tester__.note_changed(f(2) == {0: 4})

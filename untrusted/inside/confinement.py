@@ -83,13 +83,13 @@ def system_call(number: int, *arguments: int) -> int:
     return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
 
 
-def prctl(option: int, *arguments: int) -> None:
+def prctl(option: int, *arguments: int):
     # prctl takes four arguments, and some options demand that the unused ones be 0.
     values = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
     require_success(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
 
 
-def forbid_files() -> None:
+def forbid_files():
     """Deny this process every file, and what else the kernel's Landlock can deny, from now on.
 
     That is TCP from version 4 on, and from version 6 on abstract sockets and signals to other
@@ -115,7 +115,7 @@ def forbid_files() -> None:
     os.close(rules)
 
 
-def limit_resources(memory_bytes: int, seconds: float) -> None:
+def limit_resources(memory_bytes: int, seconds: float):
     """Limit address space, processor time, file size, open files and core dumps.
 
     Args:
@@ -142,7 +142,7 @@ def limit_resources(memory_bytes: int, seconds: float) -> None:
         resource.setrlimit(limit, (soft, hard))
 
 
-def save_address_space() -> None:
+def save_address_space():
     """Reduce the address space of threads, because a program's memory is limited by address space.
 
     By default the C library reserves 64 MiB for a thread's memory and 8 MiB for its stack: of 512
@@ -172,7 +172,7 @@ def address_space() -> int:
     most = limits[1] // 2**20 if limits[1] > 0 else 2**20
     libc.mmap.restype = ctypes.c_void_p
 
-    def suffices(mebibytes: int):
+    def suffices(mebibytes):
         resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, limits[1]))
         # Private (2) and anonymous (0x20), without any access.
         page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
@@ -185,7 +185,7 @@ def address_space() -> int:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def drop_capabilities() -> None:
+def drop_capabilities():
     """Drop all capabilities: root then has no privilege except owning root's files."""
     # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.
     header, nothing = (
@@ -353,7 +353,7 @@ def owner_program(machine: str) -> bytes:
     return b"".join([*calls_by_number(machine, answers, ALLOW), *has_times])
 
 
-def prepare_children() -> None:
+def prepare_children():
     """Before forking, prepare everything that is the same for every child."""
     blank_program(MACHINE)
     naming_program(MACHINE)
@@ -377,7 +377,7 @@ def install(program: bytes, flags: int = 0) -> int:
     return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header))
 
 
-def leave_names(broker: socket.socket) -> None:
+def leave_names(broker: socket.socket):
     """From now on, pass every call with a name to the broker at the other end of the socket."""
     program = naming_program(MACHINE)
     # Once the broker has heard of a call, only the end of the process interrupts it (from Linux
@@ -397,7 +397,7 @@ def leave_names(broker: socket.socket) -> None:
             raise RefusedError(EPERM, f"no process answers the calls that name files: {reason}")
 
 
-def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket | None) -> None:
+def confine(tier: str, memory_bytes: int, seconds: float, broker: socket.socket | None):
     """Confine this process as the tier requires. Raises OSError if the host cannot.
 
     The order matters: each step needs calls or rights that a later step takes away.

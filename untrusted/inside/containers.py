@@ -53,7 +53,7 @@ def items_of(container) -> list:
     return list(container)
 
 
-def fill(container, items: list) -> None:
+def fill(container, items: list):
     """Replace the content of a container in place."""
     # Another attribute might replace a method: `_UserList__cast` takes part in ==.
     if type(container) in SPACES[2:] and items[::2] != ["data"]:

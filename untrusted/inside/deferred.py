@@ -18,7 +18,7 @@ class Deferred:
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._module), name)
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value):
         # Other attributes are the module's: `tempfile.tempdir = folder`.
         if name == "_module":
             super().__setattr__(name, value)

@@ -32,7 +32,7 @@ class Foreign:
     def __getattr__(self, name: str) -> Any:
         return PEERS[0].do("get", self, name)
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value):
         PEERS[0].do("set", self, name, value)
 
 

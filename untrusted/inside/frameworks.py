@@ -21,7 +21,7 @@ from untrusted.inside.handles import CannotJudgeError, cannot_judge, is_theirs
 from untrusted.inside.peer import BorderError
 
 
-def make_fit(source: str) -> None:
+def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
     if "unittest" in source:
         unittest.main = shim.main
@@ -48,7 +48,7 @@ class Runner:
         self.kept = FixtureValues({}, self.fixtures, None)
         self.passed = 0
 
-    def run(self, tests: set[str]) -> None:
+    def run(self, tests: set[str]):
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
         if tests - self.own.keys():
             raise cannot_judge("the program decorates a test")
@@ -59,7 +59,7 @@ class Runner:
 
     def run_members(
         self, members: Fields, tests: set[str], marks: list[Any], owner=None, path: str = ""
-    ) -> None:
+    ):
         """Run the tests among the members of the file, or of the class `owner`.
 
         Args:
@@ -94,7 +94,7 @@ class Runner:
                         scope = {n: getattr(instance, n) for n in names}
                     self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
 
-    def run_function(self, name: str, function, scope: Fields, marks: list[Any], owner) -> None:
+    def run_function(self, name: str, function, scope: Fields, marks: list[Any], owner):
         """Run a test function for each of its cases.
 
         Args:

@@ -209,10 +209,10 @@ class Handle:
         result = unless_tainted(self, result) if name in NUMBER_NAMES else result
         return copy_facts(result, self, tainted=True) if facts.get("tainted") else result
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value):
         ask("set", self, name, value)
 
-    def __delattr__(self, name: str) -> None:
+    def __delattr__(self, name: str):
         ask("delete", self, name)
 
     def __call__(self, /, *arguments, **keywords) -> Any:

@@ -99,12 +99,12 @@ class TestModule(types.ModuleType):
             return TestSide.peer.fetch(name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value):
         if name in TestSide.peer.program_names:
             ask("patch", TestSide.peer.main, name, value)
         super().__setattr__(name, value)
 
-    def __delattr__(self, name: str) -> None:
+    def __delattr__(self, name: str):
         # `mock.patch` deletes a name to undo a patch; the program then restores the original.
         if name in TestSide.peer.program_names:
             ask("unpatch", TestSide.peer.main, name)
@@ -134,7 +134,7 @@ class ProgramFinder:
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return self.module
 
-    def exec_module(self, module: types.ModuleType) -> None:
+    def exec_module(self, module: types.ModuleType):
         """Do nothing: the module fetches its names when they are used."""
 
 

@@ -98,14 +98,14 @@ def call_library(module: str, name: str, /, *arguments, **keywords) -> Any:
 ORIGINALS: dict[tuple[int, str], Any] = {}
 
 
-def patch(target, name: str, value) -> None:
+def patch(target, name: str, value):
     """Replace an attribute of a module or a logger, as the test has done in its process."""
     # Only the first patch records the original.
     ORIGINALS.setdefault((id(target), name), getattr(target, name, None))
     setattr(target, name, value)
 
 
-def unpatch(target, name: str) -> None:
+def unpatch(target, name: str):
     if (id(target), name) in ORIGINALS:
         setattr(target, name, ORIGINALS.pop((id(target), name)))
 

@@ -34,7 +34,7 @@ REPEATED = {
 }
 
 
-def follow_test(source: str) -> None:
+def follow_test(source: str):
     """Prepare the library functions and modules that a test's text mentions."""
     abc.ABCMeta.__instancecheck__ = looking_at_protocols(abc.ABCMeta.__instancecheck__)
     for module, names in FORWARDED.items():
@@ -57,7 +57,7 @@ def looking_at_protocols(function: Callable[..., Any]) -> Callable[..., Any]:
     return check
 
 
-def carry(module: str, name: str, *, everywhere: bool) -> None:
+def carry(module: str, name: str, *, everywhere: bool):
     """Let the program call a library function for its own objects, or always, if `everywhere`."""
     found = importlib.import_module(module)
     function = getattr(found, name)
@@ -73,7 +73,7 @@ def carry(module: str, name: str, *, everywhere: bool) -> None:
     setattr(found, name, carry)
 
 
-def follow_mock(kind) -> None:
+def follow_mock(kind):
     """Let `mock.patch` replace attributes of library modules in the program, too."""
     entering = kind.__enter__
 

@@ -54,11 +54,11 @@ SET_LIMIT = sys.setrecursionlimit
 class Deep:
     """Context in which calls may nest `DEEPEST` deep."""
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self.limit = sys.getrecursionlimit()
         SET_LIMIT(max(self.limit, DEEPEST))
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object):
         SET_LIMIT(self.limit)
 
 
@@ -117,12 +117,12 @@ class Peer(ABC):
     def carry_out(self, operation: str, arguments: list, keywords: Fields) -> Any:
         """Carry out an operation that the other end requests."""
 
-    def before_change(self, entry: Shared) -> None:  # noqa: B027 (an end may leave it out)
+    def before_change(self, entry: Shared):  # noqa: B027 (an end may leave it out)
         """Hook that runs before a change by the other end is applied to a container."""
 
     # Shared state other than objects
 
-    def share_environment(self) -> None:
+    def share_environment(self):
         """Share the environment with the other end, in Python's internal form."""
         environ: dict = getattr(os.environ, "_data")  # noqa: B009 (pyright knows no such attribute)
         self.shared.add("environ", environ)
@@ -220,7 +220,7 @@ class Peer(ABC):
             return wire.read_array(*form["v"])
         return empty_container(CONTAINERS[form["kind"]], self.decode(form["with"]))
 
-    def refill(self, entry: Shared, forms: list) -> None:
+    def refill(self, entry: Shared, forms: list):
         """Replace the content of a container by what the other end has sent."""
         items = wire.convert_all(forms, self.decode)
         # Equal content is not replaced, so that the items keep their identity.
@@ -231,7 +231,7 @@ class Peer(ABC):
 
     # Messages
 
-    def send(self, what: str, values: Sequence[Any], keywords: Fields) -> None:
+    def send(self, what: str, values: Sequence[Any], keywords: Fields):
         """Send a request, or the end of one, with the changes of shared containers."""
         self.message_keys = set()
         # Encode first, then send: a value that cannot be encoded leaves the channel usable.
@@ -277,7 +277,7 @@ class Peer(ABC):
             raise TypeError("an exception that is not one")
         raise value
 
-    def answer(self, operation: str, arguments: list, keywords: Fields) -> None:
+    def answer(self, operation: str, arguments: list, keywords: Fields):
         """Carry out an operation for the other end and send the result."""
         try:
             what = "return"

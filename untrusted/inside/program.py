@@ -70,7 +70,7 @@ class ProgramPeer(Peer):
 
     # Messages
 
-    def send(self, what, values, keywords) -> None:
+    def send(self, what, values, keywords):
         # This process may be killed as soon as the test has its answer.
         flush_output()
         super().send(what, values, keywords)
@@ -78,14 +78,14 @@ class ProgramPeer(Peer):
     def carry_out(self, operation, arguments, keywords) -> Any:
         return OPERATIONS[operation](*arguments, **keywords)
 
-    def serve(self) -> None:
+    def serve(self):
         """Answer requests until the test has ended."""
         # Ends by ChannelEndError.
         while True:
             self.answer(*self.receive())
 
 
-def flush_output() -> None:
+def flush_output():
     """Flush the streams of this process; stand-ins for the test's streams have no buffer."""
     for stream in (sys.__stdout__, sys.__stderr__):
         # The program may have replaced them by anything.
@@ -175,7 +175,7 @@ def run_script(code: str, results: Channel) -> SystemExit:
     return SystemExit(0)
 
 
-def run(job: Fields, results: Channel, peer: int | None) -> None:
+def run(job: Fields, results: Channel, peer: int | None):
     """Do one job: answer a single call, or serve a tester at `peer`."""
     answer = answer_once(job)
     # Before sending the answer, because this process is killed after it.

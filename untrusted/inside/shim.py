@@ -35,11 +35,11 @@ class SkippedError(BaseException):
     """Raised by `skip`."""
 
 
-def fail(reason: str = "", pytrace: bool = True) -> None:
+def fail(reason: str = "", pytrace: bool = True):
     raise FailedError(reason)
 
 
-def skip(reason: str = "", **_) -> None:
+def skip(reason: str = "", **_):
     raise SkippedError(reason)
 
 
@@ -47,7 +47,7 @@ def skip(reason: str = "", **_) -> None:
 fail.Exception, skip.Exception = FailedError, SkippedError  # type: ignore[attr-defined]
 
 
-def main(*_, **__) -> None:
+def main(*_, **__):
     """Do nothing: the tests of the file are run afterwards."""
 
 
@@ -216,29 +216,29 @@ class Capsys:
 class MonkeyPatch(contextlib.ExitStack):
     """Makes changes that are undone after the test, with `mock.patch`, so the program follows."""
 
-    def setattr(self, target, name, value=MISSING, raising: bool = True) -> None:
+    def setattr(self, target, name, value=MISSING, raising: bool = True):
         # setattr("os.path.exists", f)
         if value is MISSING:
             self.enter_context(mock.patch(target, name, create=not raising))
         else:
             self.enter_context(mock.patch.object(target, name, value, create=not raising))
 
-    def setitem(self, mapping, key, value) -> None:
+    def setitem(self, mapping, key, value):
         self.enter_context(mock.patch.dict(mapping, {key: value}))
 
-    def delitem(self, mapping, key, raising: bool = True) -> None:
+    def delitem(self, mapping, key, raising: bool = True):
         self.enter_context(mock.patch.dict(mapping))
         if key in mapping or raising:
             del mapping[key]
 
-    def setenv(self, name: str, value, prepend: str | None = None) -> None:
+    def setenv(self, name: str, value, prepend: str | None = None):
         old = os.environ.get(name)
         self.setitem(os.environ, name, f"{value}{prepend}{old}" if prepend and old else str(value))
 
-    def delenv(self, name: str, raising: bool = True) -> None:
+    def delenv(self, name: str, raising: bool = True):
         self.delitem(os.environ, name, raising)
 
-    def chdir(self, path) -> None:
+    def chdir(self, path):
         self.enter_context(contextlib.chdir(path))
 
     @staticmethod
@@ -273,7 +273,7 @@ def capsys() -> Iterator[Capsys]:
 FIXTURES: Fields = {each.name: each for each in (tmp_path, monkeypatch, capsys)}
 
 
-def install_shim() -> None:
+def install_shim():
     """Install a module `pytest` with the names of this module."""
     module = types.ModuleType("pytest")
     names = "raises approx param mark fixture fail skip main MonkeyPatch"

@@ -221,7 +221,7 @@ class Tester(Peer):
             self.complaint = error
             raise
 
-    def check_attribute(self, operation: str, subject, name, *, is_output: bool) -> None:
+    def check_attribute(self, operation: str, subject, name, *, is_output: bool):
         """Raise AttributeError for attributes that lead to the test's frames or replace its checks."""
         if type(name) is not str:
             raise BorderError("the name of an attribute is not text")
@@ -248,16 +248,16 @@ class Tester(Peer):
 
     # What both ends share
 
-    def before_change(self, entry: Shared) -> None:
+    def before_change(self, entry):
         if entry.key.startswith(self.side):
             self.keep(entry.key, entry.container)
 
-    def keep(self, key: str, container) -> None:
+    def keep(self, key: str, container):
         """Keep the original items of a container of the test before their first change."""
         self.original.setdefault(key, (container, items_of(container)))
         self.changed.add(key)
 
-    def follow(self, target, name: str, original) -> None:
+    def follow(self, target, name: str, original):
         """Watch an attribute: `do` copies it to the program whenever the test has changed it."""
         self.followed.setdefault((target, name), [original, original])
 
@@ -323,7 +323,7 @@ class Tester(Peer):
             if not written or not are_same(written[0], now):
                 self.doubts.append("compares with data that the program has changed")
 
-    def swap(self) -> None:
+    def swap(self):
         """Exchange the current content of changed containers for their original content."""
         for key, (container, items) in self.original.items():
             self.original[key] = container, items_of(container)
@@ -372,7 +372,7 @@ class Tester(Peer):
             raise cannot_judge("the program's error is AssertionError or a base of it")
         return kinds
 
-    def note_check(self) -> None:
+    def note_check(self):
         self.checked += 1
 
     def note_changed(self, holds) -> bool:
@@ -407,7 +407,7 @@ def is_own(kind) -> bool:
     return isinstance(kind, type) and kind.__module__ == "__main__" and not is_theirs(kind)
 
 
-def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
+def look_for_limits(tester: Tester, source: str, nodes: list[Any]):
     """Raise if the border cannot support a test; record doubts if it does so only in part."""
     if found := checks.REFUSED.search(source):
         message = f"the test may run code of the program in its own process: {found[0]:.60}"
@@ -418,7 +418,7 @@ def look_for_limits(tester: Tester, source: str, nodes: list[Any]) -> None:
     tester.doubts += [f"uses `{part}`, which the border carries only in part" for part in doubtful]
 
 
-def run_source(tester: Tester, source: str, *, changed: bool = False) -> None:
+def run_source(tester: Tester, source: str, *, changed: bool = False):
     """Run a test file, then the tests that it defines for a framework; raises if one fails.
 
     Args:
@@ -503,7 +503,7 @@ def failing_line(error: BaseException, source: str) -> str:
     return source.splitlines()[lines[-1] - 1].strip() if lines and lines[-1] else ""
 
 
-def run(job: Fields, results: Channel, peer: int) -> None:
+def run(job: Fields, results: Channel, peer: int):
     """Run one test and report its outcome to the parent."""
     tester = Tester(Channel(peer), job["test"], job["code"])
     changed = job.get("changed", False)

@@ -22,7 +22,7 @@ OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--imp
            "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
 
 
-def run_in_one(job: dict[str, Any], results: Channel) -> None:
+def run_in_one(job: dict[str, Any], results: Channel):
     """Run a program and its test, and report the outcome to the parent."""
     source = job["test"]
     try:
@@ -47,7 +47,7 @@ def run_in_one(job: dict[str, Any], results: Channel) -> None:
         results.send({"ended": job["sentinel"]})
 
 
-def run_pytest(own: set[str]) -> None:
+def run_pytest(own: set[str]):
     """Run tests of `__main__` with pytest; raises AssertionError unless all of them passed.
 
     Args:
@@ -58,7 +58,7 @@ def run_pytest(own: set[str]) -> None:
     failures = []
 
     class Plugin:
-        def pytest_runtest_logreport(self, report) -> None:
+        def pytest_runtest_logreport(self, report):
             if report.failed:
                 crash = getattr(report.longrepr, "reprcrash", None)
                 failures.append(crash.message if crash is not None else str(report.longrepr))

@@ -81,7 +81,7 @@ class Zygote:
             prepare_children()
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self):
         """Reset: no children, an empty folder, and only the parent to listen to."""
         self.children: list[int] = []
         self.strangers: dict[int, int] = {}
@@ -92,7 +92,7 @@ class Zygote:
         self.used = self.grown = 0
         self.looked = monotonic()
 
-    def serve(self) -> None:
+    def serve(self):
         """Serve the parent until it closes its end, and answer the children's calls."""
         self.control.sendall(b"ready\n")
         while True:
@@ -141,7 +141,7 @@ class Zygote:
             self.spawn(descriptors, settings)
         return True
 
-    def spawn(self, descriptors: list[int], request: Fields) -> None:
+    def spawn(self, descriptors: list[int], request: Fields):
         """Fork a child for one job; the child lives and ends inside this call."""
         # `near` stays here, `far` goes to the child, which sends its listener over it.
         near, far = [end.detach() for end in socket.socketpair()] if self.world else (-1, -1)
@@ -221,7 +221,7 @@ class Zygote:
         sys.stderr.flush()
         return None
 
-    def introduce(self, descriptor: int) -> None:
+    def introduce(self, descriptor: int):
         """Receive the listener of a child that is being confined, and start a broker for it."""
         child = self.strangers.pop(descriptor)
         self.poller.unregister(descriptor)
@@ -252,7 +252,7 @@ class Zygote:
             self.measure(RECENT)
         return self.used <= WORK_BYTES
 
-    def measure(self, seconds: float) -> None:
+    def measure(self, seconds: float):
         """Measure the folder, unless it was measured less than `seconds` ago."""
         if monotonic() - self.looked > seconds:
             # bubblewrap's folder is a file system of limited size, but that size does not count
@@ -285,7 +285,7 @@ class Zygote:
         return report
 
 
-def end(children: list[int]) -> None:
+def end(children: list[int]):
     """Kill processes and their process groups: the unsafe tier lets them start others."""
     for child in children:
         for kill in (os.kill, os.killpg):
@@ -293,7 +293,7 @@ def end(children: list[int]) -> None:
                 kill(child, signal.SIGKILL)
 
 
-def empty(folder: str) -> None:
+def empty(folder: str):
     """Remove everything in a folder, at any depth and whatever its permissions."""
     folders = [folder]
     number = 0
@@ -340,7 +340,7 @@ def main(
     hidden: list[str],
     folder: str,
     packages: dict[str, str],
-) -> None:
+):
     """Serve the parent until it closes its end. Entry point of the zygote's process."""
     # Private permissions, also for files that brokers create on behalf of children.
     os.umask(0o077)

@@ -128,7 +128,7 @@ class AnyColumns(TextColumn, ConversationColumns):
         return self.given
 
 
-def require_conversations(kind: Kind, form: ConversationForm) -> None:
+def require_conversations(kind: Kind, form: ConversationForm):
     """Raise ValueError if the form of conversations is given for texts."""
     if kind == "text" and form != PLAIN_FORM:
         raise ValueError("template, turns: texts are learnt whole; they need --kind conversations")

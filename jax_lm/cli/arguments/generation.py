@@ -114,7 +114,7 @@ class Generate:
         """Whether a hole between two texts is filled."""
         return self.prefix is not None or self.suffix is not None
 
-    def require_one_source(self) -> None:
+    def require_one_source(self):
         """Raise ValueError if there are two sources of text, or an option that has no effect."""
         # None: not given
         sources = {

@@ -78,7 +78,7 @@ class Dialogue:
         require_one_of("command", name, (*commands, "/exit"))
         return commands[name]
 
-    def say(self, text: str) -> None:
+    def say(self, text: str):
         """Answer a message. If that fails, the message is removed from the conversation."""
         self.messages.append({"role": "user", "content": require_unicode(text)})
         # still None in `finally` if the answer failed or was stopped
@@ -93,7 +93,7 @@ class Dialogue:
             if answer is None:
                 self.messages.pop()
 
-    def infill(self, path: str) -> None:
+    def infill(self, path: str):
         """Fill the holes of a file, or of the next lines."""
         if path:
             text = terminal.read_text_file(Path(path).expanduser())
@@ -118,11 +118,11 @@ class Dialogue:
         self.seed += 1
         return row.text
 
-    def reset(self, _: str) -> None:
+    def reset(self, _: str):
         """Clear the conversation, except for the system message."""
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def save(self, path: str) -> None:
+    def save(self, path: str):
         """Write the messages to a file; ValueError if none is named."""
         if not path:
             raise ValueError("/save: needs a file name")

@@ -83,7 +83,7 @@ def shows_given(arguments: Generate) -> bool:
     return not (arguments.chat or arguments.only_new)
 
 
-def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: DecodedBatch) -> None:
+def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: DecodedBatch):
     """Print the answer as text or JSON. Warnings and statistics go to standard error.
 
     `given` is the text as it was read, whose line ends the new text gets.

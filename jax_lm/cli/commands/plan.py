@@ -135,7 +135,7 @@ def plan_config(arguments: Plan) -> DreamConfig:
     return SHAPES[arguments.model_config or "7b"]
 
 
-def print_plan(plan: MachinePlan) -> None:
+def print_plan(plan: MachinePlan):
     """Print the plan, and changes with which it would fit."""
     console = Console(highlight=False)
     console.print(facts_table(plan.rows(), {"fits": "green", "does not fit": "red"}))

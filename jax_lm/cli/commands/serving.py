@@ -133,7 +133,7 @@ def parse_adapters(texts: Sequence[str], model: str) -> dict[str, str]:
     return adapters
 
 
-def require_defaults(defaults: Fields) -> None:
+def require_defaults(defaults: Fields):
     """Raise ValueError for defaults that a request could not have, naming the option."""
     try:
         DecodingBody.model_validate(defaults)
@@ -193,7 +193,7 @@ def fit_options(
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 
-def announce(host: str, port: int) -> None:
+def announce(host: str, port: int):
     # IPv6 addresses stand in brackets: http://[::1]:8000
     print(
         f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it",
@@ -201,7 +201,7 @@ def announce(host: str, port: int) -> None:
     )
 
 
-def configure_logging() -> None:
+def configure_logging():
     """Log one line of JSON per record on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())

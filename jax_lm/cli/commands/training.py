@@ -206,7 +206,7 @@ def run_merge_lora(arguments: MergeLora) -> int:
     return 0
 
 
-def join_run(hosts: Hosts, out: Path) -> None:
+def join_run(hosts: Hosts, out: Path):
     """Connect to the other hosts of a run, and check that all can write to its folder."""
     distributed.start(**asdict(hosts))
     require_writable(out)
@@ -258,7 +258,7 @@ def finish(target: TrainedModel, model: DreamForCausalLM, *, finished: bool) -> 
     return 0
 
 
-def write_refused(refused: list | None, out: Path) -> None:
+def write_refused(refused: list | None, out: Path):
     """Write refused.json: the lines of a data file that were not used.
 
     `refused` is None for tokenised data, whose refused lines were reported when it was tokenised.

@@ -46,7 +46,7 @@ def watch(
         ) as live,
     ):
 
-        def show(canvas: Canvas, state: SamplerState):
+        def show(canvas, state):
             # called after every step
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
