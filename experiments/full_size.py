@@ -50,7 +50,14 @@ from jax_lm.diffusion.canvas import Block
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.host.declared import run_main
 from jax_lm.models.joined import join_on_gpu
-from jax_lm.options import BLOCK_LENGTH, PRESETS, Decoding, GenerationOptions, require_sizes
+from jax_lm.options import (
+    BLOCK_LENGTH,
+    PRESETS,
+    Decoding,
+    GenerationOptions,
+    require_above_zero,
+    require_sizes,
+)
 from jax_lm.planning.memory import PlannedStep, device_bytes, explain_out_of_memory, parameter_count
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.steps import LeftOut, Rows, Step
@@ -110,9 +117,8 @@ class Arguments:
     minutes: float = 8.0
 
     def __post_init__(self) -> None:
-        require_sizes(
-            self, "canvas", "new_tokens", "rows", "clients", "training_rows", "repeats", "timeout"
-        )
+        require_sizes(self, "canvas", "new_tokens", "rows", "clients", "training_rows", "repeats")
+        require_above_zero(self, "timeout")
         if not self.new_tokens < self.canvas:
             raise ValueError(
                 f"new_tokens={self.new_tokens}: must be less than canvas={self.canvas}"

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.options import require_sizes
+from jax_lm.options import require_above_zero, require_sizes
 
 # Default for the largest absolute difference of float32 hidden states and logits in `parity check`.
 TOLERANCE = 2e-5
@@ -109,6 +109,5 @@ class ExperimentSettings:
     timeout: float = 600.0
 
     def __post_init__(self):
-        require_sizes(
-            self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats", "timeout"
-        )
+        require_sizes(self, "batch_sizes", "new_tokens", "largest_batch", "tasks", "repeats")
+        require_above_zero(self, "timeout")
