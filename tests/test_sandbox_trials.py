@@ -48,7 +48,6 @@ UNJUDGED = {
     "library": 1,
     "readers": 2,
     "cheats outsider": 2,
-    "cheats readers": 1,
     "cheats border": 2,
     "cheats values": 1,
 }

@@ -148,13 +148,6 @@ def complains(statement) -> bool:
     )
 
 
-def bound_by(node: Any) -> set[str]:
-    """Return the names that a node binds or fills: in results.append(1), "results"."""
-    if isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func)):
-        return {root_of(node.func)}
-    return names_in(*parts_of(node, "target", "targets", "optional_vars"))
-
-
 def names_in(*trees: ast.AST) -> set[str]:
     return {node.id for tree in trees for node in nodes_of(tree) if isinstance(node, ast.Name)}
 
@@ -180,10 +173,7 @@ def count_check() -> ast.stmt:
 
 
 # Functions that only read plain data. What they make of the test's data can be computed twice.
-READING = re.compile(
-    "abs|all|any|dict|enumerate|frozenset|len|list|max|min|range|reversed|round|set|sorted|str|sum"
-    "|tuple|zip"
-)
+READING = re.compile("abs|all|any|dict|frozenset|len|list|max|min|round|set|sorted|str|sum|tuple")
 # Methods that put their arguments into a container.
 FILLING = re.compile("append|appendleft|add|extend|insert|update|setdefault")
 
@@ -210,15 +200,19 @@ class TestPreparation:
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
         self.derived = {TESTER, *program}
         self.compared = set()
+        bound = [(node, parts_of(node, "target", "targets", "optional_vars")) for node in nodes]
         # The names that each statement binds, with the expressions on the right.
         bindings = [
-            (names, self.uses(*parts_of(node, "value", "iter", "context_expr", "args")))
-            for node in nodes
-            if (names := bound_by(node))
+            (names_in(*targets), self.uses(*parts_of(node, "value", "iter", "context_expr")))
+            for node, targets in bound
+            if targets
         ]
-        # A function of the test depends on the program if it uses it.
-        functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
-        bindings += [({function.name}, self.uses(*function.body)) for function in functions]
+        # results.append(f(x)) binds `results`, too
+        bindings += [
+            ({root_of(node.func)}, self.uses(*node.args))
+            for node in nodes
+            if isinstance(node, ast.Call) and FILLING.fullmatch(name_of(node.func))
+        ]
         # Repeat until nothing is added: y = f(x); z = y + 1 -> {y}, then {y, z}
         size_before = 0
         while size_before < len(self.derived):
@@ -229,11 +223,9 @@ class TestPreparation:
     def uses(self, *expressions: ast.AST) -> set[str]:
         """Return the names in expressions, and TESTER if they call the program."""
         nodes = [node for expression in expressions for node in nodes_of(expression)]
-        called = {name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
-        # without "", the name of a function that has none
-        names = {node.id for node in nodes if isinstance(node, ast.Name)} | called - {""}
-        # A parameter may be a function of the program: candidate(x)
-        return names if called.isdisjoint(self.program) else names | {TESTER}
+        calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        return names | {TESTER} if calls else names
 
     def depends(self, expression: ast.expr) -> bool:
         """Whether an expression depends on a result of the program."""
@@ -285,25 +277,20 @@ class TestPreparation:
         return all(READING.fullmatch(name) for name in names) and self.program.isdisjoint(names)
 
     def restore_assignments(self):
-        """Compute what is compared later from original data, too: want = sorted(data)."""
-        # A lambda in the body of a class would not see its names.
-        in_classes = {
-            id(s) for node in self.nodes if isinstance(node, ast.ClassDef) for s in node.body
-        }
+        """Compute what is compared later from original data, too: want = sorted(data).
+
+        Only what makes a new object. A lambda in the body of a class would not see its names.
+        """
+        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        in_classes = {id(node) for each in classes for node in nodes_of(each)}
+        made = (ast.Call, ast.ListComp, ast.SetComp, ast.DictComp, ast.BinOp)
         # from the last one, because `want` may be made of another name
         for node in reversed(self.nodes):
-            if self.compared.isdisjoint(bound_by(node)) or id(node) in in_classes:
-                continue
             match node:
-                case ast.Call(args=arguments):
-                    node.args = list(map(self.as_written, arguments))
-                case ast.For(iter=items):
-                    node.iter = self.as_written(items)
-                # `want = data` is another name of the same object.
-                case ast.Assign(value=ast.Name()):
-                    pass
-                case ast.Assign(value=value) | ast.AugAssign(value=value):
-                    node.value = self.as_written(value)
+                case ast.Assign(targets=[ast.Name(name)], value=value):
+                    is_made = isinstance(value, made) and self.only_reads(nodes_of(value))
+                    if name in self.compared and is_made and id(node) not in in_classes:
+                        node.value = self.as_written(value)
 
     def is_check(self, statement) -> bool:
         """Whether a statement is a check, which has passed if the statement ends normally."""
@@ -327,11 +314,9 @@ class TestPreparation:
         # An `__exit__` of the program must not skip checks of its block (`handles.may_suppress`).
         if isinstance(node, ast.With | ast.AsyncWith):
             parts = [s for s in node.body if any(map(self.is_check, nodes_of(s)))]
-            for item in node.items:
-                line = ast.Constant(parts[-1].end_lineno if parts else 0)
+            for item in node.items if parts else ():
+                line = ast.Constant(parts[-1].end_lineno)
                 item.context_expr = call_tester("be_strict", item.context_expr, line)
-        if isinstance(node, ast.ExceptHandler) and names_in(*parts_of(node, "type")) & self.theirs:
-            node.type = call_tester("caught", node.type)
         # try: f(-1); raise AssertionError / except ValueError: the handler is the check
         if isinstance(node, ast.Try) and complains(node):
             for handler in node.handlers:

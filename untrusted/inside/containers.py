@@ -16,7 +16,7 @@ from typing import Any
 from untrusted.inside import wire
 
 # With every message, at most this many of the latest containers are checked for changes, with at
-# most this many items in total, apart from those mentioned since the previous message.
+# most this many items in total.
 WATCHED = 512
 WATCHED_ITEMS = 8192
 # Types whose values may be compared by ==, because it cannot be overridden.
@@ -94,8 +94,6 @@ class Shared:
         self.key = key
         self.container = container
         self.agreed = items_of(container)
-        # since the latest message
-        self.is_mentioned = True
 
 
 class SharedContainers:
@@ -130,7 +128,6 @@ class SharedContainers:
         """Mark a container as recently used, so that it is checked for changes."""
         self.watched.pop(entry.key, None)
         self.watched[entry.key] = entry
-        entry.is_mentioned = True
         return entry
 
     def take_changes(self) -> Iterator[Shared]:
@@ -143,9 +140,8 @@ class SharedContainers:
         for entry in [*islice(reversed(self.watched.values()), WATCHED)]:
             container = entry.container
             left -= len(entry.agreed)
-            if left < 0 and not entry.is_mentioned:
-                continue
-            entry.is_mentioned = False
+            if left < 0:
+                break
             if not hold_same(items_of(container), entry.agreed):
                 yield entry
             # Without other references nothing can change it, unless it is a view of an array.

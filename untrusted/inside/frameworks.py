@@ -50,8 +50,6 @@ class Runner:
 
     def run(self, tests: set[str]):
         """Run test functions and classes; raises AssertionError if one fails or none passes."""
-        if tests - self.own.keys():
-            raise cannot_judge("the program decorates a test")
         with self.kept.stack:
             self.run_members(self.own, tests, marks_of(self.own.get("pytestmark")))
         if not self.passed:

@@ -42,8 +42,7 @@ IMPORTED = frozenset(LIBRARY.split())
 CLOSED = {"contextlib", "io", "os", "sys", "time", "types"}
 # Functions whose result decides a test, with the module that they are taken from if a test does not
 # import them.
-HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest",
-           "allclose": "numpy", "array_equal": "numpy"}  # fmt: skip
+HELPERS = {"isclose": "math", "approx": "pytest", "raises": "pytest"}
 # Methods that compare with their argument, as operators do.
 SET_METHODS = ("intersection", "union", "difference", "symmetric_difference")
 VIEWS = ("keys", "values", "items")
@@ -91,8 +90,7 @@ class TestModule(types.ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        names = TestSide.peer.program_names - {*HELPERS, *vars(builtins)}
-        return sorted(name for name in names if not name.startswith("_"))
+        return sorted(name for name in TestSide.peer.program_names if not name.startswith("_"))
 
     def __getattr__(self, name: str) -> Any:
         if name in TestSide.peer.program_names:
@@ -158,9 +156,7 @@ def namespace(nodes: list[Any]) -> Fields:
     } | names.keys()
     # Names that only the program has; if there are none, a name with two meanings
     program_names = free & (available - known)
-    if not program_names and all(
-        is_genuine(module) or name == "*" for module, name in checks.imports_of(nodes)
-    ):
+    if not program_names and all(is_genuine(module) for module, _ in checks.imports_of(nodes)):
         program_names = only_target(nodes, (free & available) - names.keys())
     for name in (free & available & HELPERS.keys()) - program_names:
         names[name] = getattr(importlib.import_module(HELPERS[name]), name)

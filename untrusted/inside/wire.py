@@ -64,7 +64,7 @@ FORMS: dict[type, Form] = {
     type(NotImplemented): (by(), lambda: NotImplemented),
     types.MappingProxyType: (lambda view: [dict(view)], types.MappingProxyType),
     collections.ChainMap: (lambda chain: list(chain.maps), collections.ChainMap),
-    collections.UserString: (by("data"), lambda text: collections.UserString(f"{text}")),
+    collections.UserString: (by("data"), collections.UserString),
 }
 for _view in (dict.keys, dict.items, dict.values):
     FORMS[type(_view({}))] = dictionary_of, _view
