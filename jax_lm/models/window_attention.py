@@ -115,6 +115,8 @@ def in_one_kernel(window: WindowOperands, start: ScalarInt) -> tuple[Queries, Ke
     # The import takes 0.2 s, and only programs for GPUs need it.
     from jax_lm.models import window_kernel
 
+    # A window that would end behind the cache is moved, as by `dynamic_update_slice`.
+    start = jnp.clip(start, 0, window.cache.keys.shape[2] - window.q.shape[1])
     return merged_by_rows(window_kernel.call)(window, jnp.broadcast_to(start, len(window.q)))
 
 

@@ -86,8 +86,8 @@ def window_kernel(*refs: Any, groups: int):
         at = pallas.ds(number * BLOCK, BLOCK)
         column = number * BLOCK + jnp.arange(BLOCK)
         row = column - start
-        in_window = ((row >= 0) & (row < t))[:, None]
         in_cache = column < s
+        in_window = (in_cache & (row >= 0) & (row < t))[:, None]
         # Column 7 of a window that starts at 5 takes row 2: a product with [0, 0, 1, 0, ...].
         # Triton has no gather within a tile.
         chosen = (row[:, None] == jnp.arange(t)).astype(q.dtype)
