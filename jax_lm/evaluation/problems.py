@@ -8,6 +8,7 @@ run.
 import ast
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -198,7 +199,7 @@ def file_problems(suite: Suite, path: Path) -> list[Problem]:
         raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: line {number} is not JSON: no {suite} data") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
         raise ValueError(f"{path}: holds no problem")
