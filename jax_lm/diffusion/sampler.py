@@ -170,10 +170,7 @@ class Sampler:
         )
 
     def generate(self, canvas: Canvas, options: GenerationOptions, **settings) -> SamplerState:
-        """Fill the canvas and return the final state. Takes the settings of `stream`.
-
-        The loop over a block is one compiled computation.
-        """
+        """Fill the canvas and return the final state. Takes the settings of `stream`."""
         *_, last = self.stream(canvas, options, every=None, **settings)
         return last
 

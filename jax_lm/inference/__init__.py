@@ -288,9 +288,8 @@ class DiffuCoderInference:
             messages = [{"role": "user", "content": messages}]
         messages = list(messages)
         if not messages or not has_form(messages, [{"role": str, "content": str}]):
-            raise ValueError(
-                f"messages={messages!r:.80}: must be one or more objects with role and content"
-            )
+            rule = "must be one or more objects with role and content"
+            raise ValueError(f"messages={messages!r:.80}: {rule}")
         return self.tokenizer.apply_chat_template(messages)
 
     def doubt(self, answer: Generation, temperature: float) -> str | None:
@@ -539,10 +538,7 @@ class DiffuCoderInference:
     def canvas(
         self, templates: Sequence[Template], options: GenerationOptions = DEFAULTS
     ) -> Canvas:
-        """Lay templates out as rows.
-
-        Raises ValueError if there is none, or one exceeds the context.
-        """
+        """Lay templates out as rows; ValueError if there is none, or one exceeds the context."""
         if self.is_autoregressive:
             templates = [template.left_to_right(self.tokenizer) for template in templates]
         return lay_out(templates, self.tokenizer, options, self.config)
