@@ -257,8 +257,7 @@ class DreamConfig:
             if value is not None and (type(value) is not int or not 0 <= value < self.vocab_size):
                 raise ValueError(f"config {name}={value!r}: must be an id below {self.vocab_size}")
         expand_id = self.expand_token_id
-        others = (self.mask_token_id, self.eos_token_id)
-        if expand_id is not None and expand_id in others:
+        if expand_id is not None and expand_id in (self.mask_token_id, self.eos_token_id):
             raise ValueError(
                 f"config expand_token_id={expand_id}: "
                 "must differ from mask_token_id and eos_token_id"

@@ -161,8 +161,7 @@ class MeshShape:
 
     def arrange(self, devices: Sequence[Any] | np.ndarray) -> Mesh:
         """Create a mesh of devices in the given order; `mesh` may choose a better order."""
-        sizes = tuple(self.sizes.values())
-        return Mesh(np.reshape(devices, sizes), AXES, axis_types=DERIVED)
+        return Mesh(np.reshape(devices, tuple(self.sizes.values())), AXES, axis_types=DERIVED)
 
     def require(self, config: DreamConfig):
         """Raise ValueError, naming an axis and a size, unless every parameter splits evenly."""

@@ -9,6 +9,7 @@ import pytest
 
 from jax_lm.cli import main as cli
 from jax_lm.cli.commands import answers
+from jax_lm.reports.run_folder import lock
 
 PROMPTS = [
     "def add(a, b):",
@@ -87,6 +88,13 @@ def test_a_killed_run_goes_on_to_the_same_answers(files, capsys, monkeypatch, cu
     assert (status, again) == (0, whole)
     assert sorted(seen) == [0, 2, 4]
     assert "resuming after 2 answers" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_write_one_file(files, capsys):
+    with files[1].open("a") as file:
+        lock(file, files[1])
+        assert answer(files) == (2, [])
+    assert f"out='{files[1]}': another run is writing there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

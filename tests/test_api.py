@@ -27,6 +27,7 @@ from jax_lm.serving.engine import Engine
 from jax_lm.serving.jobs import Job
 from jax_lm.serving.keys import request_key
 from jax_lm.serving.middleware import RequestLimits
+from jax_lm.serving.responses import AnswerFormat
 from jax_lm.serving.schemas import CompletionBody, DecodingBody
 from jax_lm.serving.slots import Slots
 from jax_lm.tokenizer import MASK, DiffuCoderTokenizer
@@ -561,13 +562,29 @@ def test_defaults_and_presets_by_name(engine, expected):
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-def test_what_times_out_is_504_in_a_stream_too(address, engine, monkeypatch):
+def test_what_times_out_is_504_in_a_stream_too(address, engine, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="jax_lm.serving.access")
     monkeypatch.setattr(engine, "options", replace(engine.options, timeout=0.001))
     for streams in ({}, {"stream": True}):
         body = {"prompt": PROMPT, "max_tokens": 60} | streams
         status, headers, answer = call(address, "POST", "/v1/completions", body)
         assert (status, answer["error"]["code"]) == (504, "timeout")
         assert headers["x-should-retry"] == "false"
+    # the log counts the time in the queue, although no slot was ever given
+    lines = [each.fields for each in caplog.records if each.msg == "request"]
+    assert [line["queue_seconds"] > 0 for line in lines[:1]] == [True]
+
+
+def test_an_answer_without_a_length_has_the_servers(tiny_inference):
+    asked = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
+    with (
+        started(tiny_inference, replace(OPTIONS, default_tokens=12)) as engine,
+        listening(engine) as address,
+    ):
+        _, _, answer = call(address, "POST", "/v1/completions", asked)
+        assert answer["usage"]["completion_tokens"] == 12
+        _, _, answer = call(address, "POST", "/v1/completions", asked | {"max_tokens": 20})
+        assert answer["usage"]["completion_tokens"] == 20
 
 
 def test_answers_that_are_done_in_time_are_returned(address, engine, expected, monkeypatch):
@@ -794,6 +811,24 @@ def test_a_silent_stream_sends_comments(address, monkeypatch):
     status, _, text = call(address, "POST", "/v1/completions", body)
     assert (status, text.count("data: [DONE]")) == (200, 1)
     assert text.count(": waiting\n\n") > 3
+
+
+def test_a_stream_of_events_without_text_sends_comments(engine, monkeypatch):
+    # "exact" commits tokens in any order, so that many steps write no text
+    run = Slots.run
+
+    def run_slowly(self, *arguments):
+        time.sleep(0.1)
+        run(self, *arguments)
+
+    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", 0.25)
+    monkeypatch.setattr(Slots, "run", run_slowly)
+    monkeypatch.setattr(AnswerFormat, "progress", lambda *_: ())
+    body = {"prompt": PROMPT, "max_tokens": 32, "stream": True, "preset": "exact"}
+    with listening(engine) as address:
+        status, _, text = call(address, "POST", "/v1/completions", body)
+    assert (status, text.count("data: [DONE]")) == (200, 1)
+    assert text.count(": waiting\n\n") >= 2
 
 
 def test_requests_of_clients_that_left_are_not_prepared(engine, monkeypatch):

@@ -39,6 +39,16 @@ def talk(monkeypatch, capsys, text, *options):
     return status, captured.out, captured.err
 
 
+def test_a_line_that_is_not_utf_8_costs_that_line(monkeypatch, capsys):
+    # as Python opens standard input in locales such as en_US.UTF-8
+    typed = io.TextIOWrapper(io.BytesIO(b"a\xff\nWrite gcd\n"), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdin", typed)
+    assert cli.main(["chat", *QUICK]) == 2
+    captured = capsys.readouterr()
+    assert "not Unicode text: character 2" in captured.err
+    assert "def" in captured.out
+
+
 def test_answers_are_those_of_the_engine_and_are_remembered(conversation, tiny_inference, capsys):
     talked = conversation(system="Be brief.")
     assert talked.take("Write gcd.")

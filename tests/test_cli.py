@@ -131,7 +131,7 @@ CRLF = "\ufeffdef gcd(a, b):\r\n    while b:\r\n<|hole:15|>\r\n    return a\r\n\
 
 
 def typed_in(monkeypatch, content):
-    stream = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="surrogateescape")
+    stream = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="strict")
     monkeypatch.setattr("sys.stdin", stream)
 
 

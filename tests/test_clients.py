@@ -172,6 +172,7 @@ def test_every_client_is_there():
          ("# \nc\na", "b")),
         ("<|repo_name|>r\n<|file_sep|>x.py\na", ("# r\n# x.py\na", None)),
         ("def f(x):\n    return x[SUFFIX]", None),
+        ("row[SUFFIX] = row[PREFIX] + ", None),
         ("plain", None),
         ("<HTML><PRE>a</PRE><PRE>", None),
     ],

@@ -195,6 +195,9 @@ def test_a_file_stands_where_a_folder_does(tmp_path, capsys):
     assert main(["info", "--model", str(tmp_path / "m.gguf"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] > 0
     assert main(["verify", str(tmp_path / "m.gguf")]) == 0
+    convert(tmp_path / "model", tmp_path / "M.GGUF", Conversion())
+    assert (tmp_path / "M.GGUF").read_bytes() == (tmp_path / "m.gguf").read_bytes()
+    assert main(["verify", str(tmp_path / "M.GGUF")]) == 0
 
 
 def test_two_processes_may_present_a_file_at_once(tmp_path, monkeypatch):

@@ -125,6 +125,16 @@ def test_two_runs_do_not_share_a_folder(folder, capsys):
     assert not (folder / "shared" / "metrics.jsonl").exists()
 
 
+def test_a_model_that_is_there_is_not_overwritten(folder, capsys):
+    out = folder / "taken"
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "config.json").write_text("mine")
+    assert main(arguments(folder, out)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"error: out='{out / 'model'}': exists already, and nothing is overwritten"
+    assert (out / "model" / "config.json").read_text() == "mine"
+
+
 def test_the_guide_teaches_its_examples(tmp_path, capsys, for_release):
     """The recipe and the commands of docs/guides/fine_tuning.md, with the sample file."""
     root, out = Path(__file__).parent, tmp_path / "guide"

@@ -95,7 +95,7 @@ def test_off_a_terminal_a_line_is_written_now_and_then(monkeypatch, capsys):
     # the first two calls may have compiled; 12 in 60 s since the second: 76 are left
     assert capsys.readouterr().err.splitlines() == [
         "evaluating: the first call compiles, 20 s so far",
-        "evaluating: the first call compiles, 40 s so far",
+        "evaluating: 12/100, 40 s so far",
         "evaluating: 24/100, about 6 min left  --preset fast",
         "evaluating: 30/100, about 4.3 h left  --preset fast",
     ]

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import threading
+import time
 import unicodedata
 from pathlib import Path
 
@@ -414,6 +416,20 @@ def test_batch_of_texts_is_padded_with_the_pad_token(small):
 @pytest.mark.parametrize("stop", [END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD])
 def test_text_ends_at_the_first_stop_token(small, stop):
     assert small.decode_until_stop(small.encode(f"a b{stop}c{END_OF_TEXT}d")) == "a b"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(small):
+    """A server answers others meanwhile."""
+    text = "def total(values):\n    return sum(values)\n" * 30_000
+    small.encode("x")
+    begun = time.monotonic()
+    encoding = threading.Thread(target=small.encode, args=(text,))
+    encoding.start()
+    longest, last = 0.0, begun
+    while encoding.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, (now := time.monotonic()) - last), now
+    assert longest < 0.5 * (last - begun), (longest, last - begun)
 
 
 def test_text_without_stop_is_whole_and_without_masks(small):

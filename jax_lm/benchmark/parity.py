@@ -237,8 +237,7 @@ def case_options(case: Fields) -> GenerationOptions:
 def case_canvas(name: str, case: Fields, golden: Tensors) -> Canvas:
     """Return a canvas of the prompts of a recorded case."""
     prompts = golden[f"{name}.input_ids"]
-    mask = golden.get(f"{name}.attention_mask")
-    return Canvas.after(prompts, mask, case["max_new_tokens"])
+    return Canvas.after(prompts, golden.get(f"{name}.attention_mask"), case["max_new_tokens"])
 
 
 def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:

@@ -92,7 +92,7 @@ def resolve(
         ) from error
     if is_folder and str(path_or_hub_id):
         return path
-    if is_file and path.suffix == ".gguf":
+    if is_file and path.suffix.lower() == ".gguf":
         return require_gguf().as_folder(path)
     if kind == "model" and str(path_or_hub_id) == BUILTIN_NAME:
         return BUILTIN_MODEL
@@ -242,8 +242,7 @@ def headers(path: Path) -> Iterator[StoredTensor]:
             )
         shape = tuple(entry["shape"])
         dtype = DTYPES[entry["dtype"]]
-        start = end + entry["data_offsets"][0]
-        view = partial(map_values, path, dtype, start, shape)
+        view = partial(map_values, path, dtype, end + entry["data_offsets"][0], shape)
         yield StoredTensor(path, name, shape, dtype, view)
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from jax_lm.cli import parsing
@@ -81,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
     `--help` and `--version`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # commands name a byte that is not UTF-8 themselves
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     if debug := "--debug" in declared.before_dashes(words):
         words.remove("--debug")
     # `diffucoder version`

@@ -97,7 +97,7 @@ def convert(
     require_local(destination, "destination")
     if destination.exists():
         raise ValueError(f"destination {str(destination)!r} exists already")
-    if (conversion.format or destination.suffix) in ("gguf", ".gguf"):
+    if (conversion.format or destination.suffix.lower()) in ("gguf", ".gguf"):
         return convert_to_gguf(source, destination, conversion, on_progress)
     config = DreamForCausalLM.read_config(source)
     int8 = DreamForCausalLM.is_int8(source)
@@ -145,7 +145,7 @@ def convert_to_gguf(
     """Write a checkpoint as a GGUF file, read it back and compare. Raises as `convert` does."""
     if conversion.dtype not in (None, "float16"):
         raise ValueError(f"dtype={conversion.dtype!r}: must be float16, or int8, in a GGUF file")
-    if destination.suffix != ".gguf":
+    if destination.suffix.lower() != ".gguf":
         raise ValueError(f"destination {str(destination)!r}: must end in .gguf")
     config = DreamForCausalLM.read_config(source)
     precision = "int8" if conversion.int8 else "float16"

@@ -322,8 +322,9 @@ class SampleStream:
         """Return the sample with index `number` within a step: closed and varied as this run does."""
         row = self.samples[key]
         if self.spare_pads is not None:
-            pads = min(self.spare_pads, self.max_length - len(row.ids))
-            row = close_sample(row, pads, self.pad_id)
+            row = close_sample(
+                row, min(self.spare_pads, self.max_length - len(row.ids)), self.pad_id
+            )
         if self.vary is None:
             return row
         return self.vary(row, step, np.random.default_rng((self.seed, step, number)))

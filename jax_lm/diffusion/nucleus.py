@@ -272,8 +272,7 @@ def inverse_cdf(weights: RowValues, uniform: RowScores) -> RowIds:
     # weights [1, 2, 1] and uniform .5: cumulative [1, 3, 4], the first above 2 is index 1
     if weights.shape[-1] > 2 * CHUNK:
         chunks = in_chunks(weights)
-        sums = jnp.sum(chunks, axis=-1)
-        chunk, rest = drawn_chunk(sums, uniform)
+        chunk, rest = drawn_chunk(jnp.sum(chunks, axis=-1), uniform)
         own = jnp.take_along_axis(chunks, chunk[..., None, None], axis=-2)[..., 0, :]
         return chunk * CHUNK + inverse_cdf(own, rest)
     below = jnp.cumsum(weights, axis=-1)

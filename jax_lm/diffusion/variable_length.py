@@ -57,8 +57,7 @@ class Extent(NamedTuple):
         # Each first column of a hole begins the next number: x M M y M -> -1 0 0 -1 1.
         hole = np.where(canvas.holes, np.cumsum(canvas.first_columns, axis=1) - 1, -1)
         length = canvas.attention_mask.sum(axis=1)
-        first = np.argmax(canvas.holes, axis=1)
-        fields = length, canvas.room, 2 * (canvas.room - first), hole
+        fields = length, canvas.room, 2 * (canvas.room - np.argmax(canvas.holes, axis=1)), hole
         return cls(*(jnp.asarray(field, jnp.int32) for field in fields))
 
     def present(self) -> Mask:
@@ -112,8 +111,7 @@ class VariableLength(Variant):
         """
         # An expansion costs one of the budget, and adds two masks to decide.
         masks = np.asarray(state.masked).sum(axis=1)
-        budget = np.asarray(state.extra.budget)
-        steps = np.int32((masks + 2 * budget).max())
+        steps = np.int32((masks + 2 * np.asarray(state.extra.budget)).max())
         ratios = np.ones(1, np.float32)
         return params._replace(by_schedule=np.bool_(False), steps=steps, ratios=ratios)
 

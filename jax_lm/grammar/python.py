@@ -106,8 +106,9 @@ def search_end(text: str, after: str, most: int) -> str | None:
         # least if a backslash continues the last line.
         continued = candidate + " \\\n"
         if result is not ParserVerdict.WRONG or verdict(continued) is ParserVerdict.OPEN:
-            more = reversed(list(pieces(candidate)))
-            waiting += [(candidate + piece, depth + 1) for piece in more]
+            waiting += [
+                (candidate + piece, depth + 1) for piece in reversed(list(pieces(candidate)))
+            ]
     return None
 
 

@@ -70,8 +70,7 @@ def sequence_of(
     tokenizer = inference.tokenizer
     growth = inference.sampler.growth
     # a hole that finds its own length
-    is_growing = inference.is_growing(options)
-    if growth is not None and is_growing and request.is_gap:
+    if growth is not None and inference.is_growing(options) and request.is_gap:
         if options.grammar is not None:
             raise ValueError(
                 "growth: a hole that finds its own length cannot meet a grammar; "

@@ -161,8 +161,8 @@ class Server:
         """Create the requests for the answers to one prompt."""
         # tokens of the context that are left for the hole
         room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
-        default = min(schemas.DEFAULT_TOKENS, self.engine.options.max_tokens, room)
-        length = body.length or max(1, default)
+        options = self.engine.options
+        length = body.length or max(1, min(options.default_tokens, options.max_tokens, room))
         is_gap = gap.after is not None
         # answers to one prompt differ only in their index
         request = jobs.Request(
@@ -311,16 +311,20 @@ class Server:
         """
         opening = answer_format.opening()
         is_begun = False
+        written = monotonic()
         async for number, event in self.events(stream, answer_format):
             if event.reason and not answer_format.is_answer(event):
                 raise failure(event.reason)
-            if event is SILENCE:
-                pieces = (": waiting\n\n",) if is_begun else ()
-            else:
+            pieces = ()
+            if event is not SILENCE:
                 # the opening is exhausted after the first event
                 pieces = (*opening, *answer_format.progress(number, event))
                 is_begun = True
+            # not every event has text
+            if is_begun and not pieces and monotonic() - written >= HEARTBEAT_SECONDS:
+                pieces = (": waiting\n\n",)
             for piece in pieces:
+                written = monotonic()
                 yield piece
         for piece in answer_format.closing():
             yield piece
@@ -354,7 +358,7 @@ class Server:
     def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
         ends = [job.end for job in submitted if job.end is not None]
-        waits = [(job.started or job.arrived) - job.arrived for job in submitted]
+        waits = [(job.started or monotonic()) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
             "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
             "completion_tokens": sum(len(end.tokens) for end in ends),

@@ -47,6 +47,7 @@ class EngineOptions:
         context: tokens that prompt and answer may take together; None is 2048, or the model's
             context if that is shorter.
         max_tokens: length of the longest hole.
+        default_tokens: length of a hole that a request gives no length for, at most `max_tokens`.
         draft: steps drafted ahead for every sequence (`jax_lm.options.GenerationOptions`); 0 is
             off.
         timeout: seconds that a request may take from its arrival.
@@ -59,13 +60,14 @@ class EngineOptions:
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
+    default_tokens: int = 128
     draft: int = 0
     timeout: float = 120.0
     preset: str = "exact"
     warm_up: tuple[str, ...] = ("1", str(CONTEXTS[0]))
 
     def __post_init__(self):
-        require_sizes(self, "slots", "queue", "context", "max_tokens")
+        require_sizes(self, "slots", "queue", "context", "max_tokens", "default_tokens")
         require_above_zero(self, "timeout")
         require_counts(self, "draft")
         for shape in self.shapes:
@@ -242,6 +244,7 @@ class Engine:
         if all(worker.is_ready for worker in self.workers):
             self.ready.set()
             self.metrics.ready.set(1)
+            logger.info("ready")
 
     def on_end(self, failure: BaseException | None):
         """End all jobs after a failure, or once every worker has ended."""

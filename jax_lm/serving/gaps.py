@@ -41,10 +41,10 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
     Raises:
         ValueError: there are markers, but not in an order that can be read.
     """
-    # Codestral: the text after the gap comes first, and the gap has no marker
+    # Codestral: the text after the gap comes first, and the gap has no marker; row[SUFFIX] is Python
     files, _, rest = prompt.partition("[SUFFIX]")
     after, marker, before = rest.partition("[PREFIX]")
-    if marker:
+    if marker and (not files or files.endswith("\n")):
         return files + before, after
     for markers in MARKERS:
         # "<P>a<S>b<M>" -> ["", "<P>", "a", "<S>", "b", "<M>", ""]; linear in the length of the text

@@ -114,28 +114,29 @@ class Key:
         self.remaining = float(self.rate)
         self.counted_at = monotonic()
 
-    def take(self) -> dict[str, str]:
-        """Count a request. Returns the rate limit headers of the answer.
+    def take(self, headers: dict[str, str]):
+        """Count a request, and write the rate limit headers of its answer.
 
         Raises:
             Refusal: the key has no requests left at the moment.
         """
         if not self.rate:
-            return {}
+            return
         # A token bucket: with 60 per minute, it gains one request each second, up to 60.
         now = monotonic()
         self.remaining = min(self.rate, self.remaining + (now - self.counted_at) * self.rate / 60)
         self.counted_at = now
-        if self.remaining < 1:
-            wait = math.ceil((1 - self.remaining) * 60 / self.rate)
-            message = f"this key may send {self.rate} requests per minute"
-            raise Refusal(429, message, code="rate_limit_exceeded", retry_after=wait)
-        self.remaining -= 1
-        return {
+        is_over = self.remaining < 1
+        self.remaining -= not is_over
+        headers |= {
             "x-ratelimit-limit-requests": str(self.rate),
             "x-ratelimit-remaining-requests": str(int(self.remaining)),
             "x-ratelimit-reset-requests": f"{(self.rate - self.remaining) * 60 / self.rate:.0f}s",
         }
+        if is_over:
+            wait = math.ceil((1 - self.remaining) * 60 / self.rate)
+            message = f"this key may send {self.rate} requests per minute"
+            raise Refusal(429, message, code="rate_limit_exceeded", retry_after=wait)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -237,7 +238,8 @@ class Guard:
             key = self.admit(scope, headers)
             if key is not None:
                 scope["state"]["key"] = key.label
-                rate_headers = key.take() if method == "POST" else {}
+                if method == "POST":
+                    key.take(rate_headers)
             await self.app(scope, await self.with_body(receive), send_answer)
         except Refusal as refusal:
             response = refusal.response
@@ -260,7 +262,7 @@ class Guard:
         Raises:
             Refusal: the request exceeds a limit, or needs a key.
         """
-        if self.open_requests > self.limits.requests:
+        if self.open_requests > self.limits.requests and scope["path"] not in PROBES:
             raise Refusal(429, "too many requests at once", code="too_many_requests", retry_after=1)
         # "[::1]:8000" -> "::1"; "localhost:8000" -> "localhost"
         host = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
@@ -307,8 +309,9 @@ class Guard:
                         body += part
                     ended = not message.get("more_body")
                     if size > READ_BEYOND * limit or (ended and size > limit):
-                        problem = f"the body is longer than {limit} bytes"
-                        raise Refusal(413, problem, code="body_too_long")
+                        raise Refusal(
+                            413, f"the body is longer than {limit} bytes", code="body_too_long"
+                        )
                     if ended:
                         break
         except TimeoutError as late:
@@ -323,8 +326,7 @@ class Guard:
     def record(self, scope: Message, status: int, fields: dict[str, Any]):
         """Count the request and log it, without its content."""
         # The path is the route's pattern, not that of the request, so that there are few labels.
-        route = scope.get("route")
-        path = getattr(route, "path", "other")
+        path = getattr(scope.get("route"), "path", "other")
         # The endpoint has recorded tokens, time in the queue, and how the answers ended.
         noted = scope["state"].get("noted", {})
         key = scope["state"].get("key", "")

@@ -68,8 +68,7 @@ class JobQueue:
     def retry_after(self) -> int:
         """Seconds after which the queue should have space."""
         # 32 jobs of 2 s in 16 slots: 4 s
-        seconds = len(self.jobs) * self.seconds_per_job / self.slots
-        return max(1, min(60, round(seconds)))
+        return max(1, min(60, round(len(self.jobs) * self.seconds_per_job / self.slots)))
 
     def put(self, jobs: Collection[Job]):
         """Add all of the jobs, or none.

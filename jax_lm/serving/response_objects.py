@@ -90,8 +90,7 @@ class ResponsesFormat(AnswerFormat):
             text = event.text
             yield self.event("output_text.done", **place, text=text, logprobs=[])
             yield self.event("content_part.done", **place, part=self.part(text))
-            item = self.item(index, event)
-            yield self.event("output_item.done", output_index=index, item=item)
+            yield self.event("output_item.done", output_index=index, item=self.item(index, event))
 
     def place(self, index: int) -> Json:
         return {"item_id": self.item(index)["id"], "output_index": index, "content_index": 0}

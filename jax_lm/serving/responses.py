@@ -258,7 +258,6 @@ class DenoiseFormat(AnswerFormat):
             ]
             yield data(state | {"commits": commits}, "commits")
         if event.reason:
-            end = {"finish_reason": event.reason, "tokens": len(event.tokens)}
-            yield data(state | end, "done")
+            yield data(state | {"finish_reason": event.reason, "tokens": len(event.tokens)}, "done")
 
     closing = AnswerFormat.nothing

@@ -103,8 +103,7 @@ class Sequence:
         self.commit_step = np.where(self.masked, np.int32(NEVER), np.int32(-1))
         self.confidence = np.zeros(length, np.float32)
         if self.keeps_logprobs:
-            empty = TokenLogProbs.empty((length,), TOP_LOGPROBS)
-            self.logprobs = jax.tree.map(np.array, empty)
+            self.logprobs = jax.tree.map(np.array, TokenLogProbs.empty((length,), TOP_LOGPROBS))
 
     def require_batchable(self):
         """Raise ValueError for options that a batch of different sequences does not support."""

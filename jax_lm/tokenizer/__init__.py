@@ -6,6 +6,7 @@ or from tokenizer.json. Knows text and token ids, but not the model.
 
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,9 @@ from jax_lm.tokenizer.files import (
     read_token_names,
     write_json,
 )
+
+# A batch of one text needs no threads, after which the library warns when a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 DIFFUSION_PAD = "<|dlm_pad|>"
 EXPAND = "<|expand|>"
@@ -74,6 +78,13 @@ def require_unicode(text: str) -> str:
             "surrogate pair or a byte that is not UTF-8"
         ) from None
     return text
+
+
+def encode_text(backend: Tokenizer, text: str) -> list[int]:
+    """Encode a text without adding tokens. Other threads run meanwhile."""
+    # `Tokenizer.encode` would stop them: it keeps Python's lock, and takes longer, for the offsets
+    batch = [require_unicode(text)]
+    return backend.encode_batch_fast(batch, add_special_tokens=False)[0].ids
 
 
 # The tokens of DiffuCoder and Dream.
@@ -253,7 +264,7 @@ class DiffuCoderTokenizer:
         Raises:
             TokenizerError: the text is not Unicode.
         """
-        return self.backend.encode(require_unicode(text), add_special_tokens=False).ids
+        return encode_text(self.backend, text)
 
     @cached_property
     def plain_backend(self) -> Tokenizer:
@@ -272,7 +283,7 @@ class DiffuCoderTokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode untrusted text: special tokens in it are encoded as ordinary characters."""
-        return self.plain_backend.encode(require_unicode(text), add_special_tokens=False).ids
+        return encode_text(self.plain_backend, text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode an untrusted conversation: only the template itself produces special tokens.
@@ -374,8 +385,9 @@ class DiffuCoderTokenizer:
         if (folder / ADDED_TOKENS).is_file():
             # With this file, `from_pretrained` reads vocab.json instead of tokenizer.json.
             added = sorted(self.backend.get_added_tokens_decoder().items())
-            ids = {token.content: token_id for token_id, token in added}
-            write_json(folder / ADDED_TOKENS, ids)
+            write_json(
+                folder / ADDED_TOKENS, {token.content: token_id for token_id, token in added}
+            )
         if self.chat_template is not None:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
         self.save_settings(folder, replace=True)

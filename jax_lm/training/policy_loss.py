@@ -299,9 +299,8 @@ def score_in_chunks(
     # 6 samples in chunks of 2 are [0 3], [1 4], [2 5]: each has a sample of every device of a mesh.
     parts = split_rows(jax.tree.map(lambda leaf: shard_rows(leaf, mesh), rows), padded // chunk)
     score = score if chunk == padded else jax.checkpoint(score)
-    scores = jax.lax.map(score, parts)
     # Undo the split: [[0 3], [1 4], [2 5]] becomes 0 1 2 3 4 5.
-    return scores.swapaxes(0, 1).reshape(padded, -1)[:count]
+    return jax.lax.map(score, parts).swapaxes(0, 1).reshape(padded, -1)[:count]
 
 
 def row_weights(

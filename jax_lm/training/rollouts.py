@@ -199,8 +199,7 @@ class Rollouts:
             number: number of the rollout.
             first: number of the first completion among those of the rollout.
         """
-        count = len(prompts)
-        ids = first + jnp.arange(count)
+        ids = first + jnp.arange(len(prompts))
         if self.shardings is not None:
             policy = jax.device_put(policy, self.shardings)
         return sample_completions(

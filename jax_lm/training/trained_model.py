@@ -9,7 +9,7 @@ from jax_lm.checkpoints.peft import LoraConfig, NamedBase, StoredAdapter
 from jax_lm.config import Fields
 from jax_lm.data.expansion import Expansion
 from jax_lm.diffusion.variable_length import growth_of, named_expand_id
-from jax_lm.host.files import require_writable
+from jax_lm.host.files import require_new, require_writable
 from jax_lm.model_source import ModelSource
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -45,6 +45,9 @@ class TrainedModel:
         # Report a folder that cannot be written before the training, not after it. Nor may the
         # result overwrite what it is made from.
         require_writable(self.out)
+        # a model there is the result of a run that goes on, or not ours
+        if not (self.out / "checkpoints").exists():
+            require_new(self.folder)
         require_elsewhere(self.folder, self.start.folder if self.start else self.source)
 
     @property
@@ -140,9 +143,8 @@ def add_expansion(
         ValueError: only adapters are trained, which cannot learn a new token; or no id ends a text.
         TokenizerError: model and tokenizer name different tokens.
     """
-    known_id = named_expand_id(model.config, target.tokenizer)
     # Full training can teach a new token: its embedding is trained with the rest.
-    if known_id is None:
+    if named_expand_id(model.config, target.tokenizer) is None:
         if target.adapters:
             raise ValueError(
                 "expand_delete=True: the model lacks the token for expanding, which adapters cannot teach"

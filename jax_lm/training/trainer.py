@@ -200,14 +200,12 @@ class Trainer:
                 folder, config.keep, in_background=config.async_checkpointing
             ) as checkpoints,
             termination() as terminated,
-            # off a terminal, the log has a line per entry
             terminal.progress("training", "the first step compiles") as progress,
         ):
             # Before metrics are opened: a resumed run drops the entries after its checkpoint.
             self.resume(checkpoints, source)
             with self.writer() as write, self.profiler() as profile:
-                bar = progress if terminal.shows_progress() else None
-                finish = partial(self.finish, write=write, bar=bar, check=check)
+                finish = partial(self.finish, write=write, bar=progress, check=check)
                 ended = Event()
                 answer = self.leave_on_signal(ended, checkpoints, source, finish)
                 self.owes_evaluation |= evaluates_start and self.state.step == 0

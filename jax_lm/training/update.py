@@ -265,10 +265,9 @@ def stochastically_rounded(weights: Float[Array, "*n"], salt: int) -> Array:
     # The finalizer of MurmurHash3.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
-    draw = (hashed ^ (hashed >> 16)) & 0xFFFF
     # bfloat16 is the upper half of float32. Adding a draw from 0 to 0xFFFF to the lower half
     # carries into the upper one with probability lower / 0x10000.
-    bits = lax.bitcast_convert_type(weights, jnp.uint32) + draw
+    bits = lax.bitcast_convert_type(weights, jnp.uint32) + ((hashed ^ (hashed >> 16)) & 0xFFFF)
     upper = lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
     return jnp.where(jnp.isfinite(weights), upper, weights.astype(jnp.bfloat16))
 

@@ -99,8 +99,7 @@ def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
     used = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     based = Counter(root.id for node in nodes if isinstance(node, ast.Attribute)
                     and isinstance(root := node.value, ast.Name))  # fmt: skip
-    known = sys.stdlib_module_names
-    return {name for name in free & known if 0 < used[name] == based[name]}
+    return {name for name in free & sys.stdlib_module_names if 0 < used[name] == based[name]}
 
 
 def test_names(tree: ast.Module) -> set[str]:
@@ -266,8 +265,7 @@ class TestPreparation:
         ):
             return side
         self.compared |= names_in(side)
-        no_parameters = ast.arguments([], [], None, [], [], None, [])
-        compute = ast.Lambda(no_parameters, side)
+        compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
 
     def only_reads(self, nodes: list[Any]) -> bool:
@@ -400,6 +398,5 @@ def with_other_literal(test: ast.expr) -> ast.expr | None:
                 with suppress(ValueError, TypeError, RecursionError):
                     ast.literal_eval(literal)
                     # 4 -> {0: 4}, which no literal equals
-                    other = ast.Dict([ast.Constant(0)], [literal])
-                    return ast.Compare(call, [ast.Eq()], [other])
+                    return ast.Compare(call, [ast.Eq()], [ast.Dict([ast.Constant(0)], [literal])])
     return None

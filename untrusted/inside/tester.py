@@ -182,8 +182,7 @@ class Tester(Peer):
 
     def build(self, form) -> Any:
         if form["k"] == "error class":
-            bases = [self.decode(base) for base in form["b"]]
-            return error_class(str(form["n"]), form["d"], bases)
+            return error_class(str(form["n"]), form["d"], [self.decode(base) for base in form["b"]])
         self.has_crossed |= form["k"] == "object"
         return build_handle(form)
 

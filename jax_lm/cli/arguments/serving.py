@@ -51,6 +51,8 @@ class Serve:
         context: maximum tokens of prompt and answer together; by default 2048, or what the model
             holds and the device fits.
         max_tokens: maximum length of an answer.
+        default_tokens: length of answers to requests without `max_tokens`; chat clients that write
+            whole files need more than 128.
         timeout: maximum seconds per request.
         draft: number of steps drafted ahead and verified by each forward pass; 0 turns drafts off.
             Answers stay the same.
@@ -87,6 +89,7 @@ class Serve:
     queue: int = 128
     context: int | None = None
     max_tokens: int = 1024
+    default_tokens: int = 128
     timeout: float = 120.0
     draft: int = 0
     warm_up: tuple[str, ...] = ()

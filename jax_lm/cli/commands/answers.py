@@ -23,7 +23,7 @@ from jax_lm.host import distributed, terminal
 from jax_lm.host.files import output_folder, require_writable, write_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.model_source import find_model
-from jax_lm.reports.run_folder import weights_digest
+from jax_lm.reports.run_folder import lock, weights_digest
 from jax_lm.results import Generation
 from jax_lm.templates import Template
 
@@ -66,6 +66,8 @@ def answer_file(arguments: Generate) -> int:
         terminal.progress("answering", FIRST_NOTE) as report,
         target.open("a", encoding="utf-8") as file,
     ):
+        if target is out:
+            lock(file, out)
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
             # Pad the last batch by repeating rows, as another number of rows would be compiled anew.
@@ -163,8 +165,7 @@ def prompt_templates(
             prompt = engine.chat_prompt(prompt)
         template = Template.completion(prompt, arguments.generation.max_new_tokens)
         try:
-            width = template.width(engine.tokenizer)
-            check_context(width, engine.config.max_position_embeddings)
+            check_context(template.width(engine.tokenizer), engine.config.max_position_embeddings)
         except ValueError as error:
             raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
         yield template

@@ -61,8 +61,7 @@ def run_bench(arguments: Bench) -> int:
         name = arguments.model or "built-in model"
     count = parameter_count(config)
     # Few devices can hold 7B parameters in float32.
-    fitting = "bfloat16" if shape == "7b" else fitting_dtype(count)
-    dtype = arguments.dtype or fitting
+    dtype = arguments.dtype or ("bfloat16" if shape == "7b" else fitting_dtype(count))
     limits = machine_limits(dtype)
     # load
     start = perf_counter()

@@ -139,7 +139,7 @@ def read_text(arguments: Generate) -> str:
         sys.stdin.reconfigure(newline="")
     try:
         text = require_unicode(sys.stdin.read())
-    except (TokenizerError, UnicodeDecodeError) as error:
+    except TokenizerError as error:
         raise ValueError(f"prompt: standard input is {error}") from error
     if not text.strip():
         raise ValueError("prompt: standard input was empty")

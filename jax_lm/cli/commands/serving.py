@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,8 +56,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.for_process(arguments.connections, arguments.keep_alive),
     )
-    bounds = ("slots", "queue", "context", "max_tokens", "timeout", "draft", "preset", "warm_up")
-    given = given_fields(arguments, bounds)
+    given = given_fields(arguments, [each.name for each in fields(EngineOptions)])
     options = EngineOptions(**given)
     # the checkpoint may have further defaults, which are known later; these override them
     defaults = given_fields(arguments, SERVER_DEFAULTS)
