@@ -47,6 +47,7 @@ from safetensors.numpy import load_file
 
 from builtin_model.bpe import train_bpe
 from jax_lm.diffusion.sampler import Sampler
+from jax_lm.host import terminal
 from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
@@ -127,6 +128,12 @@ def count_memory_maps():
             return sum(1 for _ in maps)
     except OSError:
         return 0
+
+
+@pytest.fixture(autouse=True)
+def plain_lines(monkeypatch):
+    """A test that serves leaves the lines of later commands as they were."""
+    monkeypatch.setattr(terminal.LINES, "handlers", [*terminal.LINES.handlers])
 
 
 @pytest.fixture(scope="module", autouse=True)

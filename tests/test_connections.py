@@ -29,6 +29,7 @@ class Idle(Engine):
 
     def __init__(self):
         self.stopped, self.queue = threading.Event(), JobQueue(1, 1)
+        self.preparing = 0
 
     def refuse_new(self, grace):
         """Nothing to do: a program that is being compiled goes on, and `stopped` is not set."""
@@ -71,6 +72,22 @@ def listening(**limits):
         # far less than the grace: no job is waiting for the engine
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_what_is_being_prepared_is_waited_for():
+    engine, ready = Idle(), threading.Event()
+    engine.preparing = 1
+    options = ListenOptions(port=0, grace=60.0, connections=ConnectionLimits())
+    server = HttpServer(application, engine, options, lambda *_: ready.set())
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    server.should_exit = True
+    thread.join(2)
+    assert thread.is_alive()
+    engine.preparing = 0
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @contextmanager

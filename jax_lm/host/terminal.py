@@ -146,9 +146,16 @@ class CurrentStderr(logging.StreamHandler):
         super().emit(record)
 
 
+# What is said to the user beside the results: lines on standard error; `serve` makes them records.
+LINES = logging.getLogger("jax_lm.lines")
+LINES.setLevel(logging.INFO)
+LINES.propagate = False
+LINES.addHandler(CurrentStderr())
+
+
 def say(line: str):
     """Write a line to standard error."""
-    sys.stderr.write(f"{line}\n")
+    LINES.info("%s", line)
 
 
 def show_log():
@@ -216,7 +223,7 @@ def run_guarded(command: Callable[[], int], *, debug: bool) -> int:
             raise
         if debug:
             traceback.print_exc()
-        print(f"error: {' '.join(printable(line).split())}", file=sys.stderr)  # noqa: T201
+        LINES.error("error: %s", " ".join(printable(line).split()))
         return USAGE_ERROR
 
 

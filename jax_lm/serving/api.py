@@ -232,11 +232,15 @@ class Server:
         Raises:
             RejectedError: the client has disconnected.
         """
-        # A semaphore is fair: requests are prepared in order of arrival.
-        async with turn:
-            if await http.is_disconnected():
-                raise RejectedError("cancelled")
-            await asyncio.to_thread(prepare)
+        self.engine.preparing += 1
+        try:
+            # A semaphore is fair: requests are prepared in order of arrival.
+            async with turn:
+                if await http.is_disconnected():
+                    raise RejectedError("cancelled")
+                await asyncio.to_thread(prepare)
+        finally:
+            self.engine.preparing -= 1
 
     # The endpoints.
 

@@ -133,6 +133,8 @@ class Engine:
             worker.siblings = self.workers
         self.ready = Event()
         self.stopped = Event()
+        # requests whose texts are being encoded, scored or compiled to a grammar
+        self.preparing = 0
         self.failure: BaseException | None = None
 
     def start(self):

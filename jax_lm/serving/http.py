@@ -134,16 +134,19 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None):
         """Refuse new requests while sequences end, then accept no more connections and stop."""
-        # 1. Refuse new requests, and wait for the sequences.
+        # 1. Refuse new requests, and wait for the sequences and for those that hear of a refusal.
         loop = asyncio.get_running_loop()
         start = loop.time()
-        self.engine.refuse_new(self.options.engine_seconds)
-        while self.engine.queue.jobs and not (self.engine.stopped.is_set() or self.force_exit):
+        engine = self.engine
+        engine.refuse_new(self.options.engine_seconds)
+        while (engine.queue.jobs or engine.preparing) and not (
+            engine.stopped.is_set() or self.force_exit
+        ):
             if loop.time() - start >= self.options.request_seconds:
                 break
             await asyncio.sleep(0.05)
         # 2. End the jobs that the device still works on.
-        self.engine.give_up()
+        engine.give_up()
         # 3. Let uvicorn shut down, with a limit for clients that read slowly.
         timer = loop.call_later(self.options.margin / 2, self.drop_all)
         await super().shutdown(sockets)

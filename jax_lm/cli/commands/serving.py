@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
+from huggingface_hub.utils import disable_progress_bars
 from pydantic import ValidationError
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.cli.arguments.serving import Serve
 from jax_lm.config import Fields
+from jax_lm.host import terminal
 from jax_lm.host.memory import free_memory
 from jax_lm.inference import BUILTIN_NOTICE, DiffuCoderInference
 from jax_lm.options import Decoding
@@ -201,10 +203,14 @@ def announce(host: str, port: int):
 
 
 def configure_logging():
-    """Log one line of JSON per record on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Log one line of JSON per record on standard error. Off a terminal, nothing else is written there."""
+    handler = terminal.CurrentStderr()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    # people read plain lines and watch progress; collectors of logs want records
+    if not sys.stderr.isatty():
+        terminal.LINES.handlers = [handler]
+        disable_progress_bars()
     logging.getLogger("jax_lm").setLevel(logging.INFO)
     # warnings and exceptions of threads become lines of JSON as well
     logging.captureWarnings(capture=True)
