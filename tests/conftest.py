@@ -52,6 +52,13 @@ from jax_lm.inference import BUILTIN_MODEL, DiffuCoderInference
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
 from jax_lm.tokenizer import DIFFUSION_PAD, END_OF_TEXT, END_OF_TURN, MASK, START_OF_TURN
 
+SLOW = Path(__file__).parent / "slow.txt"
+"""Tests that a run of all tests leaves to --release: 7 % of the cases take three quarters of the time.
+
+tools/slow_tests.py writes it. A run of named files runs them.
+"""
+SKIPS_SLOW = "DIFFUCODER_TESTS_SKIP_SLOW"
+
 MAX_MEMORY_MAPS = 40_000
 """Linux grants a process 65,530; a large compiled program takes some 250."""
 
@@ -75,7 +82,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--release",
         action="store_true",
-        help="what a release needs: wheel, examples, meshes and hosts",
+        help="all tests: slow ones, and what a release needs: wheel, examples, meshes and hosts",
     )
     parser.addoption(
         "--fuzz-cases", type=int, default=10, help="generated requests per endpoint and kind"
@@ -89,17 +96,25 @@ def pytest_xdist_auto_num_workers():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "for_release: takes minutes, and runs with --release")
+    # the workers of pytest-xdist are told by the environment, which they inherit
+    if not hasattr(config, "workerinput"):
+        is_whole = config.args_source is config.ArgsSource.TESTPATHS
+        os.environ[SKIPS_SLOW] = str(int(is_whole and not config.getoption("--release")))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the longest modules, and mark the tests that take the fixture `for_release`.
+    """Begin with the longest modules, skip slow tests, and mark those that take `for_release`.
 
     Begun last, one of these modules would keep a worker busy while the others are done.
     """
+    slow = pytest.mark.skip(reason="slow: runs with --release, or where its file is named")
+    slow_cases = {line.partition(" ")[2] for line in SLOW.read_text("utf-8").splitlines()}
     rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
     for item in items:
+        if os.environ[SKIPS_SLOW] == "1" and item.nodeid in slow_cases:
+            item.add_marker(slow)
         # `-m for_release` runs them alone, where the others have run already.
         if "for_release" in item.fixturenames:
             item.add_marker("for_release")
