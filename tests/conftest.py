@@ -113,7 +113,8 @@ def pytest_collection_modifyitems(items):
     rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
     for item in items:
-        if os.environ[SKIPS_SLOW] == "1" and item.nodeid in slow_cases:
+        names = {item.nodeid, item.nodeid.partition("[")[0]}
+        if os.environ[SKIPS_SLOW] == "1" and names & slow_cases:
             item.add_marker(slow)
         # `-m for_release` runs them alone, where the others have run already.
         if "for_release" in item.fixturenames:

@@ -704,7 +704,13 @@ def test_responses(client, address):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "gcd"}]
     chat = client.chat.completions.create(messages=messages, **COMPLETION)
     asked = {"model": "tiny", "max_output_tokens": 24, "temperature": 0}
-    whole = client.responses.create(input="gcd", instructions="Be brief.", **asked)
+    ignored = {
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}, "verbosity": None},
+    }
+    whole = client.responses.create(
+        input="gcd", instructions="Be brief.", extra_body=ignored, **asked
+    )
     assert whole.output_text == chat.choices[0].message.content
     cut = chat.choices[0].finish_reason == "length"
     assert whole.status == ("incomplete" if cut else "completed")

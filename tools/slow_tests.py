@@ -4,7 +4,8 @@
     python tools/slow_tests.py times.txt
 
 A case that takes more than LONG seconds is slow. The quickest case of a test function may take
-LONGEST. Times count the fixtures that a case is the first to need.
+LONGEST. Times count the fixtures that a case is the first to need. Lines of the file that the report
+does not time stay: they may also name a function, for all of its cases.
 """
 
 import re
@@ -20,8 +21,8 @@ LONGEST = 6.0
 LINE = re.compile(r"^ *([\d.]+)s (?:setup|call|teardown) +(tests/\S+?\.py::.*)$", re.MULTILINE)
 
 
-def slow_cases(report: str) -> dict[str, float]:
-    """Return the slow cases of a report by pytest, with their seconds."""
+def slow_cases(report: str, known: dict[str, float]) -> dict[str, float]:
+    """Return the slow cases of a report by pytest, and known ones that it does not time."""
     seconds = defaultdict(float)
     for spent, case in LINE.findall(report):
         seconds[case] += float(spent)
@@ -29,7 +30,8 @@ def slow_cases(report: str) -> dict[str, float]:
     for case, spent in seconds.items():
         function = case.partition("[")[0]
         quickest[function] = min(spent, quickest.get(function, spent))
-    return {
+    untimed = {case: spent for case, spent in known.items() if case not in seconds}
+    return untimed | {
         case: spent
         for case, spent in seconds.items()
         if spent > (LONGEST if spent == quickest[case.partition("[")[0]] else LONG)
@@ -37,7 +39,9 @@ def slow_cases(report: str) -> dict[str, float]:
 
 
 def main():
-    cases = slow_cases(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    lines = (line.split(" ", 1) for line in SLOW.read_text(encoding="utf-8").splitlines())
+    known = {case: float(spent) for spent, case in lines}
+    cases = slow_cases(Path(sys.argv[1]).read_text(encoding="utf-8"), known)
     SLOW.write_text(
         "".join(f"{cases[case]:.0f} {case}\n" for case in sorted(cases)), encoding="utf-8"
     )

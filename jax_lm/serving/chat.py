@@ -105,6 +105,7 @@ class ResponsesBody(OpenAIBody):
 
     is_message = True
     neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["responses"]}
+    unread = (*OpenAIBody.unread, "reasoning")
     input: Annotated[
         Messages, BeforeValidator(as_conversation, json_schema_input_type=Text | Messages)
     ]
@@ -126,7 +127,7 @@ class ResponsesBody(OpenAIBody):
             "type": schema.pop("type", None),
             **({"json_schema": schema} if schema else {}),
         }
-        others = {name: value for name, value in text.items() if name != "format"}
+        others = {name: value for name, value in text.items() if name != "format" and value}
         return body | {"text.format": response_format, "text": others}
 
     def gaps(self, tokenizer, context) -> list[Gap]:
