@@ -147,6 +147,11 @@ def test_the_guide_teaches_its_examples(tmp_path, capsys, for_release):
     assert "too few to learn from" not in capsys.readouterr().err
     assert main([*words, "--model", str(out / "model")]) == 0
     assert capsys.readouterr().out == "def double(x):\n    return 2 * x\n"
+    adapters = ["--lora-rank", "16", "--learning-rate", "3e-3", "--out", str(tmp_path / "lora")]
+    assert main(["sft", "--config", recipe, "--data", data, *adapters]) == 0
+    capsys.readouterr()
+    assert main([*words, "--adapter", str(tmp_path / "lora" / "adapter")]) == 0
+    assert capsys.readouterr().out == "def double(x):\n    return 2 * x\n"
 
 
 def test_killed_run_ends_with_the_weights_of_the_uninterrupted_one(whole, folder):
