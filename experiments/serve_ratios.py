@@ -194,10 +194,12 @@ class Server:
         return compare("seconds", alone=alone, beside=beside)
 
     def health(self) -> dict[str, float]:
-        """The slowest answer of `/health` until a conversation of 1 MB has been refused."""
-        # the server takes bodies of up to 1 MiB
-        text = "total = total + value; " * 45_000
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8}
+        """The slowest answer of `/health` until a conversation of 1 MB is encoded, and refused."""
+        # the server takes bodies of up to 1 MiB and texts of up to 200,000 characters
+        text = "total = total + value; " * 7_500
+        roles = ("user", "assistant") * 3
+        messages = [{"role": role, "content": text} for role in roles[:-1]]
+        body = {"messages": [*messages, {"role": "user", "content": text[:150_000]}]}
         status: list[int] = []
 
         def chat() -> None:

@@ -60,9 +60,12 @@ def workflow():
         "build": None,
         "run": "build",
         "guides": "build",
-        "publish": ["run", "guides"],
+        "tests": None,
+        "publish": ["run", "guides", "tests"],
     }
     assert tuple(jobs["run"]["strategy"]["matrix"]["python"]) == PYTHONS
+    # what .ci/run leaves out
+    assert "pytest --release" in [step.get("run") for step in jobs["tests"]["steps"]]
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     return {
         name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()
