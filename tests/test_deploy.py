@@ -102,6 +102,9 @@ def test_the_manifest_asks_paths_that_there_are():
     assert "XDG_CACHE_HOME=/var/cache/diffucoder" in gpu
     assert '"--api-key-file", "/run/keys"' in gpu
     assert {"/var/cache/diffucoder", "/run/keys"} < set(mounts)
+    # a file that is mounted by itself would keep the first keys
+    assert not any("subPath" in mount for mount in container["volumeMounts"])
+    assert cli.parse(commands()["kubernetes.yaml"][1:]).api_key_file == Path("/run/keys/keys")
 
 
 @pytest.mark.parametrize(
