@@ -898,3 +898,66 @@ def test_what_is_no_script_is_run_once_and_scripts_again_after_all_tests(monkeyp
     assert [test.outcome for test in result.tests] == passed
     # A second run takes no time from any test.
     assert changed == [False] * 6 + [True] * 2
+
+
+TWICE = """
+import functools
+def twice(f):
+    @functools.wraps(f)
+    def doubled(*arguments, **named):
+        return %d * f(*arguments, **named)
+    return doubled
+"""
+DECORATED = """
+class A:
+    @twice
+    def get(self):
+        return 4
+assert A().get() == 8
+"""
+FILLED = "m = %s\nfill(m)\nassert all(x == 1 for row in m for x in row)"
+FILL = "def fill(m):\n    for row in m:\n        for i in range(len(row)):\n            row[i] = 1"
+UNIQUE = """
+import unittest
+class T(unittest.TestCase):
+    def test_a(self):
+        self.assertSetEqual(unique([1, 1, 2]), {1, 2})
+"""
+CYCLE = """
+import graphlib, pytest
+def test_a():
+    with pytest.raises(graphlib.CycleError):
+        f()
+"""
+EXPECTED_FAILURE = """
+import pytest
+@pytest.mark.xfail(1 > 2, reason="x")
+def test_a():
+    assert f() == 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "test", "outcome"),
+    [
+        # changes of large data reach the test, and those of many small ones
+        ("def f(d):\n    d.sort()\n    return d[:]", "d = [*range(10**4)][::-1]\nassert f(d) == d[::-1]", "failed"),
+        ("def f(d):\n    d.sort()", "d = [*range(10**4)][::-1]\nf(d)\nassert d == [*range(10**4)]", "passed"),
+        (FILL, FILLED % "[[0] * 100 for _ in range(100)]", "passed"),
+        (FILL, FILLED % "[[0, 0] for _ in range(600)]", "passed"),
+        # a length from before the change holds for the data as written alone
+        ("def f(s):\n    n = len(s)\n    s.append(1)\n    return n", "s = [1]\nn = f(s)\nassert n == len(s)", "cannot_judge"),
+        ("class Thing: pass\ndef f(): return Thing()", "assert callable(f())", "failed"),
+        ("class Thing: pass\ndef f(): return Thing()", "assert not callable(f())", "passed"),
+        ("def f(): return lambda: 1", "assert callable(f())\nassert f()() == 1", "passed"),
+        ("def unique(x): return list(x)", UNIQUE, "failed"),
+        ("def unique(x): return set(x)", UNIQUE, "passed"),
+        ("def f(): return 1", EXPECTED_FAILURE, "cannot_judge"),
+        (TWICE % 2, DECORATED, "passed"),
+        (TWICE % 3, DECORATED, "failed"),
+        ("import graphlib\ndef f(): raise graphlib.CycleError('x')", CYCLE, "passed"),
+    ],
+)  # fmt: skip
+def test_verdicts_are_those_of_plain_python_or_none(program, test, outcome):
+    (result,) = run(program, [test], executor=tier(), allow_unsafe=True).tests
+    assert result.outcome == outcome, result.detail

@@ -247,8 +247,7 @@ def run_test(session: Session, code: str, test: Test | None, seconds: float) -> 
 
 def run_case(session: Session, code: str, case: Case, seconds: float) -> TestResult:
     """Run a program as a script, and compare its output in this process."""
-    job = {"code": code, "script": True}
-    (program,) = session.exchange([job], seconds, case.input.encode())
+    (program,) = session.exchange([{"code": code, "script": True}], seconds, case.input.encode())
     output = session.written["stdout"]
     if len(output) > MAX_OUTPUT:
         return TestResult("failed", f"wrote more than {MAX_OUTPUT} bytes")

@@ -157,8 +157,7 @@ def quantize(weight: Float[Array, "o i"], precision: str = "int8") -> dict[str, 
         )
     weight = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(weight), axis=1)
-    limits = {"int8": LIMIT, "int4": 8 * GROUP_LIMIT, "fp8": FP8_LIMIT}
-    scale = largest / limits[precision]
+    scale = largest / {"int8": LIMIT, "int4": 8 * GROUP_LIMIT, "fp8": FP8_LIMIT}[precision]
     # Any scale is right for a row of zeros, except 0, which would make it 0 / 0.
     scale = jnp.where(scale == 0, 1, scale)
     steps = weight / scale[:, None]

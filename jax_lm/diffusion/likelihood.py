@@ -12,14 +12,14 @@ from math import inf, sqrt
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jax_lm.diffusion.candidates import TokenLogProbs
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.diffusion.nucleus import map_columns
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.graph import ModelFunction, ModelGraph
-from jax_lm.models.shapes import Mask
+from jax_lm.models.shapes import BatchValues, Mask
 from jax_lm.models.token_likelihood import column_parts
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
@@ -95,7 +95,7 @@ def masked_log_probability(
     present: Bool[Array, "1 t"],
     masked: Mask,
     mask_id: int,
-) -> Float[Array, "b"]:
+) -> BatchValues:
     """Return the summed log-probability of the masked tokens of each row."""
     model = graph.merge(params)
     present = jnp.broadcast_to(present, masked.shape)

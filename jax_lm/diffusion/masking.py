@@ -6,10 +6,10 @@ depend on how a batch is padded, packed, split or sharded. Knows the configurati
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_lm.config import DreamConfig
-from jax_lm.models.shapes import Mask, Tokens, TokenValues
+from jax_lm.models.shapes import BatchValues, Mask, PairMask, Tokens, TokenValues
 
 # 2^32 / golden ratio: multiples of it, modulo 2^32, spread evenly however many there are.
 GOLDEN_STEP = 2654435769
@@ -198,9 +198,7 @@ def unforced_ratio(levels: TokenValues, sizes: TokenValues, counts: TokenValues)
     return jnp.where(counts == 1, weight_of_one, 1.0)
 
 
-def attention_mask(
-    samples: Tokens, openness: Float[Array, "b"], key: PRNGKeyArray
-) -> Bool[Array, "b t s"]:
+def attention_mask(samples: Tokens, openness: BatchValues, key: PRNGKeyArray) -> PairMask:
     """Let a token attend to its sample up to itself, and to each later token at random.
 
     A later token is visible with probability `openness` of the row: 1 is bidirectional, 0

@@ -209,8 +209,7 @@ def border_among(
     """Return the border among the largest tokens, in descending order, and whether it is there."""
     # Weights 8, 4, 2, 1 of a total of 16 and a limit of 13: masses before them 0, 8, 12, 14, so the
     # third token is the last one with at most 13 before it, and the fourth shows that it is.
-    own = jnp.take_along_axis(weights, ids, axis=-1)
-    mass = jnp.cumsum(own, axis=-1)
+    mass = jnp.cumsum(jnp.take_along_axis(weights, ids, axis=-1), axis=-1)
     before = jnp.concatenate([jnp.zeros_like(limit), mass[..., :-1]], axis=-1)
     index = jnp.sum(before <= limit, axis=-1, keepdims=True) - 1
     value, last = (jnp.take_along_axis(part, index, axis=-1) for part in (values, ids))

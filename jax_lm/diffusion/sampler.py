@@ -332,8 +332,7 @@ class Sampler:
             # Only the refresh that begins the block forces its first token, and only then can the
             # samples of a prompt still be equal.
             if refresh_at > 0:
-                unforced = replace(config.variant, forced=False)
-                config = replace(config, variant=unforced, copies=1)
+                config = replace(config, variant=replace(config.variant, forced=False), copies=1)
             state, cache, progress = run(self.graph, self.params, state, cache, inputs, config)
             if self.is_over is not None and config.stop_ids:
                 state = close_rows(state, self.is_over(state), config.stop_ids[0])

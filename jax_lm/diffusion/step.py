@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_lm.diffusion import commit_rules
 from jax_lm.diffusion.candidates import (
@@ -53,7 +53,15 @@ from jax_lm.diffusion.state import (
     rewrite,
 )
 from jax_lm.models.dream import DreamConfig, DreamForCausalLM
-from jax_lm.models.shapes import RowIds, RowLogits, RowMask, RowScores, ScalarBool, Tokens
+from jax_lm.models.shapes import (
+    ColumnInts,
+    RowIds,
+    RowLogits,
+    RowMask,
+    RowScores,
+    ScalarBool,
+    Tokens,
+)
 from jax_lm.models.token_likelihood import column_parts
 from jax_lm.options import ALGS, GenerationOptions
 
@@ -452,7 +460,7 @@ def decide_tokens(
     params: SamplingParams,
     config: StepConfig,
     logits: Float[Array, "b c v"],
-    positions: Int[Array, "b c"],
+    positions: ColumnInts,
     needed: Bool[Array, "b c"],
 ) -> Evaluation:
     """Filter the logits of positions, then draw and score a token for each of them."""
@@ -510,7 +518,7 @@ def draw_proposal(
     candidates: Candidates | Rows,
     entropy: Float[Array, "b c"],
     state: SamplerState,
-    positions: Int[Array, "b c"],
+    positions: ColumnInts,
     params: SamplingParams,
 ) -> Proposal:
     """Draw a token for each position with the random numbers of the current step, and score it."""

@@ -23,7 +23,7 @@ from jax_lm.diffusion.sampler import block_passes
 from jax_lm.diffusion.state import CanvasArrays, KVCache, Window
 from jax_lm.diffusion.step import Pass, StepConfig, block_hidden, empty_cache
 from jax_lm.models.dream import DreamForCausalLM, default_positions
-from jax_lm.models.shapes import Mask, Tokens
+from jax_lm.models.shapes import ColumnInts, Mask, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.options import GenerationOptions
 
@@ -70,7 +70,7 @@ def trace_log_probs(
     model: DreamForCausalLM,
     tokens: Tokens,
     attention_mask: Mask,
-    commit_step: Int[Array, "b c"],
+    commit_step: ColumnInts,
     blocks: Sequence[DecodedBlock],
     mask_id: int,
     *,

@@ -124,8 +124,7 @@ class VariableLength(Variant):
         decided = jnp.minimum(jnp.sum(state.masked, axis=1), self.tokens_per_step)
         may_expand = (extent.length + decided <= extent.limit) & (extent.budget >= decided)
         is_expand = jnp.arange(logits.shape[-1]) == self.expand_id
-        is_excluded = is_expand & ~may_expand[:, None, None]
-        return jnp.where(is_excluded, -jnp.inf, logits)
+        return jnp.where(is_expand & ~may_expand[:, None, None], -jnp.inf, logits)
 
     def advance(self, model, state, cache, inputs, config: StepConfig) -> StepCarry:
         """Take one denoising step: decide positions, then expand and delete."""

@@ -313,9 +313,8 @@ def trace_order(trace: Row) -> SequenceTokens:
     """
     # commit_step [0, 2, 1, 1], confidence [.9, .8, .5, .7] -> order [0, 3, 2, 1]
     steps = np.array(trace["commit_step"])
-    confidence = np.array(trace["confidence"])
     # lexsort: the last key is the primary one
-    return np.lexsort((np.arange(len(steps)), -confidence, steps))
+    return np.lexsort((np.arange(len(steps)), -np.array(trace["confidence"]), steps))
 
 
 def local_ar_ness(order: SequenceTokens, k: int) -> float:

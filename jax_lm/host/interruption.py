@@ -83,8 +83,7 @@ def exit_now(signum: int, frame: FrameType | None = None) -> NoReturn:
     """Signal handler that ends the process at once, with the status and the line of the signal."""
     discard_unfinished()
     # A progress bar may have hidden the cursor.
-    line = f"{SHOW_CURSOR if os.isatty(2) else ''}{ENDINGS[signum]}\n"
-    os.write(2, line.encode())
+    os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{ENDINGS[signum]}\n".encode())
     os._exit(128 + signum)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_lm.models.products import product
-from jax_lm.models.shapes import Tokens
+from jax_lm.models.shapes import PairMask, Tokens
 from jax_lm.sharding import MeshShape, divisors, first_device, row_axes
 
 # Columns of a TPU vector register. The splash kernel needs a head dimension and key blocks that are
@@ -58,7 +58,7 @@ class SampleMask(NamedTuple):
     samples: Tokens
 
 
-KeyMask = Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask | None
+KeyMask = Bool[Array, "b s"] | PairMask | SampleMask | None
 Queries = Float[Array, "b t n h"]
 Keys = Float[Array, "b k s h"]
 Attention = Callable[[Queries, Keys, Keys, KeyMask], Queries]
@@ -201,14 +201,12 @@ def attend_in_blocks(q: Queries, k: Keys, v: Keys, attention_mask: KeyMask) -> Q
     return jax.lax.map(attend_block, blocks).swapaxes(0, 1).reshape(q.shape)
 
 
-def full_mask(q: Queries, k: Keys, mask: KeyMask) -> Bool[Array, "b t s"] | None:
+def full_mask(q: Queries, k: Keys, mask: KeyMask) -> PairMask | None:
     """Expand a mask to one row of keys per query; None stays None and admits all keys."""
     return None if mask is None else jnp.broadcast_to(query_mask(mask), (*q.shape[:2], k.shape[2]))
 
 
-def query_mask(
-    mask: Bool[Array, "b s"] | Bool[Array, "b t s"] | SampleMask,
-) -> Bool[Array, "b #t s"]:
+def query_mask(mask: Bool[Array, "b s"] | PairMask | SampleMask) -> Bool[Array, "b #t s"]:
     """Return which keys may be attended to, per query or once for all queries."""
     if isinstance(mask, SampleMask):
         # [0, 0, 1] -> [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
@@ -218,7 +216,7 @@ def query_mask(
 
 def limit_to_blocks(
     mask: KeyMask, queries: Tokens, keys: Int[Array, "b s"], block: int
-) -> Bool[Array, "b t s"]:
+) -> PairMask:
     """Limit a mask to the keys in the query's own block and in earlier ones.
 
     Args:

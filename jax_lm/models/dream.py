@@ -24,7 +24,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jax_lm import sharding
 from jax_lm.checkpoints import huggingface, loading, stored
@@ -42,11 +42,11 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import Mask, ScalarInt, Tokens
+from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Tokens
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
-AttentionMask = Mask | Tokens | Bool[Array, "b t s"] | SampleMask
+AttentionMask = Mask | Tokens | PairMask | SampleMask
 
 
 class DreamModel(nnx.Module):

@@ -21,10 +21,15 @@ RowLogits = Float[Array, "b r v"]
 # Candidates of each row, c of them: their logits or other values, and their token ids.
 RowValues = Float[Array, "b r c"]
 RowValueIds = Int[Array, "b r c"]
+# Integers of c columns, those of a block or of a completion.
+ColumnInts = Int[Array, "b c"]
 # Token id and score of each row.
 RowChoice = tuple[RowIds, RowScores]
 
 BatchCounts = Int[Array, "b"]
+BatchValues = Float[Array, "b"]
+# Which positions s each position may attend to.
+PairMask = Bool[Array, "b t s"]
 
 # NumPy arrays, in the memory of the host.
 HostTokens = Int[np.ndarray, "b t"]

@@ -348,8 +348,7 @@ def bound(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, topology: 
     costs = update_cost if planned.is_training else denoising_costs
     steps = costs(config, planned, mesh)
     flops = sum(step.flops for step in steps)
-    size = sum(step.bytes for step in steps)
-    mean = Cost(flops, size) // len(steps)
+    mean = Cost(flops, sum(step.bytes for step in steps)) // len(steps)
     limits = topology.chip.limits
     assert limits
     seconds = sum(step.seconds(limits) for step in steps) / len(steps)
@@ -528,8 +527,7 @@ def remedies(config: DreamConfig, planned: PlannedStep, mesh: MeshShape, *others
     """Format advice: at most three changes that save memory, with `others` last."""
     # `cheaper_options` names the options of `plan`. Those of training and generation differ.
     need = estimate_memory(config, planned, mesh).total
-    options = [*cheaper_options(config, planned, mesh, need - 1), *others]
-    text = ", or ".join(options[:3])
+    text = ", or ".join([*cheaper_options(config, planned, mesh, need - 1), *others][:3])
     if planned.is_training:
         text = text.replace("--dtype", "--quantize")
     if planned.kind in ("generate", "grpo"):

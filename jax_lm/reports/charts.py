@@ -158,8 +158,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, str, Number]]) -> str:
     groups = list(dict.fromkeys(group for _, group, _ in bars))
     # Labels stand to the left of the bars and need more room than those of an axis.
     left = 4 * LEFT
-    largest = max((value for *_, value in bars), default=0) or 1
-    scale = (WIDTH - left - LEFT) / largest
+    scale = (WIDTH - left - LEFT) / (max((value for *_, value in bars), default=0) or 1)
     return render(
         "bar_chart.svg",
         area=AREA | {"height": TOP + len(bars) * (BAR + GAP) + GAP},

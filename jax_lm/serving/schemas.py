@@ -141,8 +141,7 @@ def split_prompt(prompt: str, suffix: str | None) -> tuple[str, str | None]:
         ValueError: the prompt has markers that cannot be read.
     """
     # without a suffix, editors mark the gap in the prompt
-    found = split_gap(prompt) if suffix is None else None
-    return found or (prompt, suffix)
+    return (split_gap(prompt) if suffix is None else None) or (prompt, suffix)
 
 
 class DecodingBody(Part):

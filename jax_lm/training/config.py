@@ -199,8 +199,7 @@ class TrainerConfig:
         if self.profile is None:
             return range(0)
         match = PROFILE.fullmatch(self.profile)
-        end = self.max_steps or inf
-        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= end:
+        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= (self.max_steps or inf):
             raise ValueError(f"profile={self.profile!r}: must be steps=FIRST:LAST within the run")
         # steps=10:13 -> steps 10 to 13, both included
         return range(int(match[1]), int(match[2]) + 1)

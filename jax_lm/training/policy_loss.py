@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import Mask, Scalar, Tokens
+from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Scalar, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
@@ -74,7 +74,7 @@ class Copies(NamedTuple):
     tokens: Int[Array, "b n t"]
     scored: Bool[Array, "b n c"]
     weights: Float[Array, "b n"]
-    divisor: Float[Array, "b"]
+    divisor: BatchValues
 
 
 # The masks of one row's copies, and their weights.
@@ -188,7 +188,7 @@ def weighted_scores(
     log_probs: Float[Array, "b n c"],
     scored: Bool[Array, "b n c"],
     weights: Float[Array, "b n"],
-    divisor: Float[Array, "b"],
+    divisor: BatchValues,
 ) -> TokenScores:
     """Compute the score s of each token from its log-probabilities in all copies."""
     return (
@@ -198,9 +198,9 @@ def weighted_scores(
 
 def selective_log_softmax(
     logits: Float[Array, "nb c v"],
-    index: Int[Array, "b c"],
+    index: ColumnInts,
     weights: Float[Array, "3"] | Float[Array, "3 b"],
-    mask: CompletionMask | Int[Array, "b c"],
+    mask: CompletionMask | ColumnInts,
 ) -> TokenScores:
     """Compute scores from the logits of the three copies of one pair.
 
@@ -303,9 +303,7 @@ def score_in_chunks(
     return jax.lax.map(score, parts).swapaxes(0, 1).reshape(padded, -1)[:count]
 
 
-def row_weights(
-    loss_type: str, completion_mask: CompletionMask
-) -> tuple[Float[Array, "b"], Scalar]:
+def row_weights(loss_type: str, completion_mask: CompletionMask) -> tuple[BatchValues, Scalar]:
     """Return the weight of each row's sum of token losses, and the divisor of the weighted sum.
 
     Rows without tokens do not count.
@@ -342,7 +340,7 @@ def policy_loss(
     scores: TokenScores,
     old_scores: TokenScores | None,
     reference_scores: TokenScores | None,
-    advantages: Float[Array, "b"],
+    advantages: BatchValues,
     completion_mask: CompletionMask,
     form: PolicyLoss,
     *,
@@ -398,8 +396,7 @@ def policy_loss(
     negative_weight = jnp.where(probability < form.negative_floor, 0.0, negative_weight)
     token_losses = token_losses * jnp.where(advantage < 0, negative_weight, 1.0)
     too_low = ratio < 1 - form.epsilon
-    too_high = ratio > form.upper
-    is_clipped = (too_low & (advantage < 0)) | (too_high & (advantage > 0))
+    is_clipped = (too_low & (advantage < 0)) | ((ratio > form.upper) & (advantage > 0))
 
     # metrics
     def over_tokens(values, mask=mask):

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, UInt32
 
 from jax_lm.config import Fields
 from jax_lm.diffusion.sampler import Sampler
 from jax_lm.diffusion.trace import decoded_blocks, trace_log_probs
 from jax_lm.models.graph import ModelGraph
-from jax_lm.models.shapes import Mask, Tokens
+from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Tokens
 from jax_lm.options import BLOCK_LENGTH, Decoding, GenerationOptions
 from jax_lm.rewards import WeightedSum
 from jax_lm.sharding import constrain
@@ -67,7 +67,7 @@ class MaskedRows(NamedTuple):
     attention_mask: Mask
     completion_mask: CompletionMask
     keys: UInt32[Array, "b k"]
-    commit_step: Int[Array, "b c"] | None = None
+    commit_step: ColumnInts | None = None
 
 
 class PolicyBatch(NamedTuple):
@@ -84,7 +84,7 @@ class PolicyBatch(NamedTuple):
     rows: MaskedRows
     old_scores: TokenScores | None
     reference_scores: TokenScores | None
-    advantages: Float[Array, "b"] | None
+    advantages: BatchValues | None
 
     @property
     def tokens(self) -> Tokens:

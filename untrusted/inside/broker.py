@@ -214,9 +214,8 @@ class Broker:
         if flags & ~OPENING:
             raise os_error(EINVAL)
         create = bool(flags & os.O_CREAT)
-        exclusive = flags & os.O_CREAT and flags & os.O_EXCL
         # With O_CREAT | O_EXCL, a link at the end is never followed: the name exists.
-        follow = not (flags & os.O_NOFOLLOW or exclusive)
+        follow = not (flags & os.O_NOFOLLOW or (flags & os.O_CREAT and flags & os.O_EXCL))
         place = self.place(folder, self.read_name(address), follow=follow, create=create)
         if flags & WRITING:
             if place.kind != "work" and place.name != os.devnull:

@@ -328,6 +328,7 @@ def ask_for_classes(node):
     """Replace operations that Python would apply to the handle instead of the program's object.
 
     type(x), x.__class__ -> __tester__.type_of(x)
+    callable(x) -> __tester__.is_callable(x)
     x.f(1) -> __tester__.call_method(x, "f", 1): one message, not two
     """
     if getattr(node, "attr", "") == "__class__" and isinstance(node.ctx, ast.Load):
@@ -339,8 +340,8 @@ def ask_for_classes(node):
     if not isinstance(node, ast.Call):
         return
     match node.func:
-        case ast.Name(id="type") if len(node.args) == 1:
-            node.func = method_of_tester("type_of")
+        case ast.Name(id="type" | "callable" as name) if len(node.args) == 1:
+            node.func = method_of_tester("type_of" if name == "type" else "is_callable")
         case ast.Attribute(value, name) if root_of(value) != TESTER and not is_special(name):
             node.args = [value, ast.Constant(name), *node.args]
             node.func = method_of_tester("call_method")

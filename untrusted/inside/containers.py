@@ -17,8 +17,8 @@ from untrusted.inside import wire
 
 # With every message, at most this many of the latest containers are checked for changes, with at
 # most this many items in total.
-WATCHED = 512
-WATCHED_ITEMS = 8192
+WATCHED = 2048
+WATCHED_ITEMS = 100_000
 # Types whose values may be compared by ==, because it cannot be overridden.
 SIMPLE = (type(None), bool, int, float, str)
 # The attribute of a container that is not among its items, and that its constructor takes.
@@ -136,12 +136,13 @@ class SharedContainers:
         A container that nothing else at this end refers to is checked one last time. It is watched
         again when the other end mentions it.
         """
+        # A container that is too large for the rest is passed over; those of the last message come first.
         left = WATCHED_ITEMS
         for entry in [*islice(reversed(self.watched.values()), WATCHED)]:
             container = entry.container
+            if len(entry.agreed) > left:
+                continue
             left -= len(entry.agreed)
-            if left < 0:
-                break
             if not hold_same(items_of(container), entry.agreed):
                 yield entry
             # Without other references nothing can change it, unless it is a view of an array.

@@ -18,8 +18,8 @@ from untrusted.inside.packages import genuine_name
 # Library modules whose exception classes a program may raise in the test. All other classes,
 # especially those of test frameworks, arrive as classes of the program.
 LIBRARY = """
-    _csv _lzma _pickle _queue _struct argparse asyncio.exceptions binascii
-    concurrent.futures._base configparser copy dataclasses decimal getopt http.client ipaddress
+    _csv _lzma _pickle _queue _struct argparse asyncio.exceptions asyncio.queues binascii calendar
+    concurrent.futures._base configparser copy dataclasses decimal getopt graphlib http.client ipaddress
     json.decoder numpy numpy.exceptions numpy.linalg pickle queue re shutil socket sqlite3
     statistics struct subprocess tarfile threading tomllib urllib.error xml.etree.ElementTree
     zipfile zlib zoneinfo._common

@@ -214,6 +214,11 @@ class Handle:
     def __delattr__(self, name: str):
         ask("delete", self, name)
 
+    def __get__(self, instance, owner) -> Any:
+        # A function of the program that replaces a method of a test's class, as a decorator returns.
+        is_method = instance is not None and facts_of(self)["kind"] == "function"
+        return types.MethodType(self, instance) if is_method else self
+
     def __call__(self, /, *arguments, **keywords) -> Any:
         result = unless_tainted(self, ask("call", self, *arguments, **keywords))
         # The test has created this object if it called a class by its name.

@@ -189,6 +189,18 @@ def type_of(value) -> Any:
     return ask("type", value) if isinstance(value, Handle) else type(value)
 
 
+def is_callable(value) -> bool:
+    """Whether a value can be called. Every handle can, so the program's object is asked."""
+    try:
+        return (
+            callable(value)
+            if not isinstance(value, Handle)
+            else ask("get", value, "__call__") is not None
+        )
+    except AttributeError:
+        return False
+
+
 def method_call(subject, name: str, /, *arguments, **keywords) -> Any:
     """Call a method, with a single message if it is an object of the program."""
     if not isinstance(subject, Handle):

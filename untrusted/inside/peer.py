@@ -131,6 +131,9 @@ class Peer(ABC):
 
     def adopt(self, number: int, stand_in) -> Any:
         """Register a value as the stand-in for an object of the other end."""
+        # A second one would free the first, whose identity a value of this end may then get.
+        if number in self.theirs:
+            raise BorderError("an object of the other end is described twice")
         self.theirs[number] = stand_in
         self.their_numbers[id(stand_in)] = number
         return stand_in

@@ -41,6 +41,7 @@ from untrusted.inside.names import (
     ProgramFinder,
     TestModule,
     genuine_imports,
+    is_callable,
     method_call,
     namespace,
     type_of,
@@ -206,8 +207,11 @@ class Tester(Peer):
             raise BorderError("formatting with a text of the program")
         try:
             if operation == "special":
-                closed = isinstance(subject, CLOSED)
-                if name not in SPECIALS or (name in TEXTS and closed) or is_output:
+                if (
+                    name not in SPECIALS
+                    or (name in TEXTS and isinstance(subject, CLOSED))
+                    or is_output
+                ):
                     raise BorderError("a special method that no operator calls")
                 return method_of(subject, name)(*rest, **keywords)
             self.check_attribute(operation, subject, name, is_output=is_output)
@@ -314,7 +318,10 @@ class Tester(Peer):
         finally:
             self.is_restored = False
             if not written or not are_same(written[0], now):
-                self.doubts.append("compares with data that the program has changed")
+                self.doubts.append(changed := "compares with data that the program has changed")
+                # Even a comparison that holds may hold for the data as written alone.
+                if now is not NOTHING:
+                    cannot_judge(f"the test {changed}")
 
     def swap(self):
         """Exchange the current content of changed containers for their original content."""
@@ -360,6 +367,7 @@ class Tester(Peer):
     be_strict = staticmethod(be_strict)
     call_method = staticmethod(method_call)
     type_of = staticmethod(type_of)
+    is_callable = staticmethod(is_callable)
 
     def note_check(self):
         self.checked += 1

@@ -134,8 +134,7 @@ class Zygote:
             if load(settings["load"]):
                 # Rounded up, so that the limit does not reveal which small modules other programs
                 # have loaded: 1 MiB and 3 MiB both become 4 MiB.
-                loaded = address_space() - self.bare
-                self.loaded = max(1, -(-loaded // LOADED_STEP)) * LOADED_STEP
+                self.loaded = max(1, -(-(address_space() - self.bare) // LOADED_STEP)) * LOADED_STEP
             # Modules that other programs have loaded do not count towards the limit.
             settings["memory_bytes"] += self.loaded
             self.spawn(descriptors, settings)
