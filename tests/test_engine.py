@@ -404,12 +404,12 @@ def test_short_requests_go_first_and_long_ones_go_on(fresh, monkeypatch):
     worker.admit()
     for _ in range(40):
         worker.step()
-    assert calls[8:] == ([narrow] * 7 + [wide]) * 5
+    assert calls[8:] == [narrow, wide] * 20
 
 
 def test_a_short_answer_waits_for_few_calls(fresh, monkeypatch):
     """Counted, as seconds depend on the machine: beside eight long ones it takes four calls of its
-    own, and at most one of theirs; every eighth call is for those that have waited longest.
+    own, and at most as many of theirs: every second call is for the one that has waited longest.
     """
     engine, calls = fresh(slots=12), []
     (worker,) = engine.workers
@@ -435,7 +435,7 @@ def test_a_short_answer_waits_for_few_calls(fresh, monkeypatch):
     begun = len(calls)
     while not any(event.reason for event in listener.events):
         worker.step()
-    assert len(calls) - begun <= 5
+    assert len(calls) - begun <= 8
     # the long ones have had equal turns
     counts = Counter(sequence for (sequence,) in calls[:begun])
     assert max(counts.values()) - min(counts.values()) <= 1
@@ -446,7 +446,7 @@ def test_a_short_answer_waits_for_few_calls(fresh, monkeypatch):
         worker.admit()
         for _ in range(4):
             worker.step()
-    assert sum(sequence.most == 80 for (sequence,) in calls[begun:]) >= 3
+    assert sum(sequence.most == 80 for (sequence,) in calls[begun:]) >= 10
 
 
 def test_a_cancelled_job_is_gone_after_the_call_in_progress(engine, monkeypatch):

@@ -35,7 +35,7 @@ STEPS_PER_CALL = 4
 # A sequence is young until the device has spent YOUNG_SECONDS on it. Young sequences go first,
 # except in one of OLD_TURN calls.
 YOUNG_SECONDS = 1.0
-OLD_TURN = 8
+OLD_TURN = 2
 # Seconds between checks while jobs wait for a program, or something is being compiled.
 POLL_SECONDS = 0.02
 
@@ -222,13 +222,12 @@ class EngineWorker:
         if waiting:
             self.calls += 1
             is_young_first = self.calls % OLD_TURN != 0
-            # Of the young, the one on which the device has spent least; of equals, the one that was
-            # not served for longest. When the old have their turn, they come before the young.
+            # Of the young, the one on which the device has spent least. In the other calls, the one
+            # that was not served for longest: where new ones keep coming, none waits for ever.
             first = min(
                 waiting,
                 key=lambda each: (
                     min(each.seconds, YOUNG_SECONDS) * is_young_first,
-                    each.seconds < YOUNG_SECONDS,
                     each.served_at,
                 ),
             )
