@@ -297,10 +297,9 @@ class DecodingBody(Part):
 
     @model_validator(mode="after")
     def check_limits(self) -> "DecodingBody":
-        # echoes of many choices would make an answer a hundred times as long as the request
-        if self.length == 0 and (self.needs_tokens or self.choices > 1):
+        if self.length == 0 and self.needs_tokens:
             raise ValueError(
-                f"{self.length_field}=0: must be at least 1, or 0 with the echo of one completion"
+                f"{self.length_field}=0: must be at least 1, or 0 with the echo of a completion"
             )
         if self.threshold is not None and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
