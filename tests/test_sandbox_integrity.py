@@ -941,7 +941,7 @@ def test_a():
     ("program", "test", "outcome"),
     [
         # changes of large data reach the test, and those of many small ones
-        ("def f(d):\n    d.sort()\n    return d[:]", "d = [*range(10**4)][::-1]\nassert f(d) == d[::-1]", "failed"),
+        ("def f(d):\n    d.sort()\n    return d[:]", "d = [*range(10**4)][::-1]\nc = d[:]\nassert f(d) == c[::-1]\nassert d == c", "failed"),
         ("def f(d):\n    d.sort()", "d = [*range(10**4)][::-1]\nf(d)\nassert d == [*range(10**4)]", "passed"),
         (FILL, FILLED % "[[0] * 100 for _ in range(100)]", "passed"),
         (FILL, FILLED % "[[0, 0] for _ in range(600)]", "passed"),

@@ -111,13 +111,11 @@ def progress_lines(description: str, first_note: str) -> Iterator[Report]:
         pause = FIRST_LINE
         while not is_over.wait(pause):
             pause = NEXT_LINE
-            text = first_note or "started"
-            if calls:
-                now, done, total, note = calls[-1]
-                text = f"{done}/{total}"
+            text = f"{calls[-1][1]}/{calls[-1][2]}" if calls else first_note or "started"
             text = f"{text}, {duration(time.monotonic() - begun)} so far"
-            if len(calls) > 2 and done > calls[1][1]:
-                left = duration((now - calls[1][0]) / (done - calls[1][1]) * (total - done))
+            if len(calls) > 2 and calls[2][1] > calls[1][1]:
+                (since, before, *_), (now, done, total, note) = calls[1:]
+                left = duration((now - since) / (done - before) * (total - done))
                 text = f"{done}/{total}, about {left} left{note and '  '}{note}"
             say(f"{description}: {text}")
 
