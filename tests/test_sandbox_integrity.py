@@ -917,6 +917,7 @@ assert A().get() == 8
 """
 FILLED = "m = %s\nfill(m)\nassert all(x == 1 for row in m for x in row)"
 FILL = "def fill(m):\n    for row in m:\n        for i in range(len(row)):\n            row[i] = 1"
+SORT = "def f(d):\n    d.sort()\n    return d[:]"
 UNIQUE = """
 import unittest
 class T(unittest.TestCase):
@@ -941,7 +942,7 @@ def test_a():
     ("program", "test", "outcome"),
     [
         # changes of large data reach the test, and those of many small ones
-        ("def f(d):\n    d.sort()\n    return d[:]", "d = [*range(10**4)][::-1]\nc = d[:]\nassert f(d) == c[::-1]\nassert d == c", "failed"),
+        (SORT, "d = [*range(10**4)][::-1]\nc = d[:]\nassert f(d) == c[::-1]\nassert d == c", "failed"),
         ("def f(d):\n    d.sort()", "d = [*range(10**4)][::-1]\nf(d)\nassert d == [*range(10**4)]", "passed"),
         (FILL, FILLED % "[[0] * 100 for _ in range(100)]", "passed"),
         (FILL, FILLED % "[[0, 0] for _ in range(600)]", "passed"),
