@@ -804,15 +804,20 @@ def test_a_long_text_holds_up_nobody(address, monkeypatch):
     assert set(threads) == {"AnyIO worker thread"}
 
 
-def test_a_silent_stream_sends_comments(address, monkeypatch):
+def slow_down(monkeypatch, call, heartbeat):
+    """Let a call of the device take so many seconds, and a comment be due after so many."""
     run = Slots.run
 
     def run_slowly(self, *arguments):
-        time.sleep(0.3)
+        time.sleep(call)
         run(self, *arguments)
 
-    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", heartbeat)
     monkeypatch.setattr(Slots, "run", run_slowly)
+
+
+def test_a_silent_stream_sends_comments(address, monkeypatch):
+    slow_down(monkeypatch, 0.3, 0.05)
     body = {"prompt": PROMPT, "max_tokens": 8, "stream": True}
     status, _, text = call(address, "POST", "/v1/completions", body)
     assert (status, text.count("data: [DONE]")) == (200, 1)
@@ -821,14 +826,7 @@ def test_a_silent_stream_sends_comments(address, monkeypatch):
 
 def test_a_stream_of_events_without_text_sends_comments(engine, monkeypatch):
     # "exact" commits tokens in any order, so that many steps write no text
-    run = Slots.run
-
-    def run_slowly(self, *arguments):
-        time.sleep(0.1)
-        run(self, *arguments)
-
-    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", 0.25)
-    monkeypatch.setattr(Slots, "run", run_slowly)
+    slow_down(monkeypatch, 0.1, 0.25)
     monkeypatch.setattr(AnswerFormat, "progress", lambda *_: ())
     body = {"prompt": PROMPT, "max_tokens": 32, "stream": True, "preset": "exact"}
     with listening(engine) as address:
