@@ -17,7 +17,9 @@ import schemathesis
 from cases.server import call, listening, started
 from schemathesis import GenerationMode
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/denoise")
+from jax_lm.serving.api import ENDPOINTS
+
+PATHS = (*ENDPOINTS, "/tokenize", "/detokenize")
 GREEDY = {"prompt": "def gcd(a, b):", "max_tokens": 8, "temperature": 0}
 
 

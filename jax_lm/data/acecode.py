@@ -8,7 +8,6 @@ reward, there is nothing to learn from. DiffuCoder trains on the hard problems (
 paper).
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jax_lm.config import Fields
 from jax_lm.data.columns import BadRowError, has_form
 from jax_lm.data.conversations import convert_lines
 from jax_lm.data.sources import open_source
-from jax_lm.host.files import write_whole
+from jax_lm.host.files import write_rows_whole
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ def prepare_acecode(data: Path, out: Path, difficulty: Difficulty) -> str:
         )
     chosen = select_difficulty(problems, difficulty)
     rows = [row for problem in chosen for row in problem_prompts(problem)]
-    write_whole(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_rows_whole(out, rows)
     return (
         f"{out}: {len(rows)} prompts of {len(chosen)} {difficulty} problems, "
         f"from {len(problems)} in {data} ({refused} lines refused)"

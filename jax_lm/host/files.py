@@ -4,7 +4,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +46,11 @@ def write_whole(path: Path, text: str):
 def write_json_whole(path: Path, value, indent: int = 1):
     """Write a JSON document whole, see `write_whole`."""
     write_whole(path, json.dumps(value, indent=indent) + "\n")
+
+
+def write_rows_whole(path: Path, rows: Iterable):
+    """Write JSON rows whole, one a line, see `write_whole`."""
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def require_local(path: Path, name: str = "out"):

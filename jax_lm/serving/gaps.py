@@ -8,7 +8,8 @@ whichever model it serves. Knows neither tokens nor HTTP.
 
 import re
 
-# Code Llama's template has spaces that belong to no text: "<PRE> {prefix} <SUF>{suffix} <MID>".
+# Code Llama's templates have spaces that belong to no text: "<PRE> {prefix} <SUF>{suffix} <MID>" and
+# "<PRE> <SUF>{suffix} <MID> {prefix}".
 CODE_LLAMA = ("<PRE>", "<SUF>", "<MID>")
 # Markers of the text before the gap, of the text after it, and of the gap.
 MARKERS = (
@@ -16,6 +17,8 @@ MARKERS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     # StarCoder, Granite, StableCode
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    # SantaCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     # Seed-Coder
     ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
     # DeepSeek-Coder
@@ -57,7 +60,7 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
         prefix, suffix, middle = markers
         if order == markers and texts[2].strip() in ENDS:
             before, after, _ = texts
-        elif order == markers and texts[0] == "":
+        elif order == markers and not texts[0].strip():
             # the text after the gap, then the text before it
             _, after, before = texts
         elif order == (suffix, prefix, middle) and texts[2].strip() in ENDS:
@@ -68,7 +71,10 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
                 f"{suffix}…{prefix}…{middle}, each once"
             )
         if markers is CODE_LLAMA:
-            before = before.removeprefix(" ").removesuffix(" ")
+            before = before.removeprefix(" ")
             after = after.removesuffix(" ")
+            # "<MID> {prefix}" has no space after the prefix
+            if not texts[2]:
+                before = before.removesuffix(" ")
         return FILES.sub("# ", files + before), after
     return (FILES.sub("# ", prompt), None) if FILES.match(prompt) else None

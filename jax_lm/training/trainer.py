@@ -32,6 +32,7 @@ from jaxtyping import Array
 
 from jax_lm.config import Fields
 from jax_lm.host import interruption, terminal
+from jax_lm.host.files import write_json_whole
 from jax_lm.planning.roofline import peak_flops
 from jax_lm.reports.run_folder import differing_setting, exclusive
 from jax_lm.training.checkpoints import UNCOMPARED, RunCheckpoints, abstract_of
@@ -456,9 +457,7 @@ class Trainer:
         if jax.process_index() > 0:
             return nullcontext(lambda step, metrics: None)
         config = self.config
-        (self.out / SETTINGS_FILE).write_text(
-            json.dumps(self.identity, indent=1) + "\n", encoding="utf-8"
-        )
+        write_json_whole(self.out / SETTINGS_FILE, self.identity)
         return open_writers(
             self.out,
             config.track,

@@ -20,7 +20,7 @@ from jax_lm.data.prompts import open_prompts
 from jax_lm.diffusion.canvas import check_context
 from jax_lm.diffusion.state import row_keys
 from jax_lm.host import distributed, terminal
-from jax_lm.host.files import output_folder, require_writable, write_whole
+from jax_lm.host.files import output_folder, require_writable, write_rows_whole
 from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.model_source import find_model
 from jax_lm.reports.run_folder import lock, weights_digest
@@ -89,9 +89,7 @@ def answer_file(arguments: Generate) -> int:
                 report(len(answers), len(rows))
     # all answers, in the order of the prompts
     if distributed.is_first():
-        write_whole(
-            out, "".join(json.dumps(answers[n], ensure_ascii=False) + "\n" for n in sorted(answers))
-        )
+        write_rows_whole(out, (answers[number] for number in sorted(answers)))
         total = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
         print(f"wrote {len(waiting)} answers to {out}{total}")
     return 0

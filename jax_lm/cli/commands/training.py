@@ -1,6 +1,5 @@
 """The commands that train: `diffucoder sft`, `grpo`, `adapt`, `merge-lora`."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from jax_lm.data.prompts import builtin_prompts, open_prompts
 from jax_lm.data.samples import open_samples
 from jax_lm.data.sources import require_whole
 from jax_lm.host import distributed, interruption, terminal
-from jax_lm.host.files import require_new, require_writable
+from jax_lm.host.files import require_new, require_writable, write_json_whole
 from jax_lm.model_source import find_model, is_instruct
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
@@ -264,4 +263,4 @@ def write_refused(refused: list | None, out: Path):
     `refused` is None for tokenised data, whose refused lines were reported when it was tokenised.
     """
     if refused is not None and distributed.is_first():
-        (out / "refused.json").write_text(json.dumps(refused, indent=1) + "\n", encoding="utf-8")
+        write_json_whole(out / "refused.json", refused)
