@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import index
 
 from jax_lm.options import LEFT_TO_RIGHT_ONLY
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 # The number is checked afterwards: `<|hole:-3|>` is a mistake, not text.
 HOLE = re.compile(r"<\|hole(?::([^|>\n]*))?\|>")
@@ -106,7 +106,7 @@ class Template:
             part if isinstance(part, int) else len(tokenizer.encode(part)) for part in self.parts
         )
 
-    def encode(self, tokenizer: DiffuCoderTokenizer) -> tuple[list[int], list[int]]:
+    def encode(self, tokenizer: DiffuCoderTokenizer) -> tuple[TokenIds, TokenIds]:
         """Encode to ids, and mark the columns of holes with 1.
 
         Parts are encoded separately, because the text of a hole is not known yet.
@@ -128,7 +128,7 @@ class Template:
         return "".join(next(remaining) if isinstance(part, int) else part for part in self.parts)
 
 
-def gap_ids(tokenizer: DiffuCoderTokenizer) -> list[int]:
+def gap_ids(tokenizer: DiffuCoderTokenizer) -> TokenIds:
     """Return the ids of the gap tokens. Raises ValueError if the tokenizer lacks one."""
     found = (tokenizer.backend.token_to_id(token) for token in GAP_TOKENS)
     ids = [token for token in found if token is not None]

@@ -835,6 +835,43 @@ def test_a_stream_of_events_without_text_sends_comments(engine, monkeypatch):
     assert text.count(": waiting\n\n") >= 2
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_is_late_while_a_call_of_the_device_hangs(
+    tiny_inference, monkeypatch, is_ready, stream
+):
+    """Or while the warm-up compiles: the engine's thread is in a call, and ends no job."""
+    is_free = threading.Event()
+    monkeypatch.setattr(api, "HEARTBEAT_SECONDS", 0.1)
+    body = {"prompt": PROMPT, "max_tokens": 8, "stream": stream}
+    held = "run" if is_ready else "compile"
+    own = getattr(Slots, held)
+    engine = Engine(tiny_inference, replace(OPTIONS, timeout=0.5))
+    if is_ready:
+        engine.start()
+        assert engine.ready.wait(120)
+    monkeypatch.setattr(
+        Slots, held, lambda *arguments, **named: is_free.wait(60) and own(*arguments, **named)
+    )
+    if not is_ready:
+        engine.start()
+    try:
+        with listening(engine) as address:
+            start = time.monotonic()
+            status, _, answer = call(address, "POST", "/v1/completions", body)
+            assert (status, answer["error"]["code"]) == (504, "timeout")
+            assert time.monotonic() - start < 10
+            assert engine.ready.is_set() == is_ready
+            is_free.set()
+            # the late job is forgotten once the call has returned
+            while engine.queue.jobs:
+                assert time.monotonic() - start < 60
+                time.sleep(0.05)
+    finally:
+        is_free.set()
+        engine.close(grace=0.0)
+
+
 def test_requests_of_clients_that_left_are_not_prepared(engine, monkeypatch):
     begun = []
     is_free = threading.Event()

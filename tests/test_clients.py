@@ -6,6 +6,7 @@ openai-python, LangChain and LiteLLM were recorded; the others are written from 
 """
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from jax_lm.serving.gaps import split_gap
 from jax_lm.serving.infill import InfillBody, cut_to_fit, indented
 from jax_lm.serving.middleware import RequestLimits
 from jax_lm.serving.schemas import CompletionBody
+from jax_lm.serving.slots import Slots
 
 SAMPLES = Path(__file__).parent / "samples" / "requests.jsonl"
 REQUESTS = [json.loads(line) for line in SAMPLES.read_text(encoding="utf-8").splitlines()]
@@ -255,6 +257,27 @@ def test_an_editor_that_waits_no_longer_gets_what_there_is(address):
     status, _, streamed = call(address, "POST", "/completion", prompt)
     (chunk,) = chunks(streamed)
     assert (status, chunk["stop"], chunk["stop_type"], chunk["content"]) == (200, True, "none", "")
+
+
+def test_what_is_final_of_a_late_answer_is_counted(address, monkeypatch):
+    body = {"prompt": "def f(n):\n", "n_predict": 80, "temperature": 0, "preset": "fast"}
+    body |= {"ignore_eos": True}
+    # its program is compiled
+    assert call(address, "POST", "/completion", body)[2]["tokens_predicted"] == 80
+    run = Slots.run
+
+    def run_slowly(self, *arguments, **named):
+        time.sleep(0.2)
+        run(self, *arguments, **named)
+
+    monkeypatch.setattr(Slots, "run", run_slowly)
+    body["t_max_predict_ms"] = 1000
+    answer = call(address, "POST", "/completion", body)[2]
+    assert (answer["stop_type"], bool(answer["content"])) == ("none", True)
+    assert 0 < answer["tokens_predicted"] < 80
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"]
+    events = chunks(call(address, "POST", "/completion", body | {"stream": True})[2])
+    assert events[-1]["tokens_predicted"] >= events[-2]["tokens_predicted"] > 0
 
 
 @pytest.mark.parametrize(

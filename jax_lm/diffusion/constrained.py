@@ -26,7 +26,7 @@ from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
 from jax_lm.models.shapes import HostLogits, ScalarInt, SequenceMask, SequenceTokens
 from jax_lm.options import GenerationOptions
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 # Tokens that are chosen one by one after the first decoding that was not worth its forward passes;
 # as many again after the next, and so on: a model that does not write what the grammar wants decodes
@@ -74,8 +74,8 @@ class Repair:
         self.temperature = options.temperature
         self.is_cached = options.decoding.settings.cache != "none"
         self.window = LogitsWindow()
-        self.ids: list[int] = []
-        self.given: list[int] = []
+        self.ids: TokenIds = []
+        self.given: TokenIds = []
         self.choices = 0
         self.patience = FIRST_PATIENCE
 
@@ -131,7 +131,7 @@ class Repair:
         self.decide(hole, tokens, step, float(np.exp(log_probs[ids == tokens[0]]).sum()))
         self.force(hole, step)
 
-    def decide(self, hole: HoleArrays, tokens: list[int], step: int, confidence: float):
+    def decide(self, hole: HoleArrays, tokens: TokenIds, step: int, confidence: float):
         """Add tokens to those that stay, and mask the tokens after them unless they stay too.
 
         They stay if the answer meets the constraint with them. A valid beginning is not enough. If a

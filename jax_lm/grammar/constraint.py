@@ -10,7 +10,7 @@ from itertools import chain
 from threading import Event
 
 from jax_lm.grammar import Grammar
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 REPLACEMENT = "\ufffd"
 
@@ -40,7 +40,7 @@ class Constraint:
     before: str = ""
     after: str = ""
     stops: tuple[str, ...] = ()
-    known: list[int] = field(default_factory=list, init=False)
+    known: TokenIds = field(default_factory=list, init=False)
     given_up: Event = field(default_factory=Event, init=False)
 
     def __post_init__(self):
@@ -52,7 +52,7 @@ class Constraint:
             )
         self.known[:] = rest
 
-    def rest(self, ids: Sequence[int]) -> list[int] | None:
+    def rest(self, ids: Sequence[int]) -> TokenIds | None:
         """Return tokens that complete `ids`: [] if complete already, None if no end is known."""
         rest = self.search(ids)
         # known [5, 6, 7] with ids [5, 6] -> [7], even if the search finds no end any more
@@ -60,7 +60,7 @@ class Constraint:
             return self.known[len(ids) :]
         return rest
 
-    def search(self, ids: Sequence[int]) -> list[int] | None:
+    def search(self, ids: Sequence[int]) -> TokenIds | None:
         """Return tokens that complete `ids` by the grammar alone, without the remembered answer."""
         text = self.decode(ids)
         if text.endswith(REPLACEMENT):
@@ -105,7 +105,7 @@ class Constraint:
                 least = middle
         return least
 
-    def forced(self, ids: Sequence[int]) -> list[int]:
+    def forced(self, ids: Sequence[int]) -> TokenIds:
         """Return the tokens, if any, by which every answer goes on after valid ones.
 
         They end with a stop token if the answer ends with them.
@@ -121,7 +121,7 @@ class Constraint:
         self.known[:] = [*ids, *tokens, *end]
         return tokens
 
-    def next_tokens(self, ids: Sequence[int], candidates: list[int]) -> list[int]:
+    def next_tokens(self, ids: Sequence[int], candidates: TokenIds) -> TokenIds:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 
         If only the beginning of the first candidate can follow, this is what is returned. A stop

@@ -12,10 +12,10 @@ from jax_lm.serving.schemas import (
     MAX_LOGPROBS,
     DecodingBody,
     Gap,
+    GivenIds,
     OpenAIBody,
     ResponseFormat,
     Text,
-    TokenIds,
 )
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 
@@ -185,4 +185,4 @@ class DetokenizeBody(Part):
     """POST /detokenize, as vLLM and llama.cpp have it."""
 
     model: str | None = Field(None, max_length=200)
-    tokens: TokenIds
+    tokens: GivenIds

@@ -23,6 +23,7 @@ from jax_lm.serving.schemas import (
     prompt_gap,
     prompt_list,
 )
+from jax_lm.tokenizer import TokenIds
 
 # The text after the cursor gets at least 1 / SUFFIX_PART of the context.
 SUFFIX_PART = 4
@@ -98,8 +99,8 @@ class InfillBody(LlamaBody):
 
 
 def cut_to_fit(
-    snippets: list[int], before: list[int], after: list[int], room: int
-) -> tuple[list[int], list[int], bool]:
+    snippets: TokenIds, before: TokenIds, after: TokenIds, room: int
+) -> tuple[TokenIds, TokenIds, bool]:
     """Cut texts to `room` tokens in total, dropping tokens far from the cursor.
 
     Returns:
@@ -136,8 +137,8 @@ class LlamaFormat(AnswerFormat):
         # a last line of blanks may get an indentation that is too small
         known = event.text if event.reason else event.text.rstrip()
         text = self.new_text(index, indented(known, self.body.n_indent))
-        if text and event.job:
-            decided = {"tokens_predicted": int(event.job.sequence.final.sum())}
+        if text:
+            decided = {"tokens_predicted": predicted(event)}
             yield data({"index": index, "content": text, "stop": False} | decided)
         if event.reason:
             yield data(self.answer(index, event) | {"content": ""})
@@ -153,7 +154,7 @@ class LlamaFormat(AnswerFormat):
             "stop": True,
             "stop_type": STOP_TYPES.get(end.reason or "", "none"),
             "truncated": gap.is_cut,
-            "tokens_predicted": len(end.tokens),
+            "tokens_predicted": predicted(end),
             "tokens_evaluated": len(gap.before) + len(gap.after or ()),
             "tokens_cached": 0,
             "generation_settings": {"n_predict": length},
@@ -165,7 +166,7 @@ class LlamaFormat(AnswerFormat):
     def timings(self, end: Event) -> Fields:
         """Return llama.cpp's timings of an answer; prompts are not processed separately."""
         seconds = end.job.sequence.seconds if end.job else 0.0
-        tokens = len(end.tokens)
+        tokens = predicted(end)
         return {
             "prompt_n": self.prompt_tokens,
             "prompt_ms": 0.0,
@@ -174,6 +175,14 @@ class LlamaFormat(AnswerFormat):
             "predicted_ms": round(1000 * seconds, 3),
             "predicted_per_second": round(tokens / seconds, 3) if seconds else 0.0,
         }
+
+
+def predicted(event: Event) -> int:
+    """Return the number of an answer's tokens; of one that is not complete, those decided so far."""
+    # an answer that needed no decoding is complete
+    if event.is_answer or event.job is None:
+        return len(event.tokens)
+    return int(event.job.sequence.final.sum())
 
 
 def chosen_fields(answer: Fields, paths: Sequence[str]) -> Fields:

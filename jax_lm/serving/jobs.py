@@ -311,7 +311,11 @@ class EventStream:
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
     async def events(self, seconds: float) -> AsyncIterator[Event]:
-        """Yield events until all jobs have ended, and SILENCE if none comes for `seconds`."""
+        """Yield events until all jobs have ended, and SILENCE if none comes for `seconds`.
+
+        The engine ends jobs that are late, but not while a call of the device or the warm-up lasts.
+        After such a silence, late jobs are ended here.
+        """
         # every job ends with exactly one event that has a reason
         count = len(self.jobs)
         while count:
@@ -319,5 +323,8 @@ class EventStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     event = await self.queue.get()
+            for job in self.jobs:
+                if event is SILENCE and monotonic() > job.deadline:
+                    job.deliver(job.ending("timeout"))
             count -= event.reason is not None
             yield event

@@ -18,7 +18,7 @@ from jax_lm.options import BLOCK_LENGTH, DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.gaps import split_gap
 from jax_lm.serving.ignored_fields import NEUTRAL, UNREAD, Part, ignored
 from jax_lm.serving.jobs import Commit
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 # Limits of one request: answers per prompt, prompts, and stop texts. The total number of answers is
 # limited by the length of the queue.
@@ -50,7 +50,7 @@ class StreamOptions(Part):
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEXT)]
+GivenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TEXT)]
 
 
 def as_list(value) -> Any:
@@ -77,8 +77,8 @@ Stops = Annotated[
 Prompts = Annotated[
     Annotated[Text, Tag("#text")]
     | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS), Tag("#texts")]
-    | Annotated[TokenIds, Tag("#ids")]
-    | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS), Tag("#lists")],
+    | Annotated[GivenIds, Tag("#ids")]
+    | Annotated[list[GivenIds], Field(max_length=MAX_PROMPTS), Tag("#lists")],
     Discriminator(
         kind_of,
         custom_error_type="kind",
@@ -98,14 +98,14 @@ class Gap(NamedTuple):
         scored: the tokens before the hole with their log-probabilities, if requested.
     """
 
-    before: list[int]
-    after: list[int] | None = None
+    before: TokenIds
+    after: TokenIds | None = None
     echo: str = ""
     is_cut: bool = False
     scored: tuple[Commit, ...] = ()
 
 
-def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+def known_ids(field: str, ids: TokenIds, tokenizer: DiffuCoderTokenizer) -> TokenIds:
     """Return the ids. Raises ValueError if the tokenizer does not know one of them."""
     size = tokenizer.vocab_size
     if unknown := [token for token in ids if token >= size]:
@@ -113,14 +113,14 @@ def known_ids(field: str, ids: list[int], tokenizer: DiffuCoderTokenizer) -> lis
     return ids
 
 
-def prompt_list(prompt) -> list[str] | list[list[int]]:
+def prompt_list(prompt) -> list[str] | list[TokenIds]:
     """Return one prompt as a list, and a list of prompts as it is."""
     # "a" -> ["a"], [1, 2] -> [[1, 2]]; lists of texts and of id lists stay
     return prompt if kind_of(prompt) in ("#texts", "#lists") else [prompt]
 
 
 def prompt_gap(
-    prompt: str | list[int], tokenizer: DiffuCoderTokenizer, suffix: str | None = None
+    prompt: str | TokenIds, tokenizer: DiffuCoderTokenizer, suffix: str | None = None
 ) -> Gap:
     """Encode a prompt. Ids are used as they are, if the tokenizer knows all of them."""
     if isinstance(prompt, str):

@@ -52,6 +52,7 @@ END_OF_HEADER_TURN = "<|eot_id|>"
 # Each of these ends an answer: the end of a document, of a turn, or the padding of instruct models.
 STOP_TOKENS = (END_OF_TEXT, END_OF_TURN, DIFFUSION_PAD, END_OF_HEADER_TURN)
 Message = Mapping[str, Any]
+TokenIds = list[int]
 
 # Qwen2.5's fields of tokenizer_config.json; without them, transformers would decode differently.
 PLAIN_SETTINGS = {
@@ -80,7 +81,7 @@ def require_unicode(text: str) -> str:
     return text
 
 
-def encode_text(backend: Tokenizer, text: str) -> list[int]:
+def encode_text(backend: Tokenizer, text: str) -> TokenIds:
     """Encode a text without adding tokens. Other threads run meanwhile."""
     # `Tokenizer.encode` would stop them: it keeps Python's lock, and takes longer, for the offsets
     batch = [require_unicode(text)]
@@ -242,11 +243,11 @@ class DiffuCoderTokenizer:
         return DiffuCoderTokenizer(backend, self.chat_template, self.special)
 
     @property
-    def begin_ids(self) -> list[int]:
+    def begin_ids(self) -> TokenIds:
         """The id of the token that begins a text, as a list; empty if there is none."""
         return self.known_ids([BEGIN_OF_TEXT])
 
-    def known_ids(self, tokens: Iterable[str]) -> list[int]:
+    def known_ids(self, tokens: Iterable[str]) -> TokenIds:
         """Return the ids of those of the tokens that are in the vocabulary."""
         ids = map(self.backend.token_to_id, tokens)
         return [token_id for token_id in ids if token_id is not None]
@@ -258,7 +259,7 @@ class DiffuCoderTokenizer:
             raise KeyError(token)
         return token_id
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> TokenIds:
         """Encode a text. Special tokens in the text become their ids; none are added.
 
         Raises:
@@ -281,11 +282,11 @@ class DiffuCoderTokenizer:
         texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> TokenIds:
         """Encode untrusted text: special tokens in it are encoded as ordinary characters."""
         return encode_text(self.plain_backend, text)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
         """Encode an untrusted conversation: only the template itself produces special tokens.
 
         The text of a special token in a message is replaced by a random placeholder while the
@@ -330,7 +331,7 @@ class DiffuCoderTokenizer:
         """Ids of added tokens, whose text is stored literally, not in the byte-level alphabet."""
         return frozenset(self.backend.get_added_tokens_decoder())
 
-    def until_stop(self, ids: Iterable[int]) -> list[int]:
+    def until_stop(self, ids: Iterable[int]) -> TokenIds:
         """Return the ids before the first stop token."""
         stops = self.stop_ids
         return [*takewhile(lambda token: token not in stops, ids)]
