@@ -4,7 +4,6 @@ A constraint accepts the beginning of an answer only if it knows an end for it t
 rest of the hole.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Event
@@ -52,15 +51,15 @@ class Constraint:
             )
         self.known[:] = rest
 
-    def rest(self, ids: Sequence[int]) -> TokenIds | None:
+    def rest(self, ids: TokenIds) -> TokenIds | None:
         """Return tokens that complete `ids`: [] if complete already, None if no end is known."""
         rest = self.search(ids)
         # known [5, 6, 7] with ids [5, 6] -> [7], even if the search finds no end any more
-        if rest is None and self.known[: len(ids)] == list(ids):
+        if rest is None and self.known[: len(ids)] == ids:
             return self.known[len(ids) :]
         return rest
 
-    def search(self, ids: Sequence[int]) -> TokenIds | None:
+    def search(self, ids: TokenIds) -> TokenIds | None:
         """Return tokens that complete `ids` by the grammar alone, without the remembered answer."""
         text = self.decode(ids)
         if text.endswith(REPLACEMENT):
@@ -73,7 +72,7 @@ class Constraint:
         rest = self.tokenizer.encode_plain(end)
         return None if len(ids) + len(rest) > self.room else rest
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: TokenIds) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def find_end(self, text: str) -> str | None:
@@ -85,14 +84,14 @@ class Constraint:
             return self.grammar.completion(self.before + text, self.after)
         return self.grammar.completion(text)
 
-    def is_met(self, ids: Sequence[int]) -> bool:
+    def is_met(self, ids: TokenIds) -> bool:
         """Return whether an answer is valid without a completion, up to the first stop text."""
         text = self.decode(ids)
         # with stops ("\n\n",) the text "a\n\nb" is judged as "a"
         stops = [text.find(stop) for stop in self.stops if stop in text]
         return self.find_end(text[: min(stops)]) == "" if stops else self.rest(ids) == []
 
-    def count_valid(self, ids: Sequence[int], least: int) -> int:
+    def count_valid(self, ids: TokenIds, least: int) -> int:
         """Return a number of tokens, at least `least`, that have a known end, by bisection."""
         # Bisection works because every prefix of tokens that have an end has an end, too.
         # Invariant: `least` tokens have an end, and the result lies in [least, most].
@@ -105,7 +104,7 @@ class Constraint:
                 least = middle
         return least
 
-    def forced(self, ids: Sequence[int]) -> TokenIds:
+    def forced(self, ids: TokenIds) -> TokenIds:
         """Return the tokens, if any, by which every answer goes on after valid ones.
 
         They end with a stop token if the answer ends with them.
@@ -121,7 +120,7 @@ class Constraint:
         self.known[:] = [*ids, *tokens, *end]
         return tokens
 
-    def next_tokens(self, ids: Sequence[int], candidates: TokenIds) -> TokenIds:
+    def next_tokens(self, ids: TokenIds, candidates: TokenIds) -> TokenIds:
         """Return the first candidate that can follow valid tokens, else the token of a known end.
 
         If only the beginning of the first candidate can follow, this is what is returned. A stop
