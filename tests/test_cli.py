@@ -181,6 +181,26 @@ def test_what_exceeds_the_context_is_refused_before_the_weights(capsys, monkeypa
         assert "the context holds 512 tokens" in err
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-length", "600"], "max_length=600: must be at most 512, the model's context"),
+        (["--data", "absent.jsonl"], "data='absent.jsonl' cannot be read"),
+    ],
+)
+def test_mistakes_in_data_are_reported_before_the_weights(
+    options, named, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        "jax_lm.models.dream.DreamForCausalLM.from_pretrained", lambda *_, **__: pytest.fail()
+    )
+    (tmp_path / "good.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    fields = ["sft", "--data", str(tmp_path / "good.jsonl"), "--out", str(tmp_path / "run")]
+    status, _, err = run(capsys, *fields, *options)
+    assert (status, one_error_line(err)) == (2, True)
+    assert named in err
+
+
 def test_empty_standard_input_is_refused():
     result = subprocess.run(
         [sys.executable, "-m", "jax_lm", "generate", "-"],

@@ -1,4 +1,4 @@
-"""The model of a training run: loading it, choosing the trained parameters, saving the result."""
+"""The model of a training run: choosing the trained parameters, loading it, saving the result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,37 +80,50 @@ class TrainedModel:
                 self.folder, dtype=self.dtype, tokenizer=self.tokenizer, source=self.source
             )
 
+    def load(self, *, mesh: str | None, int8: bool, seed: int) -> DreamForCausalLM:
+        """Load the model onto its devices, with its stored adapter, with new adapters, or with none.
 
-def load_for_training(
-    found: ModelSource,
-    adapters: LoraConfig | None,
-    *,
-    out: Path,
-    save_dtype: str,
-    mesh: str | None,
-    int8: bool,
-    seed: int,
-) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Load a model onto its devices, with its stored adapter, with new adapters, or with none.
+        Args:
+            mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
+            int8: quantize the kernels of the base model, to which the adapters add.
+            seed: seed of new adapters.
+
+        Raises:
+            CheckpointError: the files are damaged.
+            ValueError: adapters or a mesh that do not fit the model.
+        """
+        model = DreamForCausalLM.from_pretrained(
+            self.source,
+            mesh=training_mesh(DreamForCausalLM.read_config(self.source), mesh),
+            quantization="int8" if int8 else None,
+        )
+        # A stored adapter is trained further. New ones change nothing at first: their B is zero.
+        if self.start:
+            lora.load_adapter(model, self.start)
+        elif self.adapters:
+            lora.add_lora(model, self.adapters, seed)
+        return model
+
+
+def choose_trained(
+    found: ModelSource, adapters: LoraConfig | None, *, out: Path, save_dtype: str
+) -> TrainedModel:
+    """Return what a run trains of a model, whose weights are not loaded yet.
 
     Args:
         found: the model, and its adapter if it has one.
         adapters: settings of new adapters; ignored if the model has an adapter.
         out: folder of the run.
         save_dtype: dtype of the weights that are saved at the end.
-        mesh: devices, such as data=2,fsdp=4; all of them on fsdp if None.
-        int8: quantize the kernels of the base model, to which the adapters add.
-        seed: seed of new adapters.
 
     Raises:
         CheckpointError, TokenizerError: the files are damaged, or do not belong together.
-        ValueError: adapters or a mesh that do not fit the model.
+        ValueError: a folder that cannot be written, or a model that cannot be trained.
     """
     # tokenizer and config, which must agree
     tokenizer = DiffuCoderTokenizer.from_pretrained(found.folder)
     config = DreamForCausalLM.read_config(found.folder)
     tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
-    # what is trained, and where it is saved; checked before the weights, which take longest
     adapters = found.adapter.config if found.adapter else adapters
     if not adapters and DreamForCausalLM.is_int8(found.folder):
         raise ValueError(
@@ -118,17 +131,7 @@ def load_for_training(
             "Set --lora-rank to train adapters, or give the float model"
         )
     base = found.base if adapters else None
-    target = TrainedModel(out, tokenizer, save_dtype, found.folder, adapters, base, found.adapter)
-    # weights, then adapters
-    model = DreamForCausalLM.from_pretrained(
-        found.folder, mesh=training_mesh(config, mesh), quantization="int8" if int8 else None
-    )
-    # A stored adapter is trained further. New ones change nothing at first: their B is zero.
-    if found.adapter:
-        lora.load_adapter(model, found.adapter)
-    elif adapters:
-        lora.add_lora(model, adapters, seed)
-    return model, target
+    return TrainedModel(out, tokenizer, save_dtype, found.folder, adapters, base, found.adapter)
 
 
 def add_expansion(

@@ -26,7 +26,7 @@ from jax_lm.tokenizer import DiffuCoderTokenizer
 from jax_lm.training.coupled_grpo import DiffuGRPOTrainer
 from jax_lm.training.run_defaults import training_mesh
 from jax_lm.training.sft import adapt, fine_tune, longest_allowed, resolve_length
-from jax_lm.training.trained_model import TrainedModel, add_expansion, load_for_training
+from jax_lm.training.trained_model import TrainedModel, add_expansion, choose_trained
 from untrusted.runner import choose_tier
 
 # Rewards that run programs.
@@ -37,24 +37,25 @@ def run_sft(arguments: Sft) -> int:
     """Fine-tune, or resume a run. The exit status is 0 once the last step is done."""
     terminal.show_log()
     settings = arguments.settings
-    # model
-    model, target = load_model(arguments.model_arguments, arguments.out, settings.training.seed)
-    # data
+    target = choose_model(arguments.model_arguments, arguments.out)
+    config = DreamForCausalLM.read_config(target.source)
+    # data before the weights, so that mistakes in it show early
     rows, digest, refused = open_samples(
         arguments.data,
         arguments.columns.given,
         "conversations",
         target.tokenizer,
-        longest_allowed(settings, context := model.config.max_position_embeddings),
+        longest_allowed(settings, config.max_position_embeddings),
         **asdict(arguments.part),
         form=arguments.form,
     )
-    settings = resolve_length(settings, rows, context)
-    if target.adapters and settings.loss.block_length not in (None, model.config.block_size):
+    settings = resolve_length(settings, rows, config.max_position_embeddings)
+    if target.adapters and settings.loss.block_length not in (None, config.block_size):
         raise ValueError(
             f"block_length={settings.loss.block_length}: adapters cannot change how their base "
             "attends; train all weights (`adapt` or `sft` without lora_rank), or a base with blocks"
         )
+    model = load_model(target, arguments.model_arguments, settings.training.seed)
     expansion = None
     if settings.expand_delete:
         # After the samples are read, because tokenised data belong to the tokenizer without the new
@@ -87,7 +88,8 @@ def run_grpo(arguments: Grpo) -> int:
     # data before the model, so that mistakes in it show early
     rows = load_prompts(arguments)
     rewards.require_columns(rows)
-    model, target = load_model(arguments.model_arguments, arguments.out, settings.training.seed)
+    target = choose_model(arguments.model_arguments, arguments.out)
+    model = load_model(target, arguments.model_arguments, settings.training.seed)
     if arguments.template == "chat" or (
         arguments.template == "auto"
         and arguments.data != BUILTIN
@@ -212,20 +214,20 @@ def join_run(hosts: Hosts, out: Path):
     distributed.require_shared(out)
 
 
-def load_model(
-    arguments: ModelArguments, out: Path, seed: int
-) -> tuple[DreamForCausalLM, TrainedModel]:
-    """Connect to the other hosts, and load the model to train."""
+def choose_model(arguments: ModelArguments, out: Path) -> TrainedModel:
+    """Connect to the other hosts, and choose what to train."""
     join_run(arguments.hosts, out)
-    return load_for_training(
+    return choose_trained(
         find_model(arguments.model, arguments.adapter),
         lora_config(arguments),
         out=out,
         save_dtype=arguments.save_dtype,
-        mesh=arguments.mesh,
-        int8=arguments.quantize == "int8",
-        seed=seed,
     )
+
+
+def load_model(target: TrainedModel, arguments: ModelArguments, seed: int) -> DreamForCausalLM:
+    """Load the model to train."""
+    return target.load(mesh=arguments.mesh, int8=arguments.quantize == "int8", seed=seed)
 
 
 def lora_config(arguments: ModelArguments) -> LoraConfig | None:
