@@ -120,6 +120,15 @@ def test_the_server_is_started_with_options_that_it_has(file):
     assert 1 <= parsed.grace < kill_seconds()[file]
 
 
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.gpu"])
+def test_options_after_the_image_do_not_replace_its_keys(file):
+    lines = (DEPLOY / file).read_text().splitlines()
+    (entry,) = (line for line in lines if line.startswith("ENTRYPOINT "))
+    _, *words = json.loads(entry.split(maxsplit=1)[1])
+    parsed = cli.parse([*words, "--model", "/model"])
+    assert (str(parsed.api_key_file), parsed.host) == ("/run/keys", "0.0.0.0")
+
+
 def kill_seconds():
     """How long after SIGTERM the process is killed: as the unit says, and docker if nobody says
     anything.
