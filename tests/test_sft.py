@@ -31,7 +31,7 @@ from jax_lm.training.config import (
     SftConfig,
     TrainerConfig,
 )
-from jax_lm.training.sft import cut_or_reveal, openness, reveal_prompts, split
+from jax_lm.training.sft import cut_or_reveal, longest_allowed, openness, reveal_prompts, split
 
 STEPS = 60
 
@@ -250,9 +250,9 @@ def test_tokenised_data_of_another_run_are_refused(folder, tmp_path, capsys):
     assert main(arguments(folder, tmp_path, data=data, **{"max-length": 4})) == 2
     assert "longer than max_length=4" in capsys.readouterr().err
     words = ["--data", str(data), "--model", str(folder / "model"), "--out", str(tmp_path)]
+    assert main(["adapt", *words, "--max-length", "256"]) == 2
+    assert "max_length=256: must be at most 128, the model's context" in capsys.readouterr().err
     assert main(["adapt", *words]) == 2
-    assert "max_length=4096: must be at most 128, the model's context" in capsys.readouterr().err
-    assert main(["adapt", *words, "--max-length", "64"]) == 2
     assert "tokenised with kind='conversations', not 'text'" in capsys.readouterr().err
     assert main(["sft", *words, "--turns", "all"]) == 2
     assert "is tokenised: --turns and --template are options of `diffucoder data tokenize`" in (
@@ -724,6 +724,15 @@ def test_options_reach_their_settings(command, tmp_path):
     assert (
         parse([*words, "--config", str(recipe), "--max_steps=8"]).settings.training.max_steps == 8
     )
+
+
+def test_lengths_that_nobody_gives_fit_the_context():
+    assert longest_allowed(AdaptConfig(), 8192) == 4096
+    assert longest_allowed(AdaptConfig(), 512) == 512
+    assert longest_allowed(SftConfig(), 8192) == 2048
+    assert longest_allowed(AdaptConfig(max_length=64), 512) == 64
+    with pytest.raises(ValueError, match="max_length=600: must be at most 512"):
+        longest_allowed(AdaptConfig(max_length=600), 512)
 
 
 def test_rows_that_parts_do_not_divide_are_filled_up(folder, tmp_path):

@@ -355,7 +355,8 @@ class AdaptConfig:
     The defaults are the published ones, except for the batch size.
 
     Attributes:
-        max_length: tokens of a row; short texts share one, long texts fill several.
+        max_length: tokens of a row; short texts share one, long texts fill several. None is 4096, or
+            the model's context if that is shorter.
         batch_size: rows of a step, over all devices.
         annealing_steps: steps over which attention opens from causal to full; None is a tenth of the
             run, or 0 with `block_length`.
@@ -366,7 +367,7 @@ class AdaptConfig:
         training: steps, optimizer, checkpoints.
     """
 
-    max_length: int = 4096
+    max_length: int | None = None
     batch_size: int = 8
     annealing_steps: int | None = None
     cut_share: float = 0.01

@@ -39,9 +39,9 @@ HELD_OUT_SEED = 1
 MANY_PASSES = 30
 # With fewer updates, a model answers as before: examples of a few lines took 80 (docs/guides).
 FEW_UPDATES = 40
-# If no length is set: the longest sample that is accepted, and the multiple that rows are rounded
-# up to.
-LONGEST = 2048
+# If no length is set: the longest sample that is accepted, and the multiple that rows of
+# conversations are rounded up to.
+LONGEST = {SftConfig: 2048, AdaptConfig: 4096}
 LENGTH_BUCKET = 32
 
 
@@ -109,7 +109,7 @@ def longest_allowed(config: SftConfig | AdaptConfig, context: int) -> int:
         raise ValueError(
             f"max_length={config.max_length}: must be at most {context}, the model's context"
         )
-    return config.max_length or min(LONGEST, context)
+    return config.max_length or min(LONGEST[type(config)], context)
 
 
 def resolve_length(config: SftConfig, samples: TrainingSamples, context: int) -> SftConfig:
@@ -203,8 +203,8 @@ def adapt(
     Raises:
         ValueError: no samples, rows that exceed the context, or another run in `out`.
     """
-    longest_allowed(config, model.config.max_position_embeddings)
-    config = replace(config, loss=resolve_blocks(config.loss, model))
+    length = longest_allowed(config, model.config.max_position_embeddings)
+    config = replace(config, max_length=length, loss=resolve_blocks(config.loss, model))
     stream, held_out = make_streams(samples, config, pad_id, 0)
     require_memory(model, config, "adapt")
     opening = partial(openness, annealing_steps=config.opening_steps)
