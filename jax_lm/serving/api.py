@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # Seconds after which a silent stream sends a comment.
 HEARTBEAT_SECONDS = 10.0
 # Requests that may wait for the preparation of a grammar or the scores of a prompt.
-MAX_PREPARING = 16
+MAX_PREPARING = 64
 # Requests whose texts are encoded at once; others wait, and are dropped if their client leaves.
 PREPARED_AT_ONCE = 4
 # Paths of requests for text: their bodies, and the format of the answers.
