@@ -192,7 +192,8 @@ def test_mistakes_in_data_are_reported_before_the_weights(
     options, named, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(
-        "jax_lm.models.dream.DreamForCausalLM.from_pretrained", lambda *_, **__: pytest.fail()
+        "jax_lm.models.dream.DreamForCausalLM.from_pretrained",
+        lambda *_, **__: pytest.fail("loaded"),
     )
     (tmp_path / "good.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
     fields = ["sft", "--data", str(tmp_path / "good.jsonl"), "--out", str(tmp_path / "run")]
