@@ -173,6 +173,7 @@ def test_every_client_is_there():
         ("[SUFFIX]b[PREFIX]a", ("a", "b")),
         ("<PRE> a <SUF>b <MID>", ("a", "b")),
         ("<PRE>  a  <SUF> b<MID>", (" a ", " b")),
+        ("<PRE> a <SUF>b <MID>\n", ("a", "b")),
         ("<PRE> <SUF>b <MID> a ", ("a ", "b")),
         ("<fim-prefix>a<fim-suffix>b<fim-middle>", ("a", "b")),
         ("c\n\n[SUFFIX]b[PREFIX]a", ("c\n\na", "b")),

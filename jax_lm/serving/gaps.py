@@ -74,7 +74,7 @@ def split_gap(prompt: str) -> tuple[str, str | None] | None:
             before = before.removeprefix(" ")
             after = after.removesuffix(" ")
             # "<MID> {prefix}" has no space after the prefix
-            if not texts[2]:
+            if not texts[2].strip():
                 before = before.removesuffix(" ")
         return FILES.sub("# ", files + before), after
     return (FILES.sub("# ", prompt), None) if FILES.match(prompt) else None

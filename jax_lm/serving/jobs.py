@@ -323,8 +323,9 @@ class EventStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     event = await self.queue.get()
-            for job in self.jobs:
-                if event is SILENCE and monotonic() > job.deadline:
-                    job.deliver(job.ending("timeout"))
+            if event is SILENCE:
+                for job in self.jobs:
+                    if monotonic() > job.deadline:
+                        job.deliver(job.ending("timeout"))
             count -= event.reason is not None
             yield event
