@@ -425,8 +425,9 @@ class GenerationOptions:
         if self.growth == "on":
             self.require_growable()
         if self.alg == P2:
-            plain = {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}
-            require_only(self, plain, WITH_P2)
+            require_only(
+                self, {"alg_temp": 0, "draft": 0, "lookahead": 0, "grammar": None}, WITH_P2
+            )
             require_only(
                 self.decoding.settings, {"commit": "steps", "first_token": "rule"}, WITH_P2
             )

@@ -156,8 +156,7 @@ class MeshShape:
         devices = jax.devices() if devices is None else devices
         if self.size != len(devices):
             raise ValueError(f"mesh {self}: takes {self.size} devices, there are {len(devices)}")
-        sizes = tuple(self.sizes.values())
-        return jax.make_mesh(sizes, AXES, axis_types=DERIVED, devices=devices)
+        return jax.make_mesh(tuple(self.sizes.values()), AXES, axis_types=DERIVED, devices=devices)
 
     def arrange(self, devices: Sequence[Any] | np.ndarray) -> Mesh:
         """Create a mesh of devices in the given order; `mesh` may choose a better order."""

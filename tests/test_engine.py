@@ -350,12 +350,34 @@ def test_programs_follow_from_what_is_asked_for(fresh):
     worker.pace.fixed_rows = 256
     assert plain.missing() == [(0, 16)]
     assert wide.missing() == [(0, 4)]
+    # ahead of need: what fewer would use as well, of slots that were used
+    plain.peak, cached.peak = 1, 0
+    assert plain.missing() == []
+    assert plain.missing(is_ahead=True) == [(0, 4), (0, 16)]
+    assert cached.missing(is_ahead=True) == []
     programs = sum(
         len(useful_sizes(16, slots.rows(number), 32))
         for slots in worker.groups
         for number in range(len(slots.passes))
     )
     assert programs == 22
+
+
+def test_a_pause_is_used_to_compile_for_more_requests(fresh):
+    engine = fresh(slots=4)
+    engine.start()
+    slots = engine.workers[0].groups[0]
+    assert answers(engine, [ask(engine, PROMPTS[0])])
+    try:
+        for _ in range(600):
+            if not slots.missing(is_ahead=True):
+                break
+            time.sleep(0.1)
+        assert slots.sizes == [[1, 4]]
+        # nothing is left to compile: the worker waits without polling
+        assert engine.workers[0].idle_seconds is None
+    finally:
+        engine.close(0.0)
 
 
 def test_a_stated_list_is_compiled_before_the_engine_is_ready(fresh, monkeypatch):

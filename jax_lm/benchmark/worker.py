@@ -74,8 +74,7 @@ def outputs_to_compare(backend: Backend, shape: tuple[int, int]) -> tuple[Tensor
     config = backend.config
     new_tokens = min(GREEDY.new_tokens, config.max_position_embeddings - GREEDY.prompt_tokens)
     prompts = random_prompts(config, GREEDY.batch, GREEDY.prompt_tokens, seed=2)
-    ids = random_prompts(config, *shape, seed=1)
-    outputs = backend.module_outputs(ids, output_names(config))
+    outputs = backend.module_outputs(random_prompts(config, *shape, seed=1), output_names(config))
     return outputs, backend.generate(prompts, greedy_options(new_tokens)).tokens.tolist()
 
 

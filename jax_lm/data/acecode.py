@@ -11,6 +11,7 @@ paper).
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +64,7 @@ class AceCodeProblem:
             raise BadRowError(
                 f"has no inferences of {' or '.join(JUDGES)} with a pass_rate in [0, 1]"
             )
-        best = max(answers, key=lambda answer: answer["pass_rate"])
+        best = max(answers, key=itemgetter("pass_rate"))
         return cls(fields, rates, best["completion"])
 
 

@@ -37,7 +37,7 @@ from jax_lm.data.columns import (
 )
 from jax_lm.data.sources import WHOLE, Lines, open_source
 from jax_lm.data.token_shards import Kind
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenizerError
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenIds, TokenizerError
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def text_rows(tokenizer: DiffuCoderTokenizer, max_length: int) -> ToRows:
     return to_rows
 
 
-def reject_mask(ids: list[int], tokenizer: DiffuCoderTokenizer) -> list[int]:
+def reject_mask(ids: TokenIds, tokenizer: DiffuCoderTokenizer) -> TokenIds:
     """Return `ids` unchanged. Raises BadRowError if the mask token, never a target, is in them."""
     if tokenizer.mask_id in ids:
         raise BadRowError("holds the mask token where the model is to write")

@@ -49,8 +49,7 @@ def commit_counts(masked: RowMask, ratio: Scalar) -> BatchCounts:
 def ranks(scores: RowScores, masked: RowMask) -> RowIds:
     """Return each position's rank in its row: 0 for the most confident, ties from left to right."""
     # scores [.2, .9, .5, .7] of masks [1, 1, 1, 0]: order [1, 2, 0, 3], ranks [2, 0, 1, 3]
-    order = jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1)
-    return jnp.argsort(order, axis=1)
+    return jnp.argsort(jnp.argsort(-jnp.where(masked, scores, -jnp.inf), axis=1), axis=1)
 
 
 def above_threshold(

@@ -117,9 +117,8 @@ class Cosine(AnswerReward):
         if correct:
             start = self.max_value_correct
             end = self.min_value_correct
-        # cos falls from 1 at progress 0 to -1 at progress 1: from `start` to `end`
-        progress = min(1.0, length / self.max_len)
-        return end + 0.5 * (start - end) * (1.0 + cos(pi * progress))
+        # cos falls from 1 at length 0 to -1 at `max_len`: from `start` to `end`
+        return end + 0.5 * (start - end) * (1.0 + cos(pi * min(1.0, length / self.max_len)))
 
 
 class Length(AnswerReward):

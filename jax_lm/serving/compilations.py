@@ -133,16 +133,19 @@ class CompileScheduler:
         finally:
             slots.leave(sequence)
 
-    def start_next(self):
+    def start_next(self, *, is_ahead: bool):
         """Start compiling the next missing program, unless another one is being compiled.
 
         Requests share the processor with the compilation, but do not wait for it.
+
+        Args:
+            is_ahead: also compile what only more requests at a time would need.
         """
         # one at a time, smallest batch first: a lone request must not wait for a large program
         missing = [
             (size, slots.columns, number, slots)
             for slots in self.groups
-            for number, size in slots.missing()
+            for number, size in slots.missing(is_ahead=is_ahead)
         ]
         is_free = not self.thread.is_alive() and monotonic() >= self.retry_at
         if not missing or not is_free or self.is_cancelled:

@@ -98,7 +98,7 @@ class GrowingSlots(Slots):
         super().__init__(*arguments, **options)
         self.loops = dict[Sequence, Iterator[SamplerState]]()
 
-    def missing(self) -> list[tuple[int, int]]:
+    def missing(self, *, is_ahead: bool = False) -> list[tuple[int, int]]:
         """List the program for one sequence if it is needed and not compiled."""
         return [(0, 1)] if self.peak and not self.is_compiled else []
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.sequence import Sequence
-from jax_lm.tokenizer import DiffuCoderTokenizer
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Job:
             step=int(sequence.commit_step[column]),
         )
 
-    def tokens(self, ids: list[int], *, is_cut: bool) -> tuple[Commit, ...]:
+    def tokens(self, ids: TokenIds, *, is_cut: bool) -> tuple[Commit, ...]:
         """Return the tokens of the text, up to the first stop text; `ids` have no stop token."""
         end = len(ids)
         # With `ignore_eos` (no stop tokens), every token counts, even one that adds no text.

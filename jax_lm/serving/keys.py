@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import UInt32
 
@@ -24,9 +23,16 @@ def host_device() -> Any:
         return None
 
 
+# One call of the device instead of one for each operation.
+fold_words = jax.jit(
+    lambda words, index: jax.random.key_data(
+        jax.random.fold_in(jax.random.wrap_key_data(words), index)
+    )
+)
+
+
 def request_key(seed: int, index: int) -> UInt32[np.ndarray, "2"]:
     """Return the data of `fold_in(key(seed), index)`; a seed may have 64 bits."""
     words = np.array([seed >> 32 & WORD, seed & WORD], np.uint32)
     with jax.default_device(host_device()):
-        key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(words)), index)
-        return np.asarray(jax.random.key_data(key))
+        return np.asarray(fold_words(words, index))

@@ -121,16 +121,18 @@ class Slots:
         passes = len(sequence.blocks) if self.is_cached else sequence.most
         return passes * self.pace.seconds(self.rows(0))
 
-    def missing(self) -> list[tuple[int, int]]:
-        """List the programs that would serve the peak cheaper, as pass and number of sequences."""
+    def missing(self, *, is_ahead: bool = False) -> list[tuple[int, int]]:
+        """List programs to compile, as pass and number of sequences, once the slots were used.
+
+        Those that would serve the peak cheaper; with `is_ahead`, all that might serve more cheaper.
+        """
         programs = []
         for number, sizes in enumerate(self.sizes if self.peak else ()):
             cost = self.rows(number), self.pace.fixed_rows
             # compile a pass for one sequence first, so that a lone request need not wait
             useful = useful_sizes(len(self.held), *cost) if sizes else [1]
-            size = cheapest_size(useful, self.peak, *cost)
-            if size not in sizes:
-                programs.append((number, size))
+            wanted = useful if is_ahead else [cheapest_size(useful, self.peak, *cost)]
+            programs += [(number, size) for size in wanted if size not in sizes]
         return programs
 
     def holds(self, sequence: Sequence) -> bool:

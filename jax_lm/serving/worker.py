@@ -36,6 +36,8 @@ STEPS_PER_CALL = 4
 # except in one of OLD_TURN calls.
 YOUNG_SECONDS = 1.0
 OLD_TURN = 2
+# Seconds without a call after which programs are compiled that only more requests would need.
+IDLE_SECONDS = 1.0
 # Seconds between checks while jobs wait for a program, or something is being compiled.
 POLL_SECONDS = 0.02
 
@@ -81,6 +83,7 @@ class EngineWorker:
         self.siblings = [self]
         self.pace = Pace()
         self.calls = 0
+        self.active_at = monotonic()
         make_slots = partial(
             slots_type, draft=draft, pace=self.pace, stop_ids=inference.tokenizer.stop_ids
         )
@@ -137,7 +140,8 @@ class EngineWorker:
                 self.admit()
                 # during shutdown, compile only if jobs still wait for a program
                 if self.queue.closes_at is None or self.queue.waiting:
-                    self.compilations.start_next()
+                    is_idle = monotonic() - self.active_at > IDLE_SECONDS
+                    self.compilations.start_next(is_ahead=is_idle)
                 if self.running:
                     self.step()
                 # check again: after `close`, nothing would end the wait
@@ -150,9 +154,9 @@ class EngineWorker:
     @property
     def idle_seconds(self) -> float | None:
         """Seconds to wait for a job if none is running; None waits without a limit."""
-        is_compiling = self.compilations.thread.is_alive()
-        is_busy = is_compiling or any(each.missing() for each in self.groups)
-        return POLL_SECONDS if is_busy or self.queue.waiting else None
+        is_busy = self.compilations.thread.is_alive() or bool(self.queue.waiting)
+        has_more = any(each.missing(is_ahead=True) for each in self.groups)
+        return POLL_SECONDS if is_busy or has_more else None
 
     def end_overdue(self):
         """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
@@ -221,6 +225,7 @@ class EngineWorker:
         waiting = [each for each in self.running if not each.is_held]
         if waiting:
             self.calls += 1
+            self.active_at = monotonic()
             is_young_first = self.calls % OLD_TURN != 0
             # Of the young, the one on which the device has spent least. In the other calls, the one
             # that was not served for longest: where new ones keep coming, none waits for ever.

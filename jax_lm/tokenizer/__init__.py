@@ -84,8 +84,7 @@ def require_unicode(text: str) -> str:
 def encode_text(backend: Tokenizer, text: str) -> TokenIds:
     """Encode a text without adding tokens. Other threads run meanwhile."""
     # `Tokenizer.encode` would stop them: it keeps Python's lock, and takes longer, for the offsets
-    batch = [require_unicode(text)]
-    return backend.encode_batch_fast(batch, add_special_tokens=False)[0].ids
+    return backend.encode_batch_fast([require_unicode(text)], add_special_tokens=False)[0].ids
 
 
 # The tokens of DiffuCoder and Dream.

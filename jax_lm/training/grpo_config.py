@@ -217,9 +217,15 @@ class GRPOConfig:
     training: TrainerConfig = PAPER_TRAINING
 
     def __post_init__(self):
-        sizes = "prompts_per_step num_iterations max_prompt_length score_chunk"
-        more = "ref_model_sync_steps generation_batch_size"
-        require_sizes(self, *sizes.split(), *more.split())
+        require_sizes(
+            self,
+            "prompts_per_step",
+            "num_iterations",
+            "max_prompt_length",
+            "score_chunk",
+            "ref_model_sync_steps",
+            "generation_batch_size",
+        )
         require_above_zero(self, "num_train_epochs")
         require_not_negative(self, "held_out_prompts", "dynamic_sampling")
         require_shares(self, "ref_model_mixup_alpha")

@@ -159,8 +159,7 @@ def lines_writer(path: Path, resumed_at: int) -> Iterator[Write]:
     resumes = resumed_at and path.is_file()
     # Written to a temporary file first, so that a kill never leaves half of the entries.
     entries = path.read_text(encoding="utf-8").splitlines() if resumes else []
-    text = "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at)
-    write_whole(path, text)
+    write_whole(path, "".join(f"{line}\n" for line in entries if step_of(line) <= resumed_at))
     with path.open("a", encoding="utf-8") as file:
 
         def write(step, metrics):

@@ -23,7 +23,7 @@ from jax_lm.models.shapes import BatchCounts, HostMask, HostTokens, ScalarInt
 from jax_lm.options import GenerationOptions
 from jax_lm.rewards.weighted_sum import Scored, WeightedSum
 from jax_lm.sharding import row_devices
-from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
+from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds, pad_left
 from jax_lm.training.grpo_config import GRPOConfig
 from jax_lm.training.metrics import Metrics
 from jax_lm.training.prompt_set import HELD_OUT, Prompts, PromptSet
@@ -71,7 +71,7 @@ class Completions(NamedTuple):
         """Number of tokens of each completion, including the stop token."""
         return self.completion_mask.sum(axis=1)
 
-    def ids(self, row: int) -> list[int]:
+    def ids(self, row: int) -> TokenIds:
         """Return the token ids of a completion, up to and including its stop token."""
         width = self.tokens.shape[1] - self.completion_mask.shape[1]
         return self.tokens[row, width : width + self.lengths[row]].tolist()

@@ -66,8 +66,8 @@ def make_templates(
     """Return the template to fill, or several with holes of different lengths to choose from."""
     limit = arguments.generation.max_new_tokens
     if not (arguments.infills or arguments.file):
-        prompt = engine.chat_prompt(text) if arguments.chat else text
-        return [Template.completion(prompt, limit)]
+        text = engine.chat_prompt(text) if arguments.chat else text
+        return [Template.completion(text, limit)]
     lengths = engine.hole_lengths(limit, arguments.middle_length, arguments.generation)
     if arguments.file:
         # Holes that find their own length begin with fewer masks.
