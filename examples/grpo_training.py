@@ -38,7 +38,8 @@ def main(
         generations: completions of each prompt, which are compared with each other.
         length: of a completion, in tokens.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    # `force`: JAX has already given the root logger a handler, which shows warnings alone
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
     trainer = DiffuGRPOTrainer(
         DreamForCausalLM.from_pretrained(BUILTIN_MODEL),

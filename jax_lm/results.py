@@ -116,7 +116,7 @@ class DecodedBatch:
         tied = tied_share([p for row in self.rows for p in row.confidence]) or 0
         return (
             f"{self.tokens} tokens in {self.run_seconds:.1f} s · {self.tokens_per_second:.0f} tokens/s · "
-            f"{self.forwards} forwards · {self.tokens_per_forward:.1f} tokens per forward · "
+            f"forwards: {self.forwards}, {self.tokens_per_forward:.1f} tokens each · "
             f"{tied:.0%} of them tied · "
             f"{self.compile_seconds:.1f} s of compilation before"
         )

@@ -63,6 +63,9 @@ def test_every_line_is_answered_whatever_the_batch(files, capsys, tiny_inference
     files[1].unlink()
     _, alone = answer(files, size=1)
     assert alone == written
+    capsys.readouterr()
+    answer(files, size=1)
+    assert capsys.readouterr().out.startswith("wrote 0 answers")
 
 
 def test_other_hosts_compute_the_answers_and_write_nothing(files, capsys, monkeypatch):

@@ -99,6 +99,9 @@ def test_the_longest_answer_is_told_as_it_is(tiny_inference):
         status, _, body = call(address, "POST", "/v1/completions", fields)
         assert (card["max_tokens"], status) == (95, 400)
         assert "maximum context length is 96 tokens" in body["error"]["message"]
+        # beyond the limit of the server as well: the smaller of the two is told
+        _, _, body = call(address, "POST", "/v1/completions", fields | {"max_tokens": 10_000})
+        assert body["error"]["message"].endswith("max_tokens=10000: at most 95")
 
 
 @pytest.mark.parametrize(
@@ -569,6 +572,7 @@ def test_what_times_out_is_504_in_a_stream_too(address, engine, monkeypatch, cap
         body = {"prompt": PROMPT, "max_tokens": 60} | streams
         status, headers, answer = call(address, "POST", "/v1/completions", body)
         assert (status, answer["error"]["code"]) == (504, "timeout")
+        assert "--timeout" in answer["error"]["message"]
         assert headers["x-should-retry"] == "false"
     # the log counts the time in the queue, although no slot was ever given
     lines = [each.fields for each in caplog.records if each.msg == "request"]

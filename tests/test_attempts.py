@@ -205,3 +205,10 @@ def test_seed_and_options_are_settings_of_a_run(engine, tmp_path):
         ValueError, match=r"begun with generation\.decoding\.preset='turbo', not 'exact'"
     ):
         Journal(tmp_path, settings(options=replace(TURBO, decoding=EXACT)))
+
+
+def test_a_folder_of_another_kind_of_run_stays_as_it_is(tmp_path):
+    (tmp_path / SETTINGS).write_text('{"adam_beta1": 0.9}')
+    with pytest.raises(ValueError, match="holds another kind of run"):
+        Journal(tmp_path, SETUP)
+    assert [path.name for path in tmp_path.iterdir()] == [SETTINGS]

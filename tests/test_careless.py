@@ -290,6 +290,16 @@ def test_a_full_disk_during_a_checkpoint_is_one_line(tmp_path, capfd):
     assert len(captured.err.splitlines()) == 1
 
 
+def test_a_full_disk_names_the_file_that_was_written(capsys):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "source", None, "copy")
+
+    def copy():
+        raise error
+
+    assert terminal.run_guarded(copy, debug=False) == 2
+    assert capsys.readouterr().err.endswith(": copy\n")
+
+
 def test_a_full_disk_below_another_error_is_found(capsys):
     def command():
         try:

@@ -179,6 +179,8 @@ def test_what_exceeds_the_context_is_refused_before_the_weights(capsys, monkeypa
         status, _, err = run(capsys, *words)
         assert (status, one_error_line(err), loaded) == (2, True, [])
         assert "the context holds 512 tokens" in err
+        # what was given and what was asked for, apart
+        assert " + " in err
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_info_of_a_folder_with_only_a_config(capsys, tmp_path):
     status, out, _ = run(capsys, "info", "--model", str(tmp_path))
     assert status == 0
     assert "in 39 tensors" in out
-    assert "GiB weights" in out
+    assert "MiB weights" in out
 
 
 def test_info_of_the_built_in_model(capsys):
@@ -298,6 +300,37 @@ def test_info_of_the_built_in_model(capsys):
     assert status == 0
     assert "1,536 tokens" in out
     assert "cpu" in out
+    assert "16.5 MiB weights" in out
+    assert " 0.0" not in out.partition("memory")[2]
+
+
+def test_a_doubtful_gap_is_doubted(capsys):
+    gap = ["--prefix", "def area(r):", "--suffix", "    return result", "--max-new-tokens", "16"]
+    assert "is not sure of this answer" in run(capsys, "generate", *gap)[2]
+    gap = ["--prefix", "def gcd(a, b):", "--suffix", "    return a", "--max-new-tokens", "24"]
+    assert "not sure" not in run(capsys, "generate", *gap)[2]
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_cache_that_cannot_be_written_is_left_out(tmp_path, monkeypatch, capsys, is_file):
+    """JAX would warn at each program, with a path of its own."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    folder = tmp_path / "cache"
+    if is_file:
+        folder.write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    assert run(capsys, "data", "show", "absent.jsonl")[0] == 2
+    assert ("JAX_COMPILATION_CACHE_DIR" not in os.environ) == is_file
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+
+
+def test_two_holes_of_a_file_are_printed_apart(capsys, tmp_path):
+    draft = tmp_path / "draft.py"
+    draft.write_text("def gcd(a, b):\n<|hole:20|>\n\n\ndef is_even(n):\n<|hole:10|>\n")
+    words = ["generate", "--file", str(draft), "--only-new"]
+    holes = json.loads(run(capsys, *words, "--json")[1])["holes"]
+    assert len(holes) == 2
+    assert run(capsys, *words)[1] == "\n".join(holes) + "\n"
 
 
 def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_path):

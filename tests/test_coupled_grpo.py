@@ -98,7 +98,7 @@ def test_another_run_is_refused(finished, policy, letters):
         with pytest.raises(ValueError, match=difference):
             trainer_of(policy, letters, finished.out, **changes).train()
     for rows, identity, difference in (
-        (ROWS[:4], {}, "prompts="),
+        (ROWS[:4], {}, "other prompts"),
         (ROWS, {"lora": {"rank": 4}}, "lora.rank=None"),
     ):
         trainer = DiffuGRPOTrainer(
@@ -276,7 +276,20 @@ def test_what_cannot_run_is_refused_before_anything_is_written(policy, letters, 
             settings(reward_funcs=("coed",), reward_weights=(1.0,)),
             out=tmp_path,
         )
+    # a reward of the user is called once, with made-up rows
+    with pytest.raises(ValueError, match=r"reward .*broken.* raised"):
+        DiffuGRPOTrainer(
+            policy,
+            letters,
+            ROWS,
+            settings(reward_funcs=("test_coupled_grpo:broken",), reward_weights=(1.0,)),
+            out=tmp_path,
+        )
     assert not (tmp_path / "run").exists()
+
+
+def broken(prompts, completions, **columns):
+    raise KeyError("absent")
 
 
 def test_updates_from_other_weights_than_sampled_are_caught(policy, letters, tmp_path, caplog):

@@ -4,6 +4,8 @@ with --release.
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ FUNCTIONS = {
 contained = pytest.mark.skipif(all(map(why_not, SAFE)), reason="this host contains nothing")
 
 SAID = {
-    "batch": "2 forwards",
+    "batch": "forwards: 2",
     "streaming": "settled: '\\n    return n % 2",
     "chat": "> Write a function gcd(a, b).",
     "tpu": "no TPU here: 1 device(s) of cpu instead",
@@ -76,8 +78,16 @@ def test_example(name, capsys):
 @contained
 @pytest.mark.usefixtures("for_release")
 def test_a_policy_is_trained_and_then_asked(tmp_path, capsys):
-    example("grpo_training")(tmp_path, steps=1, prompts=2, generations=2, length=16)
-    assert "wrote" in capsys.readouterr().out
+    program = (
+        "import runpy, sys\nfrom pathlib import Path\nmain = runpy.run_path(sys.argv[1])['main']\n"
+        "main(Path(sys.argv[2]), steps=1, prompts=2, generations=2, length=16)"
+    )
+    words = [sys.executable, "-c", program, str(FOLDER / "grpo_training.py"), str(tmp_path)]
+    finished = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stderr
+    # in a process of its own: pytest's handlers would show what a user does not see
+    assert "step 1/1" in finished.stderr
+    assert "wrote" in finished.stdout
     trained = DiffuCoderInference(tmp_path / "model", verbose=False)
     assert trained.parameter_count == DiffuCoderInference(verbose=False).parameter_count
     example("grpo_inference")(tmp_path / "model", problems=1, max_new_tokens=16)

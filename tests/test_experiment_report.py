@@ -109,6 +109,12 @@ def test_one_number_misses_one_criterion(name):
             "forward passes near the machine's limits",
             "the machine's limits are not known (not measured)",
         ),
+        # above 100 %, the limit is wrong
+        (
+            [row(1, 100.0, 0.5), row(8, 400.0, 2.05)],
+            "forward passes near the machine's limits",
+            "205% at batch 8 (compute) (not measured)",
+        ),
     ],
 )
 def test_what_a_row_does_not_say_is_not_measured(rows, name, said):

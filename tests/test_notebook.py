@@ -47,3 +47,9 @@ def test_a_run_that_failed_stops_the_notebook(status, stops):
     assert words == [
         ("diffucoder", "experiment", "--out", "experiment", "--model", "m", "--dtype", "int8")
     ]
+
+
+def test_the_installation_shows_its_progress():
+    """It takes minutes, and `pip -q` says nothing."""
+    assert '"install", *packages' in cells()[0]
+    assert '"-q"' not in cells()[0]

@@ -240,7 +240,7 @@ def test_running_out_of_memory_while_loading(monkeypatch, builtin_folder):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     monkeypatch.setattr(DreamForCausalLM, "from_pretrained", full)
-    with pytest.raises(OutOfMemoryError, match=r"0\.02 GiB of weights.*diffucoder plan"):
+    with pytest.raises(OutOfMemoryError, match=r"16\.5 MiB of weights.*diffucoder plan"):
         DiffuCoderInference(builtin_folder, verbose=False)
 
 

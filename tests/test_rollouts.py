@@ -93,7 +93,7 @@ def test_long_prompts_are_dropped_and_counted(letters, caplog):
     with caplog.at_level(logging.WARNING):
         prompts = PromptSet.of(rows, letters, 4)
     assert [prompt.content for prompt in prompts.prompts] == ["abc", "abcd"]
-    assert "1 prompts dropped: longer than max_prompt_length=4 tokens" in caplog.text
+    assert "prompts dropped: 1, longer than max_prompt_length=4 tokens" in caplog.text
     with pytest.raises(
         ValueError, match=r"no prompt has at most max_prompt_length=2 tokens \(3 are longer\)"
     ):

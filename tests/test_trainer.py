@@ -498,7 +498,7 @@ def test_finished_run_is_not_trained_again(whole):
         (settings(resume="never"), {}, "resume=auto continues it"),
         (settings(seed=2), {}, "holds a run with seed=1, not 2; take another folder"),
         (settings(learning_rate=0.1), {}, r"optimizer.learning_rate=0.05, not 0.1"),
-        (settings(), {"data": "b.jsonl"}, r"data=None, not 'b.jsonl'"),
+        (settings(), {"data": "b.jsonl"}, "holds a run with data=None, not 'b.jsonl'"),
     ],
 )
 def test_run_with_other_settings_is_not_continued(whole, config, identity, named):

@@ -7,13 +7,13 @@ calls, not against the service.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from untrusted.results import Executor, Program, Result, import_client, read_results
+from untrusted.results import Executor, Programs, Results, import_client, read_results
 from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
@@ -46,13 +46,13 @@ class E2B(Executor):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
         yield client, 1
 
-    def send(self, client, programs, turn, stops) -> list[Result]:
+    def send(self, client, programs, turn, stops) -> Results:
         try:
             return read_results(self.run_in_machine(client, programs), programs)
         except Exception as error:  # the client of the service raises many types of errors
             raise OSError(f"E2B: {error}") from error
 
-    def run_in_machine(self, client, programs: Sequence[Program]) -> str:
+    def run_in_machine(self, client, programs: Programs) -> str:
         # The worst case: every program of the batch takes all its time.
         seconds = int(sum(program.limits.total_seconds for program in programs)) + MARGIN_SECONDS
         machine = client.Sandbox.create(

@@ -15,7 +15,7 @@ import logging
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPException
@@ -27,7 +27,8 @@ from untrusted.results import (
     Cancel,
     Executor,
     Program,
-    Result,
+    Programs,
+    Results,
     read_request,
     read_results,
     results_text,
@@ -242,9 +243,7 @@ class HttpWorkers(Executor):
         # Two batches per worker: one runs while the next one waits there.
         yield token_from_environment(), 2 * len(self.urls)
 
-    def send(
-        self, client: str, programs: Sequence[Program], turn: int, stops: list[Cancel]
-    ) -> list[Result]:
+    def send(self, client: str, programs: Programs, turn: int, stops: list[Cancel]) -> Results:
         body = self.request_text(programs).encode()
         half = len(programs) // 2
         if len(body) > MAX_BODY:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from untrusted.results import Executor, Result, import_client, read_results
+from untrusted.results import Executor, Results, import_client, read_results
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
@@ -40,7 +40,7 @@ class RayCluster(Executor):
         # Twice what the cluster can run: a task ends, and the next one waits there.
         yield ray, 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def send(self, client, programs, turn, stops) -> list[Result]:
+    def send(self, client, programs, turn, stops) -> Results:
         # Lost tasks are sent again by `run_batch`.
         task = client.remote(num_cpus=self.workers, max_retries=0)(answer_request)
         try:

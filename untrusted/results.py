@@ -151,6 +151,10 @@ class Result:
         return next((test.detail for test in self.tests if test.outcome == self.outcome), "")
 
 
+Programs = Sequence[Program]
+Results = list[Result]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Executor(ABC):
     """Runs programs somewhere (this machine, a worker, a cluster, a provider), in batches.
@@ -178,11 +182,11 @@ class Executor(ABC):
 
     def run_many(
         self,
-        programs: Sequence[Program],
+        programs: Programs,
         *,
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """Run programs; returns a result for each, in order: a sandbox error if it cannot run.
 
         Programs that a set `cancel` stops are sandbox errors that say so.
@@ -195,11 +199,11 @@ class Executor(ABC):
     def run_with(
         self,
         connection: tuple[Any, int],
-        programs: Sequence[Program],
+        programs: Programs,
         *,
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
-    ) -> list[Result]:
+    ) -> Results:
         """Run programs as `run_many` does, on a connection that `connect` has opened."""
         client, senders = connection
         stops = [Cancel(), cancel or Cancel()]
@@ -225,9 +229,7 @@ class Executor(ABC):
             threads.shutdown(cancel_futures=True)
         return [result for future in futures for result in future.result()]
 
-    def run_batch(
-        self, client, programs: Sequence[Program], number: int, stops: list[Cancel]
-    ) -> list[Result]:
+    def run_batch(self, client, programs: Programs, number: int, stops: list[Cancel]) -> Results:
         """Send a batch, again after failures; after the last attempt, return sandbox errors."""
         reason = ""
         for attempt in range(self.attempts):
@@ -243,7 +245,7 @@ class Executor(ABC):
                 reason = " ".join(str(error).split())[:400]
         return sandbox_errors(programs, reason)
 
-    def request_text(self, programs: Sequence[Program]) -> str:
+    def request_text(self, programs: Programs) -> str:
         """Return a request to run programs with the settings of this executor, as JSON."""
         settings = {name: getattr(self, name, None) for name in SETTINGS}
         request = {name: value for name, value in settings.items() if value is not None}
@@ -257,9 +259,7 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def send(
-        self, client, programs: Sequence[Program], turn: int, stops: list[Cancel]
-    ) -> list[Result]:
+    def send(self, client, programs: Programs, turn: int, stops: list[Cancel]) -> Results:
         """Run a batch once. Raises OSError if another attempt may succeed.
 
         Args:
@@ -299,7 +299,7 @@ def import_client(name: str, title: str) -> Any:
         ) from error
 
 
-def sandbox_errors(programs: Sequence[Program], detail: str) -> list[Result]:
+def sandbox_errors(programs: Programs, detail: str) -> Results:
     """Return the results of programs that could not be run: they say nothing about the programs."""
     error = TestResult("sandbox_error", detail)
     return [Result((error,) * max(1, len(program.tests))) for program in programs]
@@ -317,7 +317,7 @@ def results_text(results: Sequence[Result]) -> str:
     )
 
 
-def read_results(text: str | bytes, programs: Sequence[Program]) -> list[Result]:
+def read_results(text: str | bytes, programs: Programs) -> Results:
     """Read the answer to a request; raises OSError unless it has one result per program."""
     try:
         answers = json.loads(text)["results"]

@@ -21,7 +21,9 @@ from untrusted.results import (
     Limits,
     Outcome,
     Program,
+    Programs,
     Result,
+    Results,
     TestResult,
     read_request,
     results_text,
@@ -177,10 +179,10 @@ class Local(Executor):
     def send(
         self,
         client: "SimpleQueue[Session | None]",
-        programs: Sequence[Program],
+        programs: Programs,
         turn: int,
         stops: list[Cancel],
-    ) -> list[Result]:
+    ) -> Results:
         session = client.get()
         try:
             # A session has the packages that it was started with.

@@ -108,7 +108,9 @@ def judge_roofline(row: Row) -> Judgement:
         return "the machine's limits are not known", None
     # On a tie, the larger batch.
     best = max(rated, key=lambda batch: (batch["roofline"], batch["batch"]))
-    return "{roofline:.0%} at batch {batch} ({limit})".format_map(best), best["roofline"] >= 0.4
+    measured = "{roofline:.0%} at batch {batch} ({limit})".format_map(best)
+    # Above 100 %, the limit of the machine was measured too low.
+    return measured, best["roofline"] >= 0.4 if best["roofline"] <= 1 else None
 
 
 def judge_pytorch(row: Row) -> Judgement:

@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -103,8 +104,13 @@ def main(arguments: list[str] | None = None) -> int:
     # precedence. An empty XDG_CACHE_HOME means the default. Without a home directory, "~" is not
     # expanded, and nothing is kept.
     cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    if os.path.isabs(cache):
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{cache}/jax-diffucoder/xla")
+    folder = f"{cache}/jax-diffucoder/xla"
+    # Nothing is kept either where the folder cannot be made or written.
+    with suppress(OSError):
+        if os.path.isabs(cache):
+            os.makedirs(folder, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
     return terminal.run_guarded(lambda: run(words), debug=debug)
 

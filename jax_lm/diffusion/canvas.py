@@ -30,11 +30,18 @@ TRAINED_CONTEXT = 2048
 Row = tuple[Sequence[int], Sequence[bool]]
 
 
-def check_context(tokens: int, context: int):
-    """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on."""
+def check_context(tokens: int, context: int, new: int = 0):
+    """Raise ValueError if a row exceeds the context; warn beyond what the models were tuned on.
+
+    Args:
+        tokens: all tokens of the row.
+        context: tokens that the model takes.
+        new: those of the tokens that are to be decoded, for the message.
+    """
     if tokens > context:
+        parts = f"{tokens - new} + {new} = {tokens}" if new else tokens
         raise ValueError(
-            f"prompt and new tokens take {tokens} tokens: the context holds {context} tokens"
+            f"prompt and new tokens take {parts} tokens: the context holds {context} tokens"
         )
     if tokens > TRAINED_CONTEXT:
         logger.warning(

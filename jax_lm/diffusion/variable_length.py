@@ -301,7 +301,8 @@ def lay_out(
     context = config.max_position_embeddings
     is_growing = grows(growth, templates, options)
     # Lengths are checked before anything is encoded, as a stated length may exceed the memory.
-    check_context(max(template.width(tokenizer) for template in templates), context)
+    width, new = max((each.width(tokenizer), sum(each.lengths)) for each in templates)
+    check_context(width, context, new)
     if not is_growing or growth is None:
         return Canvas.padded(templates, tokenizer).with_blocks_of(config)
     # Each row is its text between the begin tokens and the delete token, then padding on the right.

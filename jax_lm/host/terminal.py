@@ -234,7 +234,9 @@ def explain_failure(error: BaseException) -> str | None:
     chain = list(exception_chain(error))
     # A full disk may be reported in the text of another exception only.
     if reason := next((text for text in DISK_FULL if any(text in str(e) for e in chain)), None):
-        path = next((e.filename for e in chain if isinstance(e, OSError) and e.filename), None)
+        # of a copy that failed, the second name is the one that was written
+        files = (e.filename2 or e.filename for e in chain if isinstance(e, OSError))
+        path = next(filter(None, files), None)
         # Failed writing: "/run/checkpoints/1/state": … No space left on device
         quoted = (re.search(r'"(/[^"\n]*)"', str(e)) for e in chain)
         path = path or next((match[1] for match in quoted if match), None)

@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def gib(size: int | float) -> str:
-    return f"{size / GIB:.2f} GiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
 
 
 @dataclass(frozen=True)

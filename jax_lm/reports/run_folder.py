@@ -50,6 +50,10 @@ class RunLog(AbstractContextManager):
             return
         output_folder(folder)
         path = folder / self.name
+        if (folder / SETTINGS).exists() and not path.exists():
+            raise ValueError(
+                f"out={str(folder)!r} holds another kind of run, without {self.name}: give another folder"
+            )
         # Append mode: an earlier run's lines stay.
         self.file = path.open("a+", encoding="utf-8")
         try:

@@ -53,7 +53,7 @@ def sequence_of(
     if config.attention_block is not None and len(request.after):
         raise ValueError(f"{config.family.name} attends to earlier text alone: it fills no holes")
     if hole > max_tokens:
-        raise ValueError(f"max_tokens={hole}: at most {max_tokens}")
+        raise ValueError(f"max_tokens={hole}: at most {min(max_tokens, context - 1)}")
     if request.prompt_tokens + hole > context:
         raise ContextLengthError(request.prompt_tokens, hole, context)
     fields: Fields = {

@@ -31,7 +31,7 @@ from jax_lm.serving.page_files import add_page
 from jax_lm.serving.queue import RejectedError
 from jax_lm.serving.response_objects import ResponsesFormat
 from jax_lm.serving.responses import AnswerFormat, ChatFormat, DenoiseFormat, data
-from jax_lm.serving.schemas import Gap
+from jax_lm.serving.schemas import Gap, Gaps
 from jax_lm.serving.scoring import score
 from jax_lm.templates import GAP_TOKENS
 
@@ -126,7 +126,7 @@ class Server:
             raise Refusal(404, message, param="model", code="model_not_found")
         return model if model in self.settings.adapters else "", preset
 
-    def gaps(self, body: schemas.DecodingBody) -> list[Gap]:
+    def gaps(self, body: schemas.DecodingBody) -> Gaps:
         """Encode the texts of a request; each prompt gets at least one token.
 
         Raises:

@@ -12,6 +12,7 @@ from jax_lm.serving.schemas import (
     MAX_LOGPROBS,
     DecodingBody,
     Gap,
+    Gaps,
     GivenIds,
     OpenAIBody,
     ResponseFormat,
@@ -51,7 +52,7 @@ class ChatMessage(Part):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=256)]
 
 
-def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> list[Gap]:
+def chat_gaps(messages: list[ChatMessage], tokenizer: DiffuCoderTokenizer) -> Gaps:
     """Encode a conversation for its next message. Raises ValueError if there is no chat template."""
     # chat templates have no role "developer"
     roles = {"developer": "system"}
@@ -82,7 +83,7 @@ class ChatBody(OpenAIBody):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         return chat_gaps(self.messages, tokenizer)
 
     @property
@@ -130,7 +131,7 @@ class ResponsesBody(OpenAIBody):
         others = {name: value for name, value in text.items() if name != "format" and value}
         return body | {"text.format": response_format, "text": others}
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         system = {"role": "system", "content": self.instructions}
         first = [ChatMessage.model_validate(system)] if self.instructions else []
         return chat_gaps([*first, *self.input], tokenizer)
@@ -148,7 +149,7 @@ class SourceBody(Part):
             raise ValueError("prompt: give either a prompt or messages")
         return self
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> Gaps:
         if self.messages is not None:
             return chat_gaps(self.messages, tokenizer)
         return [Gap(tokenizer.encode_plain(self.prompt or ""))]
@@ -159,7 +160,7 @@ class DenoiseBody(SourceBody, DecodingBody):
 
     suffix: Text | None = None
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         (gap,) = super().gaps(tokenizer, context)
         after = None if self.suffix is None else tokenizer.encode_plain(self.suffix)
         return [gap._replace(after=after)]

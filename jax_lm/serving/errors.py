@@ -25,7 +25,7 @@ ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_l
 # Status and message for each reason why a request has no answer.
 FAILURES = {
     "queue_full": (429, "the queue is full; try again later"),
-    "timeout": (504, "the request took longer than it may"),
+    "timeout": (504, "the request took longer than its timeout, or that of the server (--timeout)"),
     "compiling": (503, "the program for this request is still being compiled; try again later"),
     "shutdown": (503, "the server is shutting down"),
     "engine_failed": (503, "the engine failed, and the server ends"),

@@ -18,6 +18,7 @@ from jax_lm.serving.schemas import (
     MAX_CHOICES,
     DecodingBody,
     Gap,
+    Gaps,
     Prompts,
     Text,
     prompt_gap,
@@ -58,7 +59,7 @@ class LlamaBody(DecodingBody):
     n_indent: int = Field(0, ge=0)
     t_max_predict_ms: int | None = Field(None, ge=1)
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         return [prompt_gap(prompt, tokenizer) for prompt in prompt_list(self.prompt)]
 
     @property
@@ -87,7 +88,7 @@ class InfillBody(LlamaBody):
     prompt: Text = ""  # type: ignore[override] - one text, and none is one too
     input_extra: list[Snippet] = Field([], max_length=256)
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         # other files, then text before and after the cursor
         extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
         texts = (extra, self.input_prefix + self.prompt, self.input_suffix)

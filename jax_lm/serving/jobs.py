@@ -94,6 +94,9 @@ class Commit:
     logprobs: tuple[TokenLogProb, ...] = ()
 
 
+Commits = tuple[Commit, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Progress of a job, or its end.
@@ -112,8 +115,8 @@ class Event:
     job: "Job | None" = None
     reason: str | None = None
     text: str = ""
-    commits: tuple[Commit, ...] = ()
-    tokens: tuple[Commit, ...] = ()
+    commits: Commits = ()
+    tokens: Commits = ()
     forwards: int = 0
 
     @property
@@ -216,7 +219,7 @@ class Job:
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def commits(self) -> tuple[Commit, ...]:
+    def commits(self) -> Commits:
         """Return the positions decided but not reported yet, in the order of the steps."""
         # final [1, 1, 0] and reported [1, 0, 0] -> fresh [0, 1, 0]
         fresh = self.sequence.final > self.reported
@@ -241,7 +244,7 @@ class Job:
             step=int(sequence.commit_step[column]),
         )
 
-    def tokens(self, ids: TokenIds, *, is_cut: bool) -> tuple[Commit, ...]:
+    def tokens(self, ids: TokenIds, *, is_cut: bool) -> Commits:
         """Return the tokens of the text, up to the first stop text; `ids` have no stop token."""
         end = len(ids)
         # With `ignore_eos` (no stop tokens), every token counts, even one that adds no text.

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from jax_lm.options import BLOCK_LENGTH, DEFAULTS, Decoding, GenerationOptions
 from jax_lm.serving.gaps import split_gap
 from jax_lm.serving.ignored_fields import NEUTRAL, UNREAD, Part, ignored
-from jax_lm.serving.jobs import Commit
+from jax_lm.serving.jobs import Commits
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
 # Limits of one request: answers per prompt, prompts, and stop texts. The total number of answers is
@@ -102,7 +102,10 @@ class Gap(NamedTuple):
     after: TokenIds | None = None
     echo: str = ""
     is_cut: bool = False
-    scored: tuple[Commit, ...] = ()
+    scored: Commits = ()
+
+
+Gaps = list[Gap]
 
 
 def known_ids(field: str, ids: TokenIds, tokenizer: DiffuCoderTokenizer) -> TokenIds:
@@ -187,7 +190,7 @@ class DecodingBody(Part):
     is_message: ClassVar[bool] = False
     """Whether the answer stands alone, as in a conversation."""
 
-    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> list[Gap]:
+    def gaps(self, tokenizer: DiffuCoderTokenizer, context: int) -> Gaps:
         """Encode the texts around each hole; without texts, there is none.
 
         Args:
@@ -398,7 +401,7 @@ class CompletionBody(OpenAIBody):
     logprobs: int | None = Field(None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     best_of: int | None = Field(None, ge=1)
 
-    def gaps(self, tokenizer, context) -> list[Gap]:
+    def gaps(self, tokenizer, context) -> Gaps:
         gaps = [prompt_gap(prompt, tokenizer, self.suffix) for prompt in prompt_list(self.prompt)]
         if self.scores_prompt and any(gap.after is not None for gap in gaps):
             raise ValueError("logprobs: those of a prompt, by echo, cannot be combined with a gap")

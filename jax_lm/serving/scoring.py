@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_lm.diffusion.constrained import log_softmax, most_likely
 from jax_lm.diffusion.sampler import LogitsWindow
-from jax_lm.serving.jobs import Commit, describe
+from jax_lm.serving.jobs import Commits, describe
 from jax_lm.serving.worker import EngineWorker
 from jax_lm.tokenizer import DiffuCoderTokenizer
 
@@ -24,7 +24,7 @@ def score(
     ids: Sequence[int],
     top: int,
     deadline: float,
-) -> tuple[Commit, ...]:
+) -> Commits:
     """Describe the tokens of a text with their log-probabilities; the first token has none.
 
     It takes a forward pass per token, between the calls for the sequences that are being decoded.

@@ -84,7 +84,7 @@ class PromptSet:
         if not fitting:
             raise ValueError(f"no prompt has at most {limit} ({too_long} are longer)")
         if too_long:
-            logger.warning("%d prompts dropped: longer than %s", too_long, limit)
+            logger.warning("prompts dropped: %d, longer than %s", too_long, limit)
         # a column that only other prompts have is None: its rewards do not apply
         blank = dict.fromkeys(name for prompt in fitting for name in prompt.columns)
         filled = (replace(prompt, columns=blank | prompt.columns) for prompt in fitting)

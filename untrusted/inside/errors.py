@@ -6,12 +6,10 @@ Imports the standard library only.
 import builtins
 import importlib
 import types
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from untrusted.inside import wire
-from untrusted.inside.channel import Fields
+from untrusted.inside.channel import Convert, Fields
 from untrusted.inside.containers import CONTAINERS
 from untrusted.inside.packages import genuine_name
 
@@ -44,13 +42,13 @@ def find_type(name: str) -> type | None:
     return None
 
 
-def describe_class(kind: type, encode: Callable[[Any], Any]) -> Fields:
+def describe_class(kind: type, encode: Convert) -> Fields:
     """Describe an exception class of this end: the other end builds one for its `except`."""
     bases = [encode(base) for base in kind.__bases__ if issubclass(base, BaseException)]
     return {"k": "error class", "n": kind.__name__, "d": kind.__doc__, "b": bases}
 
 
-def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields:
+def describe_error(error: BaseException, encode: Convert) -> Fields:
     """Describe an exception by its class, arguments and attributes, encoded by `encode`."""
     # Like pickle: arguments of the constructor, with the file name of an OSError, and attributes.
     _, arguments, *state = error.__reduce__()
@@ -64,9 +62,7 @@ def describe_error(error: BaseException, encode: Callable[[Any], Any]) -> Fields
     return {"k": "error", "parts": list(map(encode, [type(error), arguments, attributes | chain]))}
 
 
-def build_error(
-    form: Fields, decode: Callable[[Any], Any], adopt: Callable[[Any], Any]
-) -> BaseException:
+def build_error(form: Fields, decode: Convert, adopt: Convert) -> BaseException:
     """Build the exception that `describe_error` has described.
 
     `adopt` registers it before its cause and context are built, because these may refer to it.

@@ -5,10 +5,9 @@ out. Imports the standard library only.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-from untrusted.inside.channel import Fields
+from untrusted.inside.channel import Convert, Fields
 from untrusted.inside.peer import Peer
 
 # Holds the program's end of the channel.
@@ -48,7 +47,7 @@ def foreign_class(name: str, *specials: str) -> type:
     return type(name, (Foreign,), members | {"__module__": "__main__"})
 
 
-def build(form: Fields, decode: Callable[[Any], Any]) -> Any:
+def build(form: Fields, decode: Convert) -> Any:
     """Build the stand-in for an object of the test from its description (`Tester.describe`)."""
     if form["k"] == "function":
         return function(form)

@@ -7,10 +7,9 @@ pytest if it is installed.
 import ast
 import importlib.util
 import sys
-from typing import Any
 
 from untrusted.inside import checks, frameworks, shim
-from untrusted.inside.channel import Channel
+from untrusted.inside.channel import Channel, Fields
 from untrusted.inside.deferred import tempfile
 from untrusted.inside.handles import TestSide
 from untrusted.inside.names import ProgramFinder
@@ -22,7 +21,7 @@ OPTIONS = ("--assert=plain", "--noconftest", "--disable-plugin-autoload", "--imp
            "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:doctest")  # fmt: skip
 
 
-def run_in_one(job: dict[str, Any], results: Channel):
+def run_in_one(job: Fields, results: Channel):
     """Run a program and its test, and report the outcome to the parent."""
     source = job["test"]
     try:

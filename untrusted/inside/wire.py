@@ -23,13 +23,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from untrusted.inside.channel import Convert
+
 # Integers from here on are written in hexadecimal: Python limits decimal conversions.
 LARGEST_NUMBER = 10**1000
 # Largest answer to the parent in bytes; a program that sends more has failed.
 MAX_MESSAGE = 4 * 2**20
 PLAIN = frozenset({type(None), bool, str, float})
 
-Convert = Callable[[Any], Any]
 # Two functions for the values of a type: one lists the parts of a value, the other rebuilds it.
 Form = tuple[Callable[[Any], list], Callable[..., Any]]
 
@@ -73,7 +74,7 @@ for _kind in (Decimal, Fraction, range, slice, *(getattr(datetime, name) for nam
     FORMS[_kind] = pickled_arguments, _kind
 
 
-def importing(name: str) -> Callable[[Any], Any]:
+def importing(name: str) -> Convert:
     """Return a function, such as "uuid.UUID", that imports its module when it is called."""
     module, _, member = name.partition(".")
     # str() once: an object of the program could return another text each time it is read.

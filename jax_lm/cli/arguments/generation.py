@@ -23,7 +23,7 @@ class Generate:
 
     Examples:
         diffucoder generate "def fibonacci(n):"
-        diffucoder generate --watch "def is_prime(n):"
+        diffucoder generate --watch --temperature 0 --top-p 1 "def is_prime(n):"
         diffucoder generate --preset turbo --stats "def is_prime(n):"
         diffucoder generate --animation canvas.svg --temperature 0 --top-p 1 "def is_prime(n):"
         diffucoder generate --grammar python --temperature 1 "def is_prime(n):"

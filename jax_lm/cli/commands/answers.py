@@ -163,7 +163,11 @@ def prompt_templates(
             prompt = engine.chat_prompt(prompt)
         template = Template.completion(prompt, arguments.generation.max_new_tokens)
         try:
-            check_context(template.width(engine.tokenizer), engine.config.max_position_embeddings)
+            check_context(
+                template.width(engine.tokenizer),
+                engine.config.max_position_embeddings,
+                arguments.generation.max_new_tokens,
+            )
         except ValueError as error:
             raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
         yield template

@@ -94,7 +94,7 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
     if shows_given(arguments):
         text = make_templates(engine, arguments, given)[0].fill(holes)
     # The warning, if the answer may be wrong.
-    doubt = None if arguments.infills else engine.doubt(row, arguments.generation.temperature)
+    doubt = engine.doubt(row, arguments.generation.temperature)
     if arguments.chat and engine.is_builtin:
         doubt = CHAT_NOTICE
     if arguments.json:
