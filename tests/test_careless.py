@@ -290,6 +290,20 @@ def test_a_full_disk_during_a_checkpoint_is_one_line(tmp_path, capfd):
     assert len(captured.err.splitlines()) == 1
 
 
+def test_a_full_disk_during_a_conversion_is_one_line(tmp_path, capfd):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, hard))
+        assert cli.main(["convert", str(BUILTIN_MODEL), str(tmp_path / "copy")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: File too large: ")
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_full_disk_names_the_file_that_was_written(capsys):
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "source", None, "copy")
 

@@ -333,14 +333,17 @@ def test_two_holes_of_a_file_are_printed_apart(capsys, tmp_path):
     assert run(capsys, *words)[1] == "\n".join(holes) + "\n"
 
 
-def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_path):
+def test_parity_check_prints_a_table_and_fails_when_asked_too_much(capsys, tmp_path, monkeypatch):
     folder = shutil.copytree(GOLDEN, tmp_path / "golden")
     cases = json.loads((folder / "cases.json").read_text())
+    monkeypatch.setenv("COLUMNS", "80")
     cases["generate"], cases["fast"] = cases["generate"][:1], cases["fast"][:1]
     (folder / "cases.json").write_text(json.dumps(cases))
     status, out, _ = run(capsys, "parity", "check", str(folder))
     assert status == 0
     assert "14 of 14 within bounds" in out
+    # names that differ in their ends are whole, also on a narrow terminal
+    assert "forward.hidden_states.3" in out
     status, out, _ = run(capsys, "parity", "check", str(folder), "--tolerance", "1e-9")
     assert status == 1
     assert "FAILED" in out

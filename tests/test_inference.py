@@ -261,7 +261,7 @@ def test_presets_write_code_and_report_their_speed(engine, preset):
     assert "return a + b" in batch.rows[0].text
     assert batch.tokens == len(batch.rows[0].token_ids)
     assert batch.tokens_per_forward == batch.tokens / batch.forwards
-    assert f"{batch.forwards} forwards" in batch.describe()
+    assert f"forwards: {batch.forwards}," in batch.describe()
     ones = [p == 1 for row in batch.rows for p in row.confidence]
     assert f" · {sum(ones) / len(ones):.0%} of them tied · " in batch.describe()
 

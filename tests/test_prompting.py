@@ -160,7 +160,7 @@ def test_instruct_models_without_a_padding_token_are_known_by_name(
     assert is_instruct(Path(folder), engine.tokenizer) == expected
 
 
-def test_questions_are_asked_in_chat_where_it_is_wanted(engine):
+def test_questions_are_asked_in_chat_where_it_is_wanted(engine, monkeypatch):
     question = humaneval(RECORD)
     assert choose_prompting(engine, [question], 5, chat=False, base=False) == CompletionPrompting(5)
     assert choose_prompting(engine, [question], None, chat=True, base=False) == ChatPrompting()
@@ -169,3 +169,6 @@ def test_questions_are_asked_in_chat_where_it_is_wanted(engine):
         == CompletionPrompting()
     )
     assert choose_prompting(engine, [question], None, chat=True, base=True) == CompletionPrompting()
+    # an instruct model is asked so without being told
+    monkeypatch.setattr("jax_lm.evaluation.prompting.is_instruct", lambda *_: True)
+    assert choose_prompting(engine, [question], None, chat=False, base=False) == ChatPrompting()

@@ -95,3 +95,8 @@ def test_every_command_does_what_its_line_says(for_release, place):
         assert "Traceback" not in printed, printed
         assert [name for name in LEFT.get(begins, ()) if not (place.folder / name).is_file()] == []
     assert seen == PRINTED.keys()
+
+
+def test_the_top_says_what_was_not_run():
+    top = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert "Not run yet: Apple's trained weights" in top

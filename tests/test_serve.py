@@ -154,6 +154,7 @@ def test_sigterm_under_load(start):
     assert statuses.count("refused") == 6
     assert not different
     lines = logged(log)
+    assert [line["message"] for line in lines].count("ready") == 1
     assert not [line for line in lines if line["level"] == "error"]
     assert {line["status"] for line in lines if line["message"] == "request"} <= {200, 401, 503}
 
