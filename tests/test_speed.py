@@ -11,6 +11,7 @@ import pytest
 from jax_lm.benchmark import machine, speed
 from jax_lm.benchmark.backend import JaxBackend, random_canvas
 from jax_lm.benchmark.settings import Cell, Workload
+from jax_lm.benchmark.timer import time_call
 from jax_lm.cli import main as cli
 from jax_lm.config import DIFFUCODER_7B
 from jax_lm.diffusion.masking import shift_right
@@ -135,6 +136,13 @@ def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
         "--repeats",
         "1",
     ]
+    timings = []
+
+    def recorded(*given, **options):
+        timings.append(time_call(*given, **options))
+        return timings[-1]
+
+    monkeypatch.setattr(speed, "time_call", recorded)
     out = tmp_path / "results" / "tiny"
     assert cli.main(["bench", *arguments, "--dtype", "float32", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
@@ -150,6 +158,8 @@ def test_command_writes_its_files(tiny_model, tmp_path, monkeypatch, capsys):
     assert all(each["peak_bytes"] > 0 for each in result["generations"])
     assert {each["recompilations"] for each in result["generations"]} == {0}
     assert len(result["forwards"]) == 3
+    # nothing is compiled in a measured call, a pass into the cache included
+    assert {timing.row["recompilations"] for timing in timings} == {0}
     assert {"date", "jax", "jaxlib", "flax", "python", "device", "cpu_count", "command"} <= set(
         result["about"]
     )
