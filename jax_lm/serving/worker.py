@@ -140,10 +140,12 @@ class EngineWorker:
                 self.admit()
                 # during shutdown, compile only if jobs still wait for a program
                 if self.queue.closes_at is None or self.queue.waiting:
-                    is_idle = monotonic() - self.active_at > IDLE_SECONDS
+                    # a request that ends a pause is not idle any more, although no call was made
+                    is_idle = not self.running and monotonic() - self.active_at > IDLE_SECONDS
                     self.compilations.start_next(is_ahead=is_idle)
                 if self.running:
                     self.step()
+                    self.active_at = monotonic()
                 # check again: after `close`, nothing would end the wait
                 elif self.queue.is_open:
                     self.queue.wait(arrivals, self.idle_seconds)
@@ -225,7 +227,6 @@ class EngineWorker:
         waiting = [each for each in self.running if not each.is_held]
         if waiting:
             self.calls += 1
-            self.active_at = monotonic()
             is_young_first = self.calls % OLD_TURN != 0
             # Of the young, the one on which the device has spent least. In the other calls, the one
             # that was not served for longest: where new ones keep coming, none waits for ever.
