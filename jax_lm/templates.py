@@ -91,7 +91,7 @@ class Template:
         return Template.completion(prompt, *self.lengths)
 
     @property
-    def lengths(self) -> TokenIds:
+    def lengths(self) -> list[int]:
         """Tokens of each hole."""
         return [part for part in self.parts if isinstance(part, int)]
 
@@ -140,7 +140,7 @@ def gap_ids(tokenizer: DiffuCoderTokenizer) -> TokenIds:
     return ids
 
 
-def candidate_lengths(limit: int, middle_length: HoleLength) -> TokenIds:
+def candidate_lengths(limit: int, middle_length: HoleLength) -> list[int]:
     """List the lengths of the hole to try. Raises ValueError for an argument out of range."""
     if middle_length == "auto":
         return [length for length in AUTO_LENGTHS if length <= limit] or [limit]

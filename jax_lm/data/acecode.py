@@ -64,8 +64,7 @@ class AceCodeProblem:
             raise BadRowError(
                 f"has no inferences of {' or '.join(JUDGES)} with a pass_rate in [0, 1]"
             )
-        best = max(answers, key=itemgetter("pass_rate"))
-        return cls(fields, rates, best["completion"])
+        return cls(fields, rates, max(answers, key=itemgetter("pass_rate"))["completion"])
 
 
 def select_difficulty(

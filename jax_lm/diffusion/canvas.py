@@ -16,7 +16,7 @@ from jaxtyping import Int
 from jax_lm.config import DreamConfig
 from jax_lm.models.shapes import HostMask, HostTokens
 from jax_lm.templates import Template
-from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds, pad_left
+from jax_lm.tokenizer import DiffuCoderTokenizer, pad_left
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Layout(NamedTuple):
     present: HostMask
     holes: HostMask
     numbers: HostTokens
-    counts: TokenIds | None = None
+    counts: list[int] | None = None
     stopped: list[bool] | None = None
 
 
@@ -257,7 +257,7 @@ class Canvas:
         return math.gcd(len(rows), *starts.tolist())
 
     @property
-    def hole_counts(self) -> TokenIds:
+    def hole_counts(self) -> list[int]:
         """Number of holes of each row."""
         return self.first_columns.sum(axis=1).tolist()
 

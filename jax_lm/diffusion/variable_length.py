@@ -24,7 +24,7 @@ from jax_lm.diffusion.step import StepConfig, Variant, evaluate, noise
 from jax_lm.models.shapes import BatchCounts, Mask, RowLogits, Tokens
 from jax_lm.options import GenerationOptions
 from jax_lm.templates import Template
-from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenIds, TokenizerError
+from jax_lm.tokenizer import EXPAND, DiffuCoderTokenizer, TokenizerError
 
 
 # Example: [B, x, M, M, y, pad, pad, pad] with room for 6 columns
@@ -64,7 +64,7 @@ class Extent(NamedTuple):
         """Return which columns are in use, hence not padding."""
         return jnp.arange(self.hole.shape[1]) < self.length[:, None]
 
-    def layout(self, counts: TokenIds) -> Layout:
+    def layout(self, counts: list[int]) -> Layout:
         """Return the current layout; `counts` are the initial numbers of holes per row."""
         hole = np.asarray(self.hole)
         stopped = np.asarray(self.length < self.limit)

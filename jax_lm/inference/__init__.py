@@ -57,7 +57,7 @@ from jax_lm.templates import (
     initial_length,
     require_prompts,
 )
-from jax_lm.tokenizer import DiffuCoderTokenizer, Message, TokenIds
+from jax_lm.tokenizer import DiffuCoderTokenizer, Message
 
 logger = logging.getLogger(__name__)
 
@@ -367,7 +367,7 @@ class DiffuCoderInference:
 
     def hole_lengths(
         self, limit: int, middle_length: HoleLength, options: GenerationOptions
-    ) -> TokenIds:
+    ) -> list[int]:
         """Return hole lengths to decode: candidates, or the initial length of a growing hole."""
         if self.is_growing(options):
             return [initial_length(limit, middle_length)]

@@ -156,7 +156,7 @@ class EngineWorker:
     @property
     def idle_seconds(self) -> float | None:
         """Seconds to wait for a job if none is running; None waits without a limit."""
-        is_busy = self.compilations.thread.is_alive() or bool(self.queue.waiting)
+        is_busy = self.compilations.thread.is_alive() or self.queue.waiting
         has_more = any(each.missing(is_ahead=True) for each in self.groups)
         return POLL_SECONDS if is_busy or has_more else None
 
