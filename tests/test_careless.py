@@ -75,6 +75,7 @@ CARELESS = [
     ("eval", "eval needs SUITE"),
     ("plan --topology v5e:2x2 --model-config 7b --batch-size 0", "batch_size=0: must be at least 1"),
     ("plan --topology v5e:3x5 --model-config 7b", "topology='v5e:3x5': there is no such slice"),
+    ("plan --topology v6e:32x32 --model-config 7b", "topology='v6e:32x32': there is no such slice"),
     ("plan --topology v5p:2x2x3 --model-config 7b", "topology='v5p:2x2x3': there is no such slice"),
     ("generate --preset turbo --commit steps --threshold 0.5 x", "threshold=0.5: has no meaning with commit='steps'"),
     ("generate --factor 2 x", "factor=2.0: has no meaning with commit='steps', only with factor"),

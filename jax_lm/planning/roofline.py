@@ -135,13 +135,11 @@ class Topology:
         if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{more_axes}}}", shape):
             raise ValueError(f"topology={text!r}: must be like {known}")
         sizes = tuple(map(int, shape.split("x")))
-        # Slices of two dimensions have powers of two on their sides, those of three multiples of 4.
-        if not chip.card and not all(
-            size & (size - 1) == 0 or (more_axes == 2 and size % 4 == 0) for size in sizes
-        ):
-            raise ValueError(
-                f"topology={text!r}: there is no such slice; there are {known} and larger"
-            )
+        # of three dimensions, there are also larger slices, of cubes with four chips on a side
+        is_of_cubes = more_axes == 2 and not any(size % 4 for size in sizes)
+        if not (chip.card or is_of_cubes or shape in chip.topologies):
+            cubes = " and multiples of 4x4x4" * (more_axes == 2)
+            raise ValueError(f"topology={text!r}: there is no such slice; there are {known}{cubes}")
         if prod(sizes) > MOST_CHIPS:
             raise ValueError(f"topology={text!r}: must have at most {MOST_CHIPS} chips")
         return cls(family, sizes)
