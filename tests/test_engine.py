@@ -111,6 +111,13 @@ def test_an_answer_does_not_depend_on_who_else_is_there(engine, alone, preset):
     assert together == single
 
 
+def test_a_listener_without_progress_hears_the_end_alone(engine, alone):
+    listener = RecordingListener()
+    (job,) = engine.submit([ask(engine, PROMPTS[0])], listener, with_progress=False)
+    assert listener.finished(1)[job].text == alone[0]
+    assert len(listener.events) == 1
+
+
 def test_a_drawn_answer_depends_on_seed_and_index_alone(engine):
     options = replace(GREEDY, temperature=1.0)
     first = answers(

@@ -35,7 +35,7 @@ from untrusted.results import (
     sandbox_errors,
 )
 from untrusted.runner import Local, choose_tier
-from untrusted.tiers import PACKAGES, ExecutorName
+from untrusted.tiers import PACKAGES, ExecutorName, Packages
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ MAX_CONNECTIONS = 64
 class Settings:
     """Settings of `Local` that a request may choose; the others are those of the worker."""
 
-    packages: tuple[str, ...] | None = None
+    packages: Packages | None = None
     same_process: bool = False
 
 
@@ -85,7 +85,7 @@ class Worker(ThreadingHTTPServer):
         queue_size: int = 256,
         executor: ExecutorName = "auto",
         allow_unsafe: bool = False,
-        packages: tuple[str, ...] = PACKAGES,
+        packages: Packages = PACKAGES,
     ):
         if queue_size < 1:
             raise ValueError(f"queue_size={queue_size}: must be at least 1")

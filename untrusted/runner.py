@@ -33,6 +33,7 @@ from untrusted.tiers import (
     PACKAGES,
     SAFE,
     ExecutorName,
+    Packages,
     SandboxUnavailableError,
     Tier,
     package_folders,
@@ -151,7 +152,7 @@ class Local(Executor):
     workers: int | None = None
     batch: int = field(default=1, kw_only=True)
     pause: float = field(default=0.0, kw_only=True)
-    packages: tuple[str, ...] = field(default=PACKAGES, kw_only=True)
+    packages: Packages = field(default=PACKAGES, kw_only=True)
 
     def __post_init__(self):
         if self.workers is not None and self.workers < 1:

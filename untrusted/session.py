@@ -33,7 +33,7 @@ from untrusted.inside.deferred import ON_MENTION
 from untrusted.inside.wire import MAX_MESSAGE
 from untrusted.inside.zygote import COLLECT
 from untrusted.results import Cancel, Limits
-from untrusted.tiers import PACKAGES, Tier, command, work_folder
+from untrusted.tiers import PACKAGES, Packages, Tier, command, work_folder
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Session:
     When the zygote ends, so do all its processes.
     """
 
-    def __init__(self, tier: Tier, packages: tuple[str, ...] = PACKAGES):
+    def __init__(self, tier: Tier, packages: Packages = PACKAGES):
         self.tier = tier
         self.packages = packages
         # Setting one of these events stops the running test.

@@ -20,6 +20,8 @@ Tier = Literal["bubblewrap", "landlock", "unsafe"]
 ExecutorName = Literal["auto", "bubblewrap", "landlock", "unsafe"]
 # In order of preference.
 SAFE: tuple[Tier, ...] = ("bubblewrap", "landlock")
+# Names of packages that programs may import.
+Packages = tuple[str, ...]
 # Packages that programs may import by default in addition to the standard library, if installed.
 PACKAGES = tuple(name for name in ("numpy",) if importlib.util.find_spec(name))
 # Packages that run tests: pytest and what it imports.
@@ -148,7 +150,7 @@ def hidden(paths: list[str]) -> list[str]:
 
 
 @cache
-def package_folders(names: tuple[str, ...]) -> dict[str, str]:
+def package_folders(names: Packages) -> dict[str, str]:
     """Return the folder of each installed package, or the file of a single module, by name."""
     folders = {}
     for name in names:
@@ -159,7 +161,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return folders
 
 
-def work_folder(packages: tuple[str, ...]) -> str:
+def work_folder(packages: Packages) -> str:
     """Return the folder in which programs may write in bubblewrap.
 
     Nothing readable may lie in it, as it starts empty and is emptied after each program: /tmp, or
@@ -169,7 +171,7 @@ def work_folder(packages: tuple[str, ...]) -> str:
     return "/tmp/work" if any(path.startswith("/tmp/") for path in paths) else "/tmp"
 
 
-def command(tier: Tier, control: int, packages: tuple[str, ...], work: str) -> list[str]:
+def command(tier: Tier, control: int, packages: Packages, work: str) -> list[str]:
     """Return the command line that starts the zygote in a tier.
 
     Args:

@@ -32,6 +32,7 @@ from jax_lm.models.dream import (
     published_parameters,
 )
 from jax_lm.models.graph import split_model
+from jax_lm.models.shapes import Shape
 from jax_lm.options import require_one_of
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
 from jax_lm.tokenizer.files import write_json
@@ -41,7 +42,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json", ".gguf"
 # Tokens of the forward pass that compares source and copy.
 PROBE_TOKENS = 8
 # Shape, dtype, number of bytes and CRC-32 of a tensor.
-TensorChecksum = tuple[tuple[int, ...], str, int, int]
+TensorChecksum = tuple[Shape, str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from jax_lm.models.shapes import (
     RowValues,
     Scalar,
     ScalarInt,
+    Shape,
 )
 from jax_lm.options import ALGS, ENTROPY_RULES, P2, GenerationOptions
 
@@ -162,7 +163,7 @@ class TokenLogProbs(NamedTuple):
     ids: Int[Array, "*b t k"]
 
     @classmethod
-    def empty(cls, shape: tuple[int, ...], count: int) -> "TokenLogProbs":
+    def empty(cls, shape: Shape, count: int) -> "TokenLogProbs":
         """Return zeros, with room for `count` tokens per position."""
         return cls(
             jnp.zeros(shape), jnp.zeros((*shape, count)), jnp.zeros((*shape, count), jnp.int32)

@@ -24,7 +24,7 @@ from jax_lm.diffusion.sampler import LogitsWindow, Sampler
 from jax_lm.diffusion.state import NEVER, SamplerState, Seed
 from jax_lm.grammar import find_grammar
 from jax_lm.grammar.constraint import Constraint
-from jax_lm.models.shapes import HostLogits, ScalarInt, SequenceMask, SequenceTokens
+from jax_lm.models.shapes import HostLogits, ScalarInt, SequenceMask, SequenceTokens, StopIds
 from jax_lm.options import GenerationOptions
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
 
@@ -221,7 +221,7 @@ def meet(
     state: SamplerState,
     repairs: Sequence[Repair],
     options: GenerationOptions,
-    stop_ids: tuple[int, ...],
+    stop_ids: StopIds,
 ) -> SamplerState:
     """Decode the masks of rows of one hole each, and repair the rows until all meet their constraints.
 

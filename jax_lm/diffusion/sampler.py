@@ -61,7 +61,7 @@ from jax_lm.diffusion.step import (
 from jax_lm.diffusion.variable_length import VariableLength, growth_of
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelFunction, ModelGraph, split_model
-from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, Tokens
+from jax_lm.models.shapes import HostLogits, HostTokens, ScalarInt, SequenceTokens, StopIds, Tokens
 from jax_lm.options import (
     BLOCK_LENGTH,
     LEFT_TO_RIGHT_ONLY,
@@ -181,7 +181,7 @@ class Sampler:
         *,
         seed: Seed = 0,
         every: int | None = 1,
-        stop_ids: tuple[int, ...] = (),
+        stop_ids: StopIds = (),
         hooks: Hooks = NO_HOOKS,
         strict_reference: bool = False,
         state: SamplerState | None = None,
@@ -259,7 +259,7 @@ class Sampler:
         canvas: Canvas,
         options: GenerationOptions,
         *,
-        stop_ids: tuple[int, ...] = (),
+        stop_ids: StopIds = (),
         hooks: Hooks = NO_HOOKS,
     ) -> StepConfig:
         """Return the configuration of a canvas for the decoding method that the options ask for.

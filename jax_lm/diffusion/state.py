@@ -16,7 +16,16 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_lm.diffusion.candidates import Candidates, SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.models.dream import KeyValues
-from jax_lm.models.shapes import Mask, RowIds, RowLogits, RowScores, ScalarInt, Tokens, TokenValues
+from jax_lm.models.shapes import (
+    Mask,
+    RowIds,
+    RowLogits,
+    RowScores,
+    ScalarInt,
+    StopIds,
+    Tokens,
+    TokenValues,
+)
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
@@ -202,13 +211,13 @@ class Evaluation(NamedTuple):
     logits: RowLogits | None
 
 
-def decided_stops(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> Mask:
+def decided_stops(state: SamplerState, inputs: BatchInputs, stop_ids: StopIds) -> Mask:
     """Return the columns of holes with a stop token that is decided."""
     is_stop = jnp.isin(state.tokens, jnp.asarray(stop_ids, jnp.int32))
     return is_stop & inputs.canvas.holes & ~state.masked
 
 
-def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: tuple[int, ...]) -> SamplerState:
+def end_rows(state: SamplerState, inputs: BatchInputs, stop_ids: StopIds) -> SamplerState:
     """Fill the rest of a hole after a stop token that has no mask before it; nothing reads it."""
     # Stop token S in one hole:
     #   [a, M, S, M, M] -> [a, M, S, M, M]    a mask before S may still become a stop token

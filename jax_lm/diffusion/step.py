@@ -60,6 +60,7 @@ from jax_lm.models.shapes import (
     RowMask,
     RowScores,
     ScalarBool,
+    StopIds,
     Tokens,
 )
 from jax_lm.models.token_likelihood import column_parts
@@ -210,7 +211,7 @@ class StepConfig:
     rows: int | None
     mask_id: int
     top_k: int | None
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: StopIds = ()
     hooks: Hooks = NO_HOOKS
     variant: Variant = PLAIN
     copies: int = 1

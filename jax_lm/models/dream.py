@@ -42,7 +42,7 @@ from jax_lm.models.layers import (
     Hidden,
     Initializer,
 )
-from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Tokens
+from jax_lm.models.shapes import Mask, PairMask, ScalarInt, Shape, Tokens
 from jax_lm.tokenizer import DiffuCoderTokenizer, find_mask_id
 
 # A mask as callers pass it, Hugging Face's integers included. The layers get a `KeyMask`.
@@ -455,9 +455,7 @@ def split_abstract(
     return split_model(nnx.eval_shape(make))
 
 
-def parameter_shapes(
-    config: DreamConfig, *, quantization: str | None = None
-) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: DreamConfig, *, quantization: str | None = None) -> dict[str, Shape]:
     """Return the shape of every parameter by checkpoint name, without allocating any of them.
 
     Those of a quantized model include the scales.

@@ -19,7 +19,7 @@ from jax_lm.checkpoints import stored
 from jax_lm.config import DreamConfig
 from jax_lm.models.attention import KeyMask, KeyValues, WindowOperands, attend
 from jax_lm.models.products import lookup, product, scale_columns
-from jax_lm.models.shapes import ScalarInt, Tokens
+from jax_lm.models.shapes import ScalarInt, Shape, Tokens
 from jax_lm.models.window_attention import Rotary, attend_to_cache, rotate
 
 Batch = Tokens
@@ -38,7 +38,7 @@ class Initializer:
     rngs: nnx.Rngs
     dtype: DTypeLike
 
-    def __call__(self, shape: tuple[int, ...], constant: float | None = None) -> Array:
+    def __call__(self, shape: Shape, constant: float | None = None) -> Array:
         if constant is not None:
             return jnp.full(shape, constant, self.dtype)
         return (jax.random.normal(self.rngs.params(), shape) * self.std).astype(self.dtype)

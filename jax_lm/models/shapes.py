@@ -6,6 +6,8 @@ Letters of shapes: b batch, t position, r row of the window that a step decides,
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+Shape = tuple[int, ...]
+
 Tokens = Int[Array, "b t"]
 Mask = Bool[Array, "b t"]
 TokenValues = Float[Array, "b t"]
@@ -38,3 +40,5 @@ HostMask = Bool[np.ndarray, "b t"]
 SequenceTokens = Int[np.ndarray, "t"]
 SequenceMask = Bool[np.ndarray, "t"]
 HostLogits = Float[np.ndarray, "v"]
+# Ids of the tokens that end a text.
+StopIds = tuple[int, ...]

@@ -200,7 +200,9 @@ class Server:
                 ]
                 answer_format.begin(gaps, requests)
                 seconds = min(body.seconds, deadline - monotonic())
-                stream.jobs = self.engine.submit(requests, stream.listen, seconds)
+                stream.jobs = self.engine.submit(
+                    requests, stream.listen, seconds, with_progress=answer_format.is_stream
+                )
             except ValueError as error:
                 raise invalid(error, body) from error
             except TimeoutError as error:
@@ -250,7 +252,7 @@ class Server:
         """Decode the answers to a request, and return them in one piece or as a stream."""
         model = self.find(body.model)[0] or self.settings.model
         answer_format = kind(request_id(http), model, body)
-        stream = EventStream(with_progress=answer_format.is_stream)
+        stream = EventStream()
         await self.submit(answer_format, stream, http)
         respond = self.stream if answer_format.is_stream else self.collect
         return await respond(stream, answer_format, http)

@@ -146,13 +146,19 @@ class Engine:
             worker.start(self.options.shapes, self.on_ready, self.on_end)
 
     def submit(
-        self, requests: Collection[Request], listen: Listener, seconds: float = math.inf
+        self,
+        requests: Collection[Request],
+        listen: Listener,
+        seconds: float = math.inf,
+        *,
+        with_progress: bool = True,
     ) -> list[Job]:
         """Queue all of the requests, or none.
 
         Args:
             listen: called with each event; the last event of a job has a reason.
             seconds: time that the requests may take, at most the engine's own timeout.
+            with_progress: whether `listen` receives all events, not only the last one of each job.
 
         Raises:
             ValueError: a request that the engine cannot decode.
@@ -169,6 +175,7 @@ class Engine:
                 tokenizer=self.tokenizer,
                 listen=listen,
                 deadline=deadline,
+                with_progress=with_progress,
             )
             for each in requests
         ]

@@ -8,7 +8,8 @@ import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import takewhile
 from threading import Lock
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_lm.config import Fields
 from jax_lm.options import GenerationOptions
 from jax_lm.serving.sequence import Sequence
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenIds
@@ -140,6 +142,7 @@ class Job:
 
     Attributes:
         deadline: when the job must have ended, by the monotonic clock.
+        with_progress: whether the listener receives all events, not only the last one.
         arrived: when the request arrived, by the same clock.
         started: when it got a slot; None while it waits.
         end: the last event; None until the listener has received it.
@@ -153,6 +156,7 @@ class Job:
     tokenizer: DiffuCoderTokenizer
     listen: Listener
     deadline: float
+    with_progress: bool = True
     arrived: float = field(default_factory=monotonic)
     started: float | None = None
     is_cancelled: bool = False
@@ -187,7 +191,7 @@ class Job:
     def next_event(self) -> Event:
         """Return the event with everything that has become final since the last one."""
         # 1. positions that the client does not know yet
-        commits = self.commits()
+        commits = self.commits() if self.with_progress else ()
         sequence = self.sequence
         is_done = self.sequence.is_done
         # 2. text before the first mask and the first stop token
@@ -238,8 +242,11 @@ class Job:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
             top_ids = ids[: self.request.logprobs].tolist()
             logprobs = [(token, chosen), *zip(top_ids, values, strict=False)]
-        return replace(
-            describe(self.tokenizer, position, token, logprobs),
+        return describe(
+            self.tokenizer,
+            position,
+            token,
+            logprobs,
             confidence=float(sequence.confidence[column]),
             step=int(sequence.commit_step[column]),
         )
@@ -258,25 +265,32 @@ class Job:
 
 
 def describe(
-    tokenizer: DiffuCoderTokenizer, position: int, token: int, logprobs: Iterable[tuple] = ()
+    tokenizer: DiffuCoderTokenizer,
+    position: int,
+    token: int,
+    logprobs: Iterable[tuple] = (),
+    **decision: Any,
 ) -> Commit:
     """Describe a token.
 
     Args:
+        decision: confidence and step, if it was decided.
         logprobs: (token, log-probability) pairs: the token itself, then the most likely ones.
     """
     reported = tuple(
-        TokenLogProb(
-            text=tokenizer.decode([each]),
-            content=tokenizer.token_bytes(each),
-            # finite, as JSON has no -inf for impossible tokens
-            value=max(float(value), MIN_LOGPROB),
-        )
+        # finite, as JSON has no -inf for impossible tokens
+        TokenLogProb(**spelling(tokenizer, each), value=max(float(value), MIN_LOGPROB))
         for each, value in logprobs
     )
-    text = tokenizer.decode([token])
-    content = tokenizer.token_bytes(token)
-    return Commit(position=position, token_id=token, text=text, content=content, logprobs=reported)
+    pieces = spelling(tokenizer, token)
+    return Commit(position=position, token_id=token, logprobs=reported, **pieces, **decision)
+
+
+# Answers repeat their tokens, and an answer describes each of them twice.
+@lru_cache(2**14)
+def spelling(tokenizer: DiffuCoderTokenizer, token: int) -> Fields:
+    """Return text and bytes of a token, by the names of the fields that have them."""
+    return {"text": tokenizer.decode([token]), "content": tokenizer.token_bytes(token)}
 
 
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
@@ -293,25 +307,20 @@ def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
 class EventStream:
     """Passes the events of some jobs from the engine's thread to the event loop.
 
-    Args:
-        with_progress: pass on all events, not only the last one of each job.
-
     Attributes:
         jobs: the jobs, once they are in the queue.
     """
 
-    def __init__(self, *, with_progress: bool):
-        self.with_progress = with_progress
+    def __init__(self):
         self.jobs = list[Job]()
         self.loop = asyncio.get_running_loop()
         self.queue = asyncio.Queue[Event]()
 
     def listen(self, event: Event):
         """Receive an event on the engine's thread."""
-        if self.with_progress or event.reason:
-            # The event loop may be closed already when the server stops.
-            with suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
+        # The event loop may be closed already when the server stops.
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, event)
 
     async def events(self, seconds: float) -> AsyncIterator[Event]:
         """Yield events until all jobs have ended, and SILENCE if none comes for `seconds`.

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from jax_lm.diffusion.candidates import SamplingParams, TokenLogProbs
 from jax_lm.diffusion.canvas import Block, aligned_blocks
 from jax_lm.diffusion.state import NEVER, SamplerState
-from jax_lm.models.shapes import SequenceMask, SequenceTokens
+from jax_lm.models.shapes import SequenceMask, SequenceTokens, StopIds
 from jax_lm.options import (
     ACTIVE_BLOCKS,
     BLOCK_LENGTH,
@@ -71,7 +71,7 @@ class Sequence:
     tokens: SequenceTokens
     hole: Block
     options: GenerationOptions
-    stop_ids: tuple[int, ...]
+    stop_ids: StopIds
     key: np.ndarray
     adapter: str = ""
     masked: SequenceMask = field(init=False)

@@ -12,7 +12,7 @@ text nor queues.
 
 from collections.abc import Iterable
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from time import monotonic
 from typing import Any
@@ -37,7 +37,7 @@ from jax_lm.diffusion.state import (
 )
 from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
 from jax_lm.models.graph import ModelFunction, ModelGraph
-from jax_lm.models.shapes import ScalarBool, ScalarInt
+from jax_lm.models.shapes import ScalarBool, ScalarInt, StopIds
 from jax_lm.options import BLOCK_LENGTH, window_length
 from jax_lm.planning.serving import cheapest_size, useful_sizes
 from jax_lm.serving.pace import Pace
@@ -75,7 +75,7 @@ class Slots:
         is_cached: bool,
         count: int,
         sizes: Iterable[int],
-        stop_ids: tuple[int, ...],
+        stop_ids: StopIds,
         draft: int = 0,
         pace: Pace | None = None,
     ):
@@ -280,17 +280,19 @@ class Slots:
         slots = [slot_of[each] if each else len(self.held) for each in batch]
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [each and self.inputs(each) for each in batch]
-        blank = jax.tree.map(np.zeros_like, next(each for each in filled if each))
+        blank = jax.tree.map(np.zeros_like, next(filter(None, filled)))
         stacked = jax.tree.map(lambda *parts: np.stack(parts), *(each or blank for each in filled))
         placement = self.sampler.params["model"]["norm"]["weight"].sharding
-        return jax.device_put((*stacked, np.array(slots, np.int32), np.int32(steps)), placement)
+        return copier(placement)(*stacked, np.array(slots, np.int32), np.int32(steps))
 
     def inputs(self, sequence: Sequence) -> tuple[SamplerState, BatchInputs]:
         """Return the state and inputs of a sequence as a batch of one, padded on the right."""
 
         def padded(values: np.ndarray) -> Any:
             # columns 5: [1, 2, 3] -> [[1, 2, 3, 0, 0]]
-            return np.pad(values, (0, self.columns - len(values)))[None]
+            row = np.zeros((1, self.columns), values.dtype)
+            row[0, : len(values)] = values
+            return row
 
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole = sequence.hole
@@ -327,6 +329,16 @@ class Slots:
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
         return state._replace(extra=extra), inputs
+
+
+@lru_cache
+def copier(placement: jax.sharding.Sharding) -> Any:
+    """Return a function that copies arrays to devices, and commits them.
+
+    About thirty small arrays take 0.16 ms as the arguments of one compiled call, and 1.2 ms as those
+    of `jax.device_put`, which is Python for each of them.
+    """
+    return jax.jit(lambda *arrays: arrays, out_shardings=placement)
 
 
 @partial(ModelFunction, static_argnames=("graph", "config"), donate_argnames="cache")

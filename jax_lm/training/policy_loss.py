@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_lm.diffusion.masking import align_rows
 from jax_lm.models.dream import DreamForCausalLM
-from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Scalar, Tokens
+from jax_lm.models.shapes import BatchValues, ColumnInts, Mask, Scalar, Shape, Tokens
 from jax_lm.models.token_likelihood import token_log_probs
 from jax_lm.sharding import AnyMesh, shard_rows
 from jax_lm.training.grpo_config import Estimator, PolicyLoss
@@ -156,7 +156,7 @@ def draw_evidence_masks(key: Key[Array, ""], length: int, estimator: Estimator) 
     return masked, (length + 1) / jnp.maximum(jnp.sum(masked, axis=1), 1)
 
 
-def draw_ranks(key: Key[Array, ""], shape: tuple[int, ...]) -> Int[Array, "..."]:
+def draw_ranks(key: Key[Array, ""], shape: Shape) -> Int[Array, "..."]:
     """Draw a random order of the positions along the last axis. Returns the rank of each."""
     # The numbers [.9, .1, .5, .3, .7] have the ranks [4, 0, 2, 1, 3].
     return jnp.argsort(jnp.argsort(jax.random.uniform(key, shape)))
