@@ -413,6 +413,17 @@ def test_the_canvas_fills_slowly_and_replays(page):
     assert masks(page) == left
 
 
+def test_the_time_of_an_answer_begins_with_its_request(page):
+    def delayed(route):
+        time.sleep(0.5)
+        route.continue_()
+
+    page.route("**/v1/denoise", delayed)
+    generate(page)
+    seconds = re.search(r"tokens in ([\d.]+) s", page.locator("#status").inner_text())
+    assert seconds and float(seconds[1]) >= 0.5
+
+
 def test_a_paused_replay_stays_where_it_is(page):
     generate(page)
     page.get_by_role("button", name="Pause").click()

@@ -178,12 +178,14 @@ async function generate() {
   busy(true);
   reveal();
   hasBegun = false;
+  // The first event comes after the first passes.
+  const since = performance.now();
   sayWaiting();
   try {
     const response = await ask("v1/denoise", { method: "POST", body: JSON.stringify(body), signal: abort.signal });
     hasBegun = true;
     for await (const [name, data] of events(response)) {
-      if (name === "start") open(started(body, data));
+      if (name === "start") open(started(body, data, since));
       else if (name === "commits") take(data);
       else if (name === "done") finish(body, data);
       else throw new Error(data.error.message);
@@ -219,11 +221,11 @@ function reveal() {
 
 // --- A run: as it comes from the server, or from a replay
 
-function started({ prompt = "", suffix = "", messages }, { model, length }) {
+function started({ prompt = "", suffix = "", messages }, { model, length }, since) {
   return {
     model, length, chat: Boolean(messages), before: messages ? `${messages.at(-1).content}\n` : prompt, after: suffix,
     commits: [], forwards: 0, tokens: 0, text: "", reason: "stopped", seconds: 0,
-    since: performance.now(), isOver: false,
+    since, isOver: false,
   };
 }
 
@@ -248,7 +250,7 @@ function take({ commits, forwards, text }) {
   go();
 }
 
-// Seconds since the run began, as a replay keeps them.
+// Seconds since the request, as a replay keeps them.
 function elapsed() {
   return Math.round(performance.now() - run.since) / 1000;
 }
@@ -286,8 +288,9 @@ function end() {
 function summary() {
   const ends = { stop: "the model ended it", length: "the canvas is full", stopped: "stopped" };
   const time = run.seconds.toFixed(run.seconds < 10 ? 2 : 1);
+  const passes = run.forwards === 1 ? "1 pass" : `${run.forwards} passes`;
   const isSlower = isPlaying && run.forwards > run.seconds * Number($("speed").value);
-  return `${run.tokens} tokens in ${time} s and ${run.forwards} passes; ${ends[run.reason]}.${isSlower ? " Slow motion." : ""}`;
+  return `${run.tokens} tokens in ${time} s and ${passes}; ${ends[run.reason]}.${isSlower ? " Slow motion." : ""}`;
 }
 
 function figures() {
