@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jax_lm.reports.charts import line_chart
-from jax_lm.reports.document import Document, Section, Verdict, table
+from jax_lm.reports.document import Document, Section, Verdict, print_report, table
 
 ATTACK = "<script>alert(1)</script>"
 VERDICTS = [
@@ -82,3 +82,14 @@ def test_files(document, tmp_path):
 
 def test_a_cell_stays_in_its_line():
     assert table(("a",), [["one\ntwo"]]) == ["| a |", "| --- |", "| one two |"]
+
+
+@pytest.mark.parametrize("columns", [80, 300])
+def test_no_word_of_a_table_is_cut(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    headings = ["preset", *(f"recompilations_{number}" for number in range(8))]
+    rows = [["exact", *["1,089.2"] * 8], ["[fast]", *["0.0437"] * 8]]
+    section = Section(title="Generation", columns=headings, rows=rows)
+    print_report(Document(title="x", metadata={}, sections=[section]), with_sections=True)
+    words = capsys.readouterr().out.split()
+    assert {*headings, *rows[0], *rows[1]} <= {*words}

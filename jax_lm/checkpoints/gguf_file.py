@@ -20,7 +20,13 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 
 from jax_lm.checkpoints.gguf_tokenizer import SPECIAL, read_tokenizer, write_tokenizer
-from jax_lm.checkpoints.stored import GGUF_LINK, CheckpointError, StoredTensor, is_kernel
+from jax_lm.checkpoints.stored import (
+    GGUF_LINK,
+    CheckpointError,
+    StoredTensor,
+    StoredTensors,
+    is_kernel,
+)
 from jax_lm.config import DreamConfig, Fields, invert, pairs, translate
 from jax_lm.host.interruption import remove_on_exit
 from jax_lm.tokenizer import DiffuCoderTokenizer
@@ -131,7 +137,7 @@ def heads_of(reader: gguf.GGUFReader, name: str) -> int:
     return value(reader, f"{architecture}.attention.{keys[layer]}")
 
 
-def list_tensors(folder: Path) -> dict[str, StoredTensor]:
+def list_tensors(folder: Path) -> StoredTensors:
     """Return the tensors of a GGUF file by our names, from the folder that `as_folder` made."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     path = (folder / GGUF_LINK).resolve()

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from jax_lm.checkpoints.stored import (
     CheckpointError,
     StoredTensor,
+    StoredTensors,
     first_line,
     group_by_size,
     save_tensors,
@@ -186,7 +187,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return {name: folder / str(shard) for name, shard in entries.items()}
 
 
-def list_tensors(folder: Path) -> dict[str, StoredTensor]:
+def list_tensors(folder: Path) -> StoredTensors:
     """Return the tensors of a checkpoint by name.
 
     Raises:

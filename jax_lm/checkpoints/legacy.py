@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors
 
 # Limits far above what a checkpoint needs, so that a hostile pickle can exhaust neither time nor
 # memory: pickle instructions, levels of nested dicts, and entries of these dicts.
@@ -187,7 +187,7 @@ def in_memory(path: Path, name: str, values: np.ndarray) -> StoredTensor:
     return StoredTensor(path, name, values.shape, values.dtype, lambda: values)
 
 
-def list_tensors(path: Path) -> dict[str, StoredTensor]:
+def list_tensors(path: Path) -> StoredTensors:
     """Return the tensors of a params.pkl by checkpoint name; matrices are [out, in], as in ours.
 
     Raises:

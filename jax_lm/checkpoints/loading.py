@@ -22,6 +22,7 @@ from jax_lm.checkpoints.stored import (
     GGUF_LINK,
     CheckpointError,
     StoredTensor,
+    StoredTensors,
     TensorRequest,
     group_by_size,
     precision_of,
@@ -167,7 +168,7 @@ def open_checkpoint(folder: Path, names: Mapping[str, str] = {}) -> CheckpointTe
     return CheckpointTensors(folder, rename(huggingface.list_tensors(folder), names))
 
 
-def rename(stored: Mapping[str, StoredTensor], names: Names) -> dict[str, StoredTensor]:
+def rename(stored: Mapping[str, StoredTensor], names: Names) -> StoredTensors:
     """Return stored tensors under our names."""
     return {translate(name, names): tensor for name, tensor in stored.items()}
 

@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import Array
 from orbax.checkpoint import v1 as ocp
 
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, TensorRequest, first_line
+from jax_lm.checkpoints.stored import (
+    CheckpointError,
+    StoredTensor,
+    StoredTensors,
+    TensorRequest,
+    first_line,
+)
 from jax_lm.host import terminal
 
 terminal.silence_orbax()
@@ -27,7 +33,7 @@ def save(path: Path, tensors: Mapping[str, Array | np.ndarray]):
     ocp.save(str(path.absolute()), dict(tensors))
 
 
-def list_tensors(path: Path) -> dict[str, StoredTensor]:
+def list_tensors(path: Path) -> StoredTensors:
     """Return the tensors of a checkpoint by name.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jax_lm.checkpoints import huggingface
-from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, save_tensors
+from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors, save_tensors
 from jax_lm.config import Fields
 from jax_lm.host.files import atomic_write, output_folder, write_json_whole
 
@@ -220,7 +220,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
     )
 
 
-def rename_tensors(path: Path) -> tuple[dict[str, StoredTensor], str]:
+def rename_tensors(path: Path) -> tuple[StoredTensors, str]:
     """Return the tensors of an adapter by our names, and the root of their paths.
 
     Raises:

@@ -56,6 +56,10 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+# By name.
+StoredTensors = dict[str, StoredTensor]
+
+
 @dataclass(frozen=True)
 class TensorRequest:
     """A stored tensor, and the dtype and sharding to read it into."""

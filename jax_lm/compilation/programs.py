@@ -20,7 +20,7 @@ from jax_lm.diffusion.candidates import SamplingParams
 from jax_lm.diffusion.canvas import Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes, run, run_empty_cache
 from jax_lm.diffusion.state import BatchInputs, CanvasArrays, KVCache, SamplerState, Window
-from jax_lm.diffusion.step import Pass
+from jax_lm.diffusion.step import Passes
 from jax_lm.models import lora
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import ModelGraph, split_model
@@ -107,7 +107,7 @@ def generation_programs(
 
 def begin_generation(
     sampler: Sampler, canvas: Canvas, options: GenerationOptions
-) -> tuple[SamplerState, BatchInputs, list[Pass]]:
+) -> tuple[SamplerState, BatchInputs, Passes]:
     """Return the first state of a generation, and the inputs and passes of its first block.
 
     The window of the inputs is limited to one forward pass.

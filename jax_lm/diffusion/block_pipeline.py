@@ -24,6 +24,7 @@ from jax_lm.diffusion.state import BatchInputs, Proposal, SamplerState, StepCarr
 from jax_lm.diffusion.step import (
     ROWS,
     Pass,
+    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -113,7 +114,7 @@ class BlockPipeline(Variant):
         begun, stored = (jnp.full(len(state.tokens), count, jnp.int32) for count in (self.begun, 0))
         return state._replace(extra=Pipeline(begun, stored))
 
-    def passes(self, passes: list[Pass]) -> list[Pass]:
+    def passes(self, passes: Passes) -> Passes:
         """Compute the prompt and the first block, then a window of blocks."""
         config = passes[0].config
         first = replace(config, length=self.length, rows=self.start + self.length)

@@ -33,7 +33,7 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import (
     CANVASES,
     ROWS,
-    Pass,
+    Passes,
     StepConfig,
     Variant,
     block_columns,
@@ -98,7 +98,7 @@ class Drafts(Variant):
 
         return jax.tree.map(copied, parts)
 
-    def passes(self, passes: list[Pass]) -> list[Pass]:
+    def passes(self, passes: Passes) -> Passes:
         """Let refreshes only make drafts: they begin a block, or recompute every row anyway."""
 
         def drafting(config):

@@ -10,13 +10,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jax_lm.diffusion.state import StepCarry
-from jax_lm.diffusion.step import Pass, StepConfig, Variant, step
+from jax_lm.diffusion.step import Pass, Passes, StepConfig, Variant, step
 
 
 class LeftToRight(Variant):
     """One column at a time, after a first pass that computes all rows of the canvas."""
 
-    def passes(self, passes: list[Pass]) -> list[Pass]:
+    def passes(self, passes: Passes) -> Passes:
         first, steps = (each.config for each in passes)
         return [Pass(replace(first, length=1), 0), Pass(replace(steps, length=1, rows=2), 0)]
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool
 
 from jax_lm.diffusion.block_pipeline import BlockPipeline, completed_region
 from jax_lm.diffusion.state import SamplerState, decided_stops
-from jax_lm.diffusion.step import Pass
+from jax_lm.diffusion.step import Pass, Passes
 from jax_lm.options import ACTIVE_BLOCKS
 
 
@@ -38,7 +38,7 @@ class MultiBlock(BlockPipeline):
     def request(self) -> str:
         return ACTIVE_BLOCKS
 
-    def passes(self, passes) -> list[Pass]:
+    def passes(self, passes) -> Passes:
         """Compute the whole canvas, and decide columns of the whole answer."""
         return [Pass(replace(passes[0].config, length=self.end - self.start, rows=None), 0)]
 

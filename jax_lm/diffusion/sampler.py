@@ -52,6 +52,7 @@ from jax_lm.diffusion.state import (
 from jax_lm.diffusion.step import (
     PLAIN,
     Pass,
+    Passes,
     StepConfig,
     Variant,
     block_hidden,
@@ -289,7 +290,7 @@ class Sampler:
         state: SamplerState,
         cache: KVCache,
         inputs: BatchInputs,
-        passes: list[Pass],
+        passes: Passes,
         refresh_steps: int,
         every: int | None,
     ) -> Generator[SamplerState, None, StepCarry]:
@@ -468,7 +469,7 @@ def block_passes(
     decoding: Decoding,
     config: StepConfig,
     model: DreamConfig,
-) -> list[Pass]:
+) -> Passes:
     """Return the passes over a block: the refresh that begins it, then its steps.
 
     Without a cache there is no refresh, but a first step may differ by forcing a token.

@@ -126,7 +126,7 @@ class Variant:
         """Return the sampling settings of a block."""
         return params
 
-    def passes(self, passes: "list[Pass]") -> "list[Pass]":
+    def passes(self, passes: "Passes") -> "Passes":
         """Return the passes over a block, given those of plain denoising."""
         return passes
 
@@ -231,6 +231,9 @@ class Pass(NamedTuple):
     config: StepConfig
     first_row: int
     repeats: bool = False
+
+
+Passes = list[Pass]
 
 
 def step(

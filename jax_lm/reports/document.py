@@ -139,14 +139,21 @@ def facts_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] | Non
 def print_report(document: Document, *, with_sections: bool = False):
     """Print the metadata, the tables if `with_sections`, and the verdicts."""
     console = Console(highlight=False)
+    anything = console.options.update(max_width=10_000)
     for name, text in document.metadata.items():
         # Without markup: a value may contain square brackets.
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     for section in document.sections if with_sections else ():
-        columns = [Column(name, overflow="fold") for name in section.columns]
-        table = Table(*columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
-        for row in section.rows:
-            table.add_row(*map(escape, row))
+        lines = [section.columns, *section.rows]
+        # Words that do not fit would be cut. So a table that is too wide lies on its side:
+        # a b, 1 2 -> a 1, b 2
+        for headings, *rows in (lines, zip(*lines, strict=True)):
+            columns = [Column(escape(name), overflow="fold") for name in headings]
+            table = Table(*columns, title=section.title, box=box.SIMPLE_HEAD, padding=0)
+            for row in rows:
+                table.add_row(*map(escape, row))
+            if console.measure(table, options=anything).minimum <= console.width:
+                break
         console.print(table)
     if not document.verdicts:
         return

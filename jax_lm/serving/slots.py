@@ -35,7 +35,7 @@ from jax_lm.diffusion.state import (
     StepCarry,
     Window,
 )
-from jax_lm.diffusion.step import PLAIN, Pass, StepConfig
+from jax_lm.diffusion.step import PLAIN, Pass, Passes, StepConfig
 from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import ScalarBool, ScalarInt, StopIds
 from jax_lm.options import BLOCK_LENGTH, window_length
@@ -198,7 +198,7 @@ class Slots:
         self.begun = {each for each in {*self.begun, *chosen} if not each.is_held}
         return chosen
 
-    def slot_passes(self) -> list[Pass]:
+    def slot_passes(self) -> Passes:
         """Return the passes over a block.
 
         With a cache these are the refresh that begins the block, and the steps on a window.
