@@ -722,3 +722,17 @@ def test_module_entry_point():
         check=True,
     )
     assert result.stdout.startswith("def add(a, b):")
+
+
+def test_a_template_is_read_from_standard_input(capsys, tmp_path, monkeypatch):
+    draft = tmp_path / "draft.py"
+    draft.write_text("def gcd(a, b):\n    while b:\n<|hole:15|>\n    return a\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO(draft.read_text()))
+    filled = run(capsys, "generate", "--file", "-", *QUICK)[1]
+    assert filled == run(capsys, "generate", "--file", str(draft), *QUICK)[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "standard input was empty" in run(capsys, "generate", "--file", "-")[2]
+
+
+def test_a_hole_in_a_prompt_is_text_and_that_is_said(capsys):
+    assert "<|hole|> is text in a prompt" in run(capsys, "generate", "return <|hole:3|>", *QUICK)[2]

@@ -41,8 +41,12 @@ COMPLAINT = re.compile(r"raise\b|assert (False|0|None)\b|([\w.]+\.)?(fail|_?exit
 STEPS = ("__next__", "__anext__")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
+# Names that a test or a program uses, and nodes of its syntax tree.
+Names = set[str]
+Nodes = list[Any]
 
-def nodes_of(tree: ast.AST) -> list[Any]:
+
+def nodes_of(tree: ast.AST) -> Nodes:
     """List the nodes of a tree, outermost first, without contexts; faster than `ast.walk`."""
     nodes = [tree]
     # Breadth first: the list grows while the loop reads it.
@@ -59,7 +63,7 @@ def nodes_of(tree: ast.AST) -> list[Any]:
     return nodes
 
 
-def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
+def names_of(nodes: Nodes) -> tuple[Names, Names]:
     """Collect the names that a test reads and those that it defines."""
     read = set()
     defined = set()
@@ -78,7 +82,7 @@ def names_of(nodes: list[Any]) -> tuple[set[str], set[str]]:
     return read, defined
 
 
-def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
+def imports_of(nodes: Nodes) -> list[tuple[str, str]]:
     """List the imports of a test, each as the module and the bound name.
 
     "import os.path as p; from re import sub" -> ("os.path", "p"), ("re", "sub")
@@ -91,7 +95,7 @@ def imports_of(nodes: list[Any]) -> list[tuple[str, str]]:
     return imports
 
 
-def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
+def modules_meant(nodes: Nodes, free: Names) -> Names:
     """Collect modules that a test uses without importing them, only by their attributes.
 
     free {"math", "re"} in "math.sqrt(re)" -> {"math"}
@@ -102,7 +106,7 @@ def modules_meant(nodes: list[Any], free: set[str]) -> set[str]:
     return {name for name in free & sys.stdlib_module_names if 0 < used[name] == based[name]}
 
 
-def test_names(tree: ast.Module) -> set[str]:
+def test_names(tree: ast.Module) -> Names:
     """Collect the names of the functions and classes that a test framework would run."""
     names = set()
     for node in tree.body:
@@ -117,7 +121,7 @@ def test_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def called_tests(tree: ast.Module) -> set[str]:
+def called_tests(tree: ast.Module) -> Names:
     """Collect the test functions that a file itself calls: `if __name__ == "__main__": test_a()`.
 
     Not its classes, because a runner of unittest raises nothing if a test fails.
@@ -147,11 +151,11 @@ def complains(statement) -> bool:
     )
 
 
-def names_in(*trees: ast.AST) -> set[str]:
+def names_in(*trees: ast.AST) -> Names:
     return {node.id for tree in trees for node in nodes_of(tree) if isinstance(node, ast.Name)}
 
 
-def parts_of(node, *fields: str) -> list[Any]:
+def parts_of(node, *fields: str) -> Nodes:
     """List the nodes in these fields of a node."""
     values = [getattr(node, field, None) or [] for field in fields]
     return [part for parts in values for part in (parts if isinstance(parts, list) else [parts])]
@@ -193,7 +197,7 @@ class TestPreparation:
         compared: names in sides of comparisons that do not depend on the program.
     """
 
-    def __init__(self, nodes: list[Any], program: set[str]):
+    def __init__(self, nodes: Nodes, program: Names):
         self.nodes = nodes
         self.theirs = program
         self.program = program | {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -219,7 +223,7 @@ class TestPreparation:
             for names, used in bindings:
                 self.derived |= set() if used.isdisjoint(self.derived) else names
 
-    def uses(self, *expressions: ast.AST) -> set[str]:
+    def uses(self, *expressions: ast.AST) -> Names:
         """Return the names in expressions, and TESTER if they call the program."""
         nodes = [node for expression in expressions for node in nodes_of(expression)]
         calls = any(isinstance(n, ast.Call) and root_of(n.func) in self.program for n in nodes)
@@ -268,7 +272,7 @@ class TestPreparation:
         compute = ast.Lambda(ast.arguments([], [], None, [], [], None, []), side)
         return call_tester("as_written", compute, ast.Constant(self.only_reads(nodes)))
 
-    def only_reads(self, nodes: list[Any]) -> bool:
+    def only_reads(self, nodes: Nodes) -> bool:
         """Whether an expression calls nothing but functions that read plain data."""
         # "" for what is no plain name
         names = [getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)]
@@ -352,7 +356,7 @@ def is_special(name: str) -> bool:
     return name.startswith("__") and name not in STEPS
 
 
-def prepare(nodes: list[Any], program: set[str]):
+def prepare(nodes: Nodes, program: Names):
     """Rewrite a test, given its nodes and the names that mean objects of the program."""
     preparation = TestPreparation(nodes, program)
     for node in nodes:
@@ -366,7 +370,7 @@ def prepare(nodes: list[Any], program: set[str]):
 # The canary: a test that has passed must fail with changed assertions
 
 
-def change_assertions(nodes: list[Any]):
+def change_assertions(nodes: Nodes):
     """Change every assertion of a test that depends on the program, so that it fails.
 
     assert f(2) == 4 -> assert __tester__.note_changed(f(2) == {0: 4})

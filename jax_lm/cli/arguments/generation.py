@@ -42,7 +42,8 @@ class Generate:
         watch: show the canvas while it fills in, coloured by confidence.
         prefix: text before a hole, instead of a prompt.
         suffix: text after the hole.
-        file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt.
+        file: text file with <|hole|> or <|hole:12|> markers to fill, instead of a prompt; - is
+            standard input.
         middle_length: number of tokens between prefix and suffix; auto tries several lengths and
             keeps the most likely. With a model that grows holes, the initial length.
         prompts: JSONL file of prompts; each line is a string, or has "prompt" (text or chat

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from io import TextIOWrapper
+from pathlib import Path
 
 from jax_lm.cli.arguments.generation import Generate
 from jax_lm.cli.commands.answers import answer_file
@@ -14,8 +15,11 @@ from jax_lm.host.files import write_whole
 from jax_lm.inference import CHAT_NOTICE, DiffuCoderInference
 from jax_lm.reports.replay import Replay
 from jax_lm.results import DecodedBatch
-from jax_lm.templates import Template
+from jax_lm.templates import HOLE, Template
 from jax_lm.tokenizer import TokenizerError, require_unicode
+
+
+STANDARD_INPUT = Path("-")
 
 
 def run_generate(arguments: Generate) -> int:
@@ -25,6 +29,8 @@ def run_generate(arguments: Generate) -> int:
     if arguments.file:
         # A file without holes is refused before anything is loaded.
         Template.parse(given, options.max_new_tokens)
+    elif HOLE.search(given) and not arguments.chat:
+        terminal.say("warning: <|hole|> is text in a prompt; it is filled in a --file")
     # This must come before the first use of JAX.
     distributed.start(**asdict(arguments.hosts))
     if arguments.prompts is not None:
@@ -125,12 +131,12 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
 
 
 def read_text(arguments: Generate) -> str:
-    """Return the text of the file, of the prompt argument, or of standard input (`-` or a pipe)."""
-    if arguments.file is not None:
+    """Return the text of the file or the prompt argument; of standard input if that is - or missing."""
+    if arguments.file not in (None, STANDARD_INPUT):
         return terminal.read_text_file(arguments.file, keep_line_ends=True)
     if arguments.prompt not in (None, "-"):
         return str(arguments.prompt)
-    if arguments.prompt is None and sys.stdin.isatty():
+    if not (arguments.prompt or arguments.file) and sys.stdin.isatty():
         raise ValueError("prompt: none given; pass it as an argument, or - to read standard input")
     if terminal.shows_progress() and sys.stdin.isatty():
         print("reading the prompt; end with Ctrl-D", file=sys.stderr)
