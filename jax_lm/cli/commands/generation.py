@@ -18,7 +18,6 @@ from jax_lm.results import DecodedBatch
 from jax_lm.templates import HOLE, Template
 from jax_lm.tokenizer import TokenizerError, require_unicode
 
-
 STANDARD_INPUT = Path("-")
 
 
