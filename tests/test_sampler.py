@@ -641,3 +641,9 @@ def test_the_bound_looks_at_entropies_before_temperature_and_filters(tiny):
     ):
         filtered = np.flatnonzero(steps_by_entropy(tiny, 14.0, **options, **filters) == 0)
         np.testing.assert_array_equal(filtered, plain)
+
+
+def test_64_bits_are_refused(tiny_config):
+    model = DreamForCausalLM(tiny_config)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="jax_enable_x64=True"):
+        Sampler(model)

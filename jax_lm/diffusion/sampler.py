@@ -105,6 +105,9 @@ class Sampler:
 
     Attributes:
         adapter: name of the adapter that the model has; empty for the model without one.
+
+    Raises:
+        ValueError: the model has no mask token, or JAX computes with 64 bits.
     """
 
     adapter = ""
@@ -119,6 +122,9 @@ class Sampler:
             raise ValueError(
                 "config mask_token_id=None: this checkpoint is not a masked-diffusion model"
             )
+        # Random numbers of 64 bits would be others, and so would the text of a seed.
+        if jax.config.jax_enable_x64:
+            raise ValueError("jax_enable_x64=True: texts are decoded with 32 bits; switch it off")
         self.config = model.config
         self.mesh = model.mesh
         self.mask_id: int = mask_id
