@@ -22,7 +22,6 @@ import yaml
 from jax_lm.benchmark.machine import about, machine_lines
 from jax_lm.evaluation.attempts import (
     TOO_LONG,
-    UNJUDGED,
     Evaluator,
     Journal,
     journal_settings,

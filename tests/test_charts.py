@@ -14,11 +14,13 @@ from jax_lm.reports.charts import (
     TOP,
     WIDTH,
     bar_chart,
+    format_number,
     heat_chart,
     line_chart,
     round_ticks,
     round_up,
 )
+from jax_lm.reports.tables import cell_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -95,3 +97,17 @@ def test_a_heat_chart_draws_what_is_above_zero():
     root = ElementTree.fromstring(heat_chart("order", np.array([[1.0, 0.0], [0.5, 0.5]]), 2))
     cells = [rect for rect in root.iter(f"{SVG}rect") if rect.get("fill-opacity")]
     assert [float(rect.get("fill-opacity")) for rect in cells] == [1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 37, [0, 10, 20, 30]), (0, 0.6, [0, 0.2, 0.4, 0.6]), (0, 0.3, [0, 0.1, 0.2, 0.3]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
+)  # fmt: skip
+def test_ticks_reach_both_ends(low, high, ticks):
+    assert round_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_labels_of_numbers():
+    values = (0.12345, 5, 999.4, 999.6, 12345)
+    assert [format_number(value) for value in values] == ["0.123", "5", "999", "1,000", "12,345"]
+    assert cell_text("seconds", 999.6) == "1,000"

@@ -57,7 +57,7 @@ def test_what_each_model_is(cache, capsys):
     assert status == 0
     assert list(found) == ["me/coder", "me/coder@v1", "openai/gpt2"]
     assert found["me/coder"]["what"] == "Dream, 0.0B parameters, masked diffusion"
-    assert found["me/coder@v1"]["what"].endswith("without its weights")
+    assert found["me/coder@v1"]["what"].endswith("without safetensors weights")
     assert "not usable here: config model_type='gpt2'" in found["openai/gpt2"]["what"]
     assert found["me/coder"]["bytes"] > 8_000_000
     status, out, _ = run(capsys)
@@ -76,6 +76,21 @@ def test_deleting_is_said_first(cache, capsys):
     status, _, err = run(capsys, "--delete", "me/coder", "--yes")
     assert status == 2
     assert "not in the hub's cache, which holds openai/gpt2" in err
+
+
+def test_a_revision_that_may_be_several_is_refused(cache, capsys):
+    # the name of a branch, and the beginning of another hash
+    (cache / "models--me--coder" / "refs" / "aaa").write_text(OTHER)
+    status, _, err = run(capsys, "--delete", "me/coder@aaa", "--yes")
+    assert status == 2
+    assert f"may be {COMMIT} or {OTHER}" in err
+    assert len(list((cache / "models--me--coder" / "snapshots").iterdir())) == 2
+
+
+def test_a_revision_has_the_first_of_its_names(cache, capsys):
+    for name in ("zeta", "alpha", "w3"):
+        (cache / "models--me--coder" / "refs" / name).write_text(OTHER)
+    assert '"me/coder@alpha"' in run(capsys, "--json")[1]
 
 
 def test_an_empty_cache(tmp_path, capsys, monkeypatch):

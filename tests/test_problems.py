@@ -97,11 +97,11 @@ def test_a_limit_is_spread_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"", "holds no problem"),
+        (b"", "contains no problems"),
         (b"\n{", "line 2 is not JSON"),
-        ((json.dumps(RECORDS[0]) + "\n").encode() * 2, "line 2 has '[^']*/L1' again: no infilling"),
+        ((json.dumps(RECORDS[0]) + "\n").encode() * 2, "line 2 repeats '[^']*/L1': not infilling"),
         (b"[" * 100_000, "line 1 is not JSON"),
-        (b"[1]", "line 1 is no object"),
+        (b"[1]", "line 1 is not a JSON object"),
         (b"\xff\xfe", "cannot be read"),
         (json.dumps(RECORDS[0] | {"suffix": 3}).encode(), "line 1 has no text 'suffix'"),
         (b'{"task_id": "a"}', "line 1 has no text 'entry_point'"),
@@ -279,7 +279,7 @@ def test_contests_are_solved_by_completion_and_in_chat(tmp_path):
         ("mbpp", HUMANEVAL, "has no text 'code'"),
         ("mbpp", MBPP | {"test_list": []}, "has no test in 'test_list'"),
         ("mbpp", MBPP | {"test_list": [1]}, "has no list of texts 'test_list'"),
-        ("mbpp", MBPP | {"code": "def f("}, "has code that is no Python"),
+        ("mbpp", MBPP | {"code": "def f("}, "has code that is not Python"),
         ("mbpp+", MBPP, "has no text 'test'"),
     ],
 )

@@ -70,7 +70,7 @@ def check_parity(
     """Compare everything that a folder holds.
 
     Args:
-        folder: see above.
+        folder: folder with the files that the module names.
         tolerance: largest absolute difference of float32 hidden states and logits.
         tokenizer: folder of a tokenizer that is checked as well.
 
@@ -161,7 +161,7 @@ def check_forward(
 ) -> Iterator[ParityFinding]:
     """Compare hidden states layer by layer, logits, and logits with left padding.
 
-    Of the padded input, only the rows of real tokens count.
+    Rows of padding are not compared.
     """
 
     @nnx.jit
@@ -220,9 +220,10 @@ def check_int8(checkpoint: Path, golden: Tensors) -> Iterator[ParityFinding]:
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
-    """Compute the perplexity of each token, with all tokens visible.
+    """Compute the perplexity of sequences whose tokens are all visible.
 
-    Row i predicts token i + 1: rows [0, 1, 2] with tokens [1, 2, 3] of four.
+    Each token is seen when it is predicted: the number compares two sets of logits, and says nothing
+    about quality. Row i predicts token i + 1: rows [0, 1, 2] with tokens [1, 2, 3] of four.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:])
     return float(jnp.exp(losses.mean()))
@@ -254,7 +255,8 @@ def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityF
     ours = state.history(sampler.mask_id)
     theirs = golden[f"{name}.history"]
     ties: int | None = None
-    # From strict to lenient: equal sequences, equal histories, histories that differ in ties only.
+    # The sequences must be equal. The histories must be equal too, or differ in the order of exact
+    # ties alone. `ties` stays None if the check fails.
     if not np.array_equal(np.asarray(state.tokens), golden[f"{name}.sequences"]):
         measured = f"sequences differ, {first_divergence(ours, theirs)}"
     elif np.array_equal(ours, theirs):
@@ -271,8 +273,9 @@ def check_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityF
 def check_fast_generation(sampler: Sampler, case: Fields, golden: Tensors) -> ParityFinding:
     """Compare final sequences of Fast-dLLM's decoding with a confidence threshold.
 
-    With a cache: blocks whose first token is forced, without a limit of steps. Without: the whole
-    canvas, and at most masks / steps tokens per step, unused ones carried over.
+    With a cache, the canvas is decoded in blocks, the first token of each block is always committed,
+    and the number of steps is not limited. Without a cache, the whole canvas is one block. Each step
+    may commit masks / steps tokens, and the next step may commit those that were left.
     """
     name = f"fast.{case['case']}"
     is_cached = case["cache"] != "none"
@@ -304,14 +307,15 @@ def ties_only(
     """Replay a recorded history step by step from its own canvases.
 
     Returns:
-        The number of positions at which we commit another position of exactly equal confidence;
-        None if anything else differs.
+        How many of our commits are at another position than the recorded one, with exactly the same
+        confidence; None if anything else differs.
     """
     ties = 0
     # [b, t]: MASK in the holes, the prompt elsewhere.
     before = np.where(canvas.holes, sampler.mask_id, canvas.tokens)
     for step, after in enumerate(history):
         taken, scores = sampler.replay(before, canvas, options, step, strict_reference=True)
+        # which positions each side commits in this step [b, t]
         theirs = after != before
         ours = taken != before
         # Positions that both commit must get the same token, and both must commit as many.
@@ -444,6 +448,7 @@ def iteration_batch(
     weights = jnp.broadcast_to(
         jnp.asarray([1, 1 / ratio, 1 / (1 - ratio)], jnp.float32), (len(first), 3)
     )
+    # The divisor is 2: a token is scored in the copy that is all masked, and in one of the pair.
     return batch, Copies(
         noisy_rows(batch["input_ids"], masked, mask_id), masked, weights, jnp.full(len(first), 2.0)
     )

@@ -24,8 +24,8 @@ GENERATION_CONFIG = "generation_config.json"
 # An entry of `auto_map` for a class in a file of the same folder: file.Class. A class in another
 # repository is owner/name--file.Class.
 LOCAL_CLASS = re.compile(r"(\w+)\.\w+")
-# A relative import of a module of the same folder: `from .module import …` or `import .module`.
-NEIGHBOUR = re.compile(r"^\s*(?:from\s+\.(\w+)\s+import\b|import\s+\.(\w+))", re.MULTILINE)
+# An import from a module of the same folder: `from .module import …`.
+NEIGHBOUR = re.compile(r"^\s*from\s+\.(\w+)\s+import\b", re.MULTILINE)
 
 
 def write_description(
@@ -68,7 +68,7 @@ def require_elsewhere(folder: Path, source: Path | None):
 def copy_files(source: Path, folder: Path, *, same_model: bool):
     """Copy tokenizer and licence, and for the same architecture also code and generation config.
 
-    Existing files of these kinds are removed from `folder`.
+    Tokenizer files and the generation config in `folder` are removed first; other files stay.
     """
     copied = [source / name for name in TOKENIZER_FILES]
     copied += [path for name in LICENCE_FILES for path in source.glob(name)]
@@ -97,21 +97,18 @@ def code_files(folder: Path) -> list[Path]:
     Logs a warning for each absent file, without which transformers cannot load the model.
     """
     files = {}
-    pending = list(auto_map_modules(folder))
+    # each module once, in order
+    pending = [*dict.fromkeys(auto_map_modules(folder))]
     while pending:
         name = pending.pop()
         path = folder / f"{name}.py"
         if not path.is_file():
             logger.warning(
-                "%s lacks %s.py, which its auto_map needs: transformers will not find it",
-                folder,
-                name,
+                "%s lacks %s.py, which its code needs: transformers cannot load it", folder, name
             )
         elif name not in files:
             files[name] = path
-            # The pattern has two groups, of which one matches: ("module", "") or ("", "module").
-            imports = NEIGHBOUR.findall(path.read_text(encoding="utf-8", errors="replace"))
-            pending += [from_import or plain_import for from_import, plain_import in imports]
+            pending += NEIGHBOUR.findall(path.read_text(encoding="utf-8", errors="replace"))
     return sorted(files.values())
 
 
@@ -124,7 +121,7 @@ def auto_map_modules(folder: Path) -> Iterator[str]:
             else None
         )
         # {"AutoModel": "modeling_dream.DreamModel"}, or a list for slow and fast tokenizers:
-        # {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", null]}
+        # {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", null]}; anything else is ignored
         for value in auto_map.values() if isinstance(auto_map, dict) else ():
             for name in value if isinstance(value, list) else [value]:
                 if isinstance(name, str) and (match := LOCAL_CLASS.fullmatch(name)):

@@ -105,9 +105,6 @@ class Sampler:
 
     Attributes:
         adapter: name of the adapter that the model has; empty for the model without one.
-
-    Raises:
-        ValueError: the model has no mask token, or JAX computes with 64 bits.
     """
 
     adapter = ""
@@ -119,11 +116,9 @@ class Sampler:
             # undecided positions: it is never a candidate, and no other position attends to it.
             mask_id = model.config.vocab_size
         if mask_id is None:
-            raise ValueError(
-                "config mask_token_id=None: this checkpoint is not a masked-diffusion model"
-            )
+            raise ValueError("config mask_token_id=None: this is not a masked-diffusion model")
         # Random numbers of 64 bits would be others, and so would the text of a seed.
-        if jax.config.jax_enable_x64:
+        if jnp.result_type(float) != jnp.float32:
             raise ValueError("jax_enable_x64=True: texts are decoded with 32 bits; switch it off")
         self.config = model.config
         self.mesh = model.mesh

@@ -30,7 +30,6 @@ TOO_LONG = "too long"
 # Outcomes of a program that the sandbox could not run, or whose tests it could not judge.
 SANDBOX_ERROR = "sandbox_error"
 CANNOT_JUDGE = "cannot_judge"
-UNJUDGED = (SANDBOX_ERROR, CANNOT_JUDGE)
 # Suffix of the tier if the program ran in the process of its tests, and could forge the verdict.
 NO_BORDER = ", in the program's process"
 COMPLETION = CompletionPrompting()
@@ -48,8 +47,8 @@ class Attempt:
     Attributes:
         problem: the problem.
         program: code executed before the tests.
-        outcome: passed, failed, timeout, out_of_memory, sandbox_error or cannot_judge (which say
-            nothing about the program), or too long for the model's context; empty before execution.
+        outcome: an outcome of the sandbox, of which `UNJUDGED` say nothing about the program, or
+            `TOO_LONG`; empty before execution.
         detail: reason of an outcome other than passed.
         tier: isolation tier of the sandbox.
         sample: index among the samples of the same problem.
@@ -89,7 +88,7 @@ class Attempt:
         tests = group_tests(self.problem.tests)
         limits = Limits(
             seconds=seconds,
-            # an hour is the longest that the sandbox allows
+            # at least a minute, at most what the sandbox allows
             total_seconds=min(max(seconds, seconds * len(tests), 60.0), 3600.0),
             memory_bytes=MEMORY_BYTES,
             canary=self.problem.canary,
@@ -167,7 +166,8 @@ class Evaluator:
         # decode and execute
         for number, start in enumerate(range(0, len(drafts), self.batch_size)):
             batch = drafts[start : start + self.batch_size]
-            # A batch with one attempt left is decoded whole, so that its numbers do not change.
+            # A batch is decoded whole even if one attempt is left, so that each row keeps its
+            # random numbers.
             if any(draft.attempt.key not in done for draft in batch):
                 report = terminal.batch_progress(on_progress, start, len(batch), len(drafts))
                 size = min(self.batch_size, len(drafts))
@@ -209,7 +209,8 @@ class Evaluator:
         )
         if self.timed and decoded.compile_seconds:
             decoded = self.engine.decode(templates, self.options, seed=seed, ends=ends)
-        # Of several templates of a draft, such as hole lengths, the most confident answer is used.
+        # A draft has a row for each template, such as a hole length, and all have as many. The most
+        # confident answer is used. 2 drafts of 3 templates: rows 0 to 2, and 3 to 5.
         generations = iter(decoded.rows)
         for attempt, drafted, _ in batch:
             answer = max(
@@ -276,7 +277,7 @@ class Journal(RunLog):
 
     @property
     def done(self) -> set[Key]:
-        """Keys of attempts that need no repetition. Failures of the sandbox do."""
+        """Keys of attempts that are not repeated: all but those on which the sandbox failed."""
         return {key for key, record in self.records.items() if record["outcome"] != SANDBOX_ERROR}
 
     def take(self, record: Record):
@@ -292,11 +293,11 @@ def journal_settings(
     model: str | None,
     **others,
 ) -> Record:
-    """Return all settings that determine the results, with digests of data and weights.
+    """Return the settings that a resumed run must share, with digests of data and weights.
 
     Args:
         evaluator: the evaluator of the run.
-        problems: problems of the run, with repetitions.
+        problems: the problems, each once; the number of samples is one of `others`.
         data: file of the problems, if any.
         model: name of the model; by default that of its checkpoint.
         **others: further settings, recorded unchanged.

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 
-from jax_lm.evaluation.attempts import UNJUDGED
 from jax_lm.reports.run_folder import Record
+from untrusted.results import UNJUDGED
 
 # Standard normal quantile of a two-sided 95 % interval.
 NINETY_FIVE = 1.959963984540054

@@ -83,7 +83,7 @@ class Problem:
         question: message to a chat model; empty for problems that are not questions.
         preamble: code that must precede a chat model's program: imports and functions of the
             problem.
-        seconds: wall-clock limit of the tests.
+        seconds: wall-clock limit of each test.
         canary: as in `untrusted.Limits`.
     """
 
@@ -102,14 +102,16 @@ class Problem:
     canary: bool = True
 
     def filling(self, completion: str) -> str:
-        """Truncate a completion to the text that belongs into the gap."""
+        """Return the part of a completion that fills the gap."""
         if self.is_line:
-            completion = "".join(completion.splitlines(keepends=True)[:1])
+            # the line and its break
+            completion = "".join(completion.partition("\n")[:2])
         # Stops begin with a line break, which may be the last character of the prefix: prefix
         # "...\n", completion "def g(): ..." -> the stop "\ndef " is at 0, and the filling is empty.
         lead = "\n" if self.prefix.endswith("\n") else ""
-        ends = [end for stop in self.stops if (end := f"{lead}{completion}".find(stop)) >= 0]
-        return f"{lead}{completion}"[len(lead) : min(ends)] if ends else completion
+        whole = lead + completion
+        ends = [whole.find(stop) for stop in self.stops if stop in whole]
+        return whole[len(lead) : min(ends, default=None)]
 
     def program(self, middle: str) -> str:
         """Return the text with the gap filled."""
@@ -136,7 +138,7 @@ def load_held_out_problems(count: int) -> list[Problem]:
     ]
 
 
-# Held-out tasks in an evaluation, unless a count is set.
+# Held-out tasks in an evaluation, if no count is set.
 HELD_OUT_COUNT = 300
 
 
@@ -148,10 +150,11 @@ def suite_problems(
     Args:
         suite: name of the suite.
         data: file of the suite; None for builtin.
-        count: number of problems, evenly spread over the file; None for all.
+        count: number of problems: evenly spread over the file (None for all), or the first ones of
+            builtin (None for HELD_OUT_COUNT).
 
     Returns:
-        The problems, and the number of problems of the whole suite.
+        The problems, and the size of the suite; of builtin, at least HELD_OUT_COUNT.
 
     Raises:
         ValueError: the file is missing or is not of this benchmark, a file is set for builtin, or
@@ -190,19 +193,19 @@ def file_problems(suite: Suite, path: Path) -> list[Problem]:
                     continue
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise LookupError("is no object")
+                    raise LookupError("is not a JSON object")
                 problem = SUITES[suite][0](record)
                 if problem.name in problems:
-                    raise LookupError(f"has {problem.name!r} again")
+                    raise LookupError(f"repeats {problem.name!r}")
                 problems[problem.name] = problem
     except LookupError as error:
-        raise ValueError(f"{path}: line {number} {error.args[0]}: no {suite} data") from error
+        raise ValueError(f"{path}: line {number} {error.args[0]}: not {suite} data") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: line {number} is not JSON: no {suite} data") from error
+        raise ValueError(f"{path}: line {number} is not JSON: not {suite} data") from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise ValueError(f"{path}: cannot be read as {suite} data ({error})") from error
     if not problems:
-        raise ValueError(f"{path}: holds no problem")
+        raise ValueError(f"{path}: contains no problems")
     return list(problems.values())
 
 
@@ -240,6 +243,7 @@ def infilling(record: Fields) -> Problem:
 
 def humaneval(record: Fields, *, plus: bool = False) -> Problem:
     """Convert a record of HumanEval, or of HumanEval+ in its OriginFmt: the gap is at the end."""
+    # the same fields as of infilling, but for the suffix
     problem = infilling(record | {"suffix": ""})
     test = text(record, "test")
     if plus != (GENERATED_INPUTS in test):
@@ -325,7 +329,7 @@ def livecodebench(record: Fields) -> Problem:
 
 
 def repair_test(name: str, test: str) -> str:
-    """Return the test of a problem with its known error corrected."""
+    """Return the test of a problem with its known error corrected; others stay as they are."""
     return test.replace(*REPAIRS[name]) if name in REPAIRS else test
 
 
@@ -350,7 +354,7 @@ def parse_program(program: str, kind: str) -> list[ast.stmt]:
     try:
         return ast.parse(program).body
     except SyntaxError as error:
-        raise LookupError(f"has {kind} that is no Python ({error.msg})") from error
+        raise LookupError(f"has {kind} that is not Python ({error.msg})") from error
 
 
 # Converter of a record of each suite, and the name of its file for the error if it is missing.

@@ -1,9 +1,9 @@
 """Attention of a window of rows to a longer KV cache. Dimension letters: see `jax_lm.models.dream`.
 
 On NVIDIA GPUs one Pallas kernel rotates queries and keys, writes keys and values into the cache,
-and attends to the cache. XLA takes a kernel for each of these, and a launch takes as long as the
-work of one: a window has few rows. Elsewhere, and with JAX_LM_WINDOW_KERNEL=0 in the environment,
-XLA compiles the same steps.
+and attends to the cache. XLA launches a kernel for each of these steps. A window has few rows, so
+each launch takes about as long as its work. The kernel was compiled for GPUs but has not run on one
+yet. On other devices, and with JAX_LM_WINDOW_KERNEL=0 in the environment, XLA compiles the steps.
 """
 
 import os
@@ -67,8 +67,9 @@ def attend_to_cache(
     axes = row_axes(len(window.q), mesh.shape)
     rows: Any = PartitionSpec(axes)
     heads: Any = PartitionSpec(axes, None, "tensor")
-    columns: Any = PartitionSpec(axes, "tensor")
-    specs = WindowOperands(heads, heads, heads, rows, rows, rows, KeyValues(columns, columns))
+    cached: Any = PartitionSpec(axes, "tensor")
+    # q, k, v [b, t, n, h]; cos, sin, mask [b, ...]; cache [b, k, s, h]
+    specs = WindowOperands(heads, heads, heads, rows, rows, rows, KeyValues(cached, cached))
     return jax.shard_map(
         in_one_kernel,
         mesh=mesh,
@@ -79,16 +80,20 @@ def attend_to_cache(
 
 
 def has_kernel(window: WindowOperands, mesh: Mesh | None) -> bool:
-    """Whether the kernel computes this window on the device of the program."""
+    """Whether the kernel supports this window on the first device."""
     device = first_device(mesh)
+    # rows, head dimension; key heads and columns of the cache
     (_, t, _, h), (_, heads, s, _) = window.q.shape, window.cache.keys.shape
     return (
         device.platform == "gpu"
+        # products of bfloat16 in tensor cores
         and float(device.compute_capability) >= AMPERE
         and window.q.dtype == jnp.bfloat16
         and t in KERNEL_ROWS
+        # not the refresh of a whole cache
         and t < s
         and h in KERNEL_HEAD_DIMS
+        # each device has whole heads
         and heads % MeshShape.of(mesh).tensor == 0
         and os.environ.get(SWITCH) != "0"
     )
@@ -115,11 +120,13 @@ def in_one_kernel(window: WindowOperands, start: ScalarInt) -> tuple[Queries, Ke
     # The import takes 0.2 s, and only programs for GPUs need it.
     from jax_lm.models import window_kernel
 
-    # A window that would end behind the cache is moved, as by `dynamic_update_slice`.
+    # As `dynamic_update_slice` does, move a window that would end past the cache: 16 rows from
+    # column 60 of 72 begin at 56. Each row has a start of its own, as canvases of a vmap have.
     start = jnp.clip(start, 0, window.cache.keys.shape[2] - window.q.shape[1])
     return merged_by_rows(window_kernel.call)(window, jnp.broadcast_to(start, len(window.q)))
 
 
+# Forward: keep the operands. Backward: differentiate the steps, which are computed again.
 in_one_kernel.defvjp(
     lambda *operands: (in_one_kernel(*operands), operands),
     lambda operands, cotangents: jax.vjp(in_steps, *operands)[1](cotangents),

@@ -1,4 +1,4 @@
-"""Draw line charts, bar charts and heat maps as SVG.
+"""Draw line charts, bar charts and heat maps as SVG, and render all templates of `pages`.
 
 The functions compute coordinates, and templates in `pages` draw them. All templates except those of
 Markdown escape their values, and each page is one self-contained HTML file. Pictures take their
@@ -63,20 +63,24 @@ def render(name: str, **values) -> str:
 
 
 def format_number(value: Number) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    """Format a number for a label: 0.1234 -> 0.123, 12345 -> 12,345."""
+    # 999.6 has no three digits: it is written as 1,000, not as 1e+03
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def round_up(value: Number) -> float:
-    """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50."""
+    """Round up to the next of 1, 2, 5, 10, 20, …, at which an axis may end: 37 -> 50, 0 -> 1."""
     # The tolerance keeps a rounding error from raising 5.000000000000001 to 10.
     power = 10.0 ** floor(log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
 
 
 def round_ticks(low: Number, high: Number) -> list[float]:
-    """Return round ticks in an interval, at most about `INTERVALS`: 0 to 37 -> 0, 10, 20, 30."""
+    """Return the multiples of a round step in an interval: 0 to 37 -> 0, 10, 20, 30."""
     step = round_up((high - low) / INTERVALS)
-    return [step * count for count in range(ceil(low / step), floor(high / step) + 1)]
+    # 0.6 / 0.2 is 2.9999999999999996
+    first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
+    return [step * count for count in range(first, last + 1)]
 
 
 def line_chart(
@@ -88,9 +92,10 @@ def line_chart(
     bottom: Number = 0.0,
     top: Number = 1.0,
 ) -> str:
-    """Draw lines on common axes. The vertical axis runs from `bottom` to `top`.
+    """Draw lines on common axes.
 
-    Points whose y is NaN or None are left out.
+    The vertical axis runs from `bottom` to `top`, both values of y; larger ones are not
+    cut. Points whose y is NaN or None are left out.
     """
     lines = {
         name: [(x, y) for x, y in points if y is not None and not isnan(y)]
@@ -98,6 +103,7 @@ def line_chart(
     }
     xs = [x for points in lines.values() for x, _ in points]
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
+    # with a single x, any span
     span = float(high - low) or 1.0
 
     def point_of(x, y):

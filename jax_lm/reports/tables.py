@@ -73,7 +73,7 @@ def cell_text(name: str, value) -> str:
         return f"{value:.1e}"
     if name.endswith("per_second"):
         return f"{value:,.1f}"
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def row_chart(title: str, rows: Iterable[Row], x: str, y: str, by: str = "", **axis: Number) -> str:

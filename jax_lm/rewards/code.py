@@ -16,14 +16,12 @@ from typing import Any
 
 from jax_lm.rewards.cases import METADATA, TEST_COLUMNS, row_tests
 from jax_lm.rewards.reward import Columns, Reward, Scores
+from untrusted.results import UNJUDGED
 
 logger = logging.getLogger(__name__)
 
 FENCE = "```"
 PYTHON = "python"
-# Outcomes that say nothing about the program: what the border cannot carry, and failures of the
-# sandbox.
-UNJUDGED = ("cannot_judge", "sandbox_error")
 # Share of passed tests from which `binary_code` is 1.0.
 BINARY_THRESHOLD = 0.99
 

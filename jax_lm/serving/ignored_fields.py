@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+FieldNames = tuple[str, ...]
 Neutral = Mapping[str, Sequence[Any]]
 
 
@@ -70,12 +71,12 @@ class Part(BaseModel):
     """
 
     neutral: ClassVar[Neutral] = {}
-    unread: ClassVar[tuple[str, ...]] = ()
-    reported: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[FieldNames] = ()
+    reported: ClassVar[FieldNames] = ()
     """Fields of `neutral` that are ignored with any value."""
-    nullable: ClassVar[tuple[str, ...]] = ()
+    nullable: ClassVar[FieldNames] = ()
     """Fields in which null is a value."""
-    other_names: ClassVar[tuple[str, ...]] = ()
+    other_names: ClassVar[FieldNames] = ()
     """Further names of fields."""
 
     @staticmethod

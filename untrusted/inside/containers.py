@@ -1,6 +1,7 @@
-"""Track the lists, dictionaries and sets that both ends of a channel share, and their changes.
+"""Track the lists, dictionaries and sets that the processes of a test and its program share.
 
-Imports the standard library only.
+Finds those that have changed since both ends of their channel agreed. Imports `wire` and the
+standard library only.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from untrusted.inside import wire
 
 # With every message, at most this many of the latest containers are checked for changes, with at
 # most this many items in total.
-WATCHED = 2048
+MAX_WATCHED = 2048
 WATCHED_ITEMS = 100_000
 # Types whose values may be compared by ==, because it cannot be overridden.
 SIMPLE = (type(None), bool, int, float, str)
@@ -30,7 +31,7 @@ KINDS = (list, set, bytearray, *MAPPINGS, *EXTRAS, *SPACES)
 CONTAINERS: dict[str, type] = {kind.__name__: kind for kind in KINDS}
 
 # References to a container while it is checked, if there are no others: by the entry, a local
-# variable and an argument.
+# variable and an argument. Holds for CPython 3.11 to 3.13; check it for another version.
 OUR_REFERENCES = 3
 
 
@@ -41,9 +42,9 @@ def empty_container(kind: type, extra) -> Any:
 
 
 def items_of(container) -> list:
-    """List a container's items, for a dictionary its keys and values in turn.
+    """List a container's items; of a dictionary, or of attributes, names and values in turn.
 
-    {"a": 1, "b": 2} -> ["a", 1, "b", 2]
+    {"a": 1, "b": 2} -> ["a", 1, "b", 2]. An array is one text.
     """
     if wire.is_array(container):
         return [wire.array_text(container)]
@@ -55,7 +56,8 @@ def items_of(container) -> list:
 
 def fill(container, items: list):
     """Replace the content of a container in place."""
-    # Another attribute might replace a method: `_UserList__cast` takes part in ==.
+    # The other end sends the attributes of a UserDict or UserList: ["data", [1, 2]]. Only `data` is
+    # accepted, as another could replace a method, such as `_UserList__cast`, which == calls.
     if type(container) in SPACES[2:] and items[::2] != ["data"]:
         raise ValueError("a container with other attributes than its data")
     container = vars(container) if type(container) in SPACES else container
@@ -103,6 +105,8 @@ class SharedContainers:
         side: prefix of the keys of containers that this end sends first.
         entries: all containers by key; they live as long as the channel.
         watched: containers that may change at this end, most recently used last.
+        count: containers that this end has sent first.
+        by_identity: entries by `id`. Entries keep their containers alive, so no id is used again.
     """
 
     def __init__(self, side: str):
@@ -136,9 +140,11 @@ class SharedContainers:
         A container that nothing else at this end refers to is checked one last time. It is watched
         again when the other end mentions it.
         """
-        # A container that is too large for the rest is passed over; those of the last message come first.
+        # The most recently used come first. A container that exceeds what is left is skipped: its
+        # changes do not reach the other end with this message. A copy of the entries, as those who
+        # encode one add to `watched`.
         left = WATCHED_ITEMS
-        for entry in [*islice(reversed(self.watched.values()), WATCHED)]:
+        for entry in [*islice(reversed(self.watched.values()), MAX_WATCHED)]:
             container = entry.container
             if len(entry.agreed) > left:
                 continue

@@ -11,7 +11,7 @@ Python's `except` accepts only classes, so each exception class of the program h
 
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -28,6 +28,7 @@ from untrusted.inside.operations import (
     OPERATORS,
     OTHERS,
     TEXTS,
+    Function,
 )
 
 # Names of the plain types from which the class of an object may derive. A value of an immutable
@@ -319,7 +320,7 @@ async def drive(awaited: list[Any]) -> Any:
 # Special methods
 
 
-def special(name: str) -> Callable[..., Any]:
+def special(name: str) -> Function:
     """Make a special method: it uses the object's plain value if there is one, else the program."""
 
     def method(self, /, *arguments):
@@ -333,7 +334,7 @@ def special(name: str) -> Callable[..., Any]:
     return method
 
 
-def comparison(name: str) -> Callable[..., Any]:
+def comparison(name: str) -> Function:
     """Make a comparison: the program compares its own objects; with others, only content counts."""
 
     def method(self, other):
@@ -356,7 +357,7 @@ def comparison(name: str) -> Callable[..., Any]:
     return method
 
 
-def arithmetic(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+def arithmetic(name: str, *, reflected: bool = False) -> Function:
     """Make an operator. With plain data, its result is an object, or that of the plain types."""
     operator = f"__{name}__"
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from untrusted.inside.deferred import asyncio
 
+Function = Callable[..., Any]
+
 # Plain types from which a class of the program may derive (`content`). Immutable values are sent with
 # the description of the object.
 IMMUTABLE: tuple[Any, ...] = (int, float, complex, str, bytes, tuple, frozenset, Decimal)
@@ -38,7 +40,7 @@ SPECIAL = """
 COMPARISONS, BINARY, CONVERSIONS, TEXTS, OTHERS = map(str.split, SPECIAL.strip().splitlines())
 NAMES = (*COMPARISONS, *BINARY, *CONVERSIONS, *TEXTS, *OTHERS, "divmod", *(f"i{n}" for n in BINARY))
 # Functions by special method: "__add__" -> operator.add, "__len__" -> len
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Function] = {
     f"__{name}__": next(
         vars(module)[key]
         for module in (builtins, operator, math, os)
@@ -131,7 +133,7 @@ def run_task(task, seconds: float, cancelled: bool) -> tuple[Any] | None:
 
 
 # All operations by name.
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Function] = {
     "get": getattr, "set": setattr, "delete": delattr, "call": operator.call, "call method": call_method,
     "special": apply, "isinstance": isinstance, "issubclass": issubclass, "type": type,
     "content": content,

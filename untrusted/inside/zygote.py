@@ -31,7 +31,7 @@ from untrusted.inside.confinement import (
 )
 from untrusted.inside.deferred import tempfile
 from untrusted.inside.packages import Packages
-from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, names_used, used_bytes
+from untrusted.inside.usage import MAX_NAMES, NAME_BYTES, WORK_BYTES, inodes_used, used_bytes
 from untrusted.inside.world import World
 
 # The only request that is not JSON: end the children and report.
@@ -257,7 +257,7 @@ class Zygote:
             # bubblewrap's folder is a file system of limited size, but that size does not count
             # empty files and folders; so count names.
             if self.tier == "bubblewrap":
-                self.used = names_used(self.folder) * NAME_BYTES
+                self.used = inodes_used(self.folder) * NAME_BYTES
             else:
                 self.used = used_bytes(self.folder, self.children)
             self.grown = 0

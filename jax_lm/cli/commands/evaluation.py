@@ -9,7 +9,6 @@ from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
 from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import (
-    UNJUDGED,
     Attempt,
     Evaluator,
     Journal,
@@ -32,6 +31,7 @@ from jax_lm.inference import FIRST_NOTE, DiffuCoderInference
 from jax_lm.reports.document import Document, print_report
 from jax_lm.templates import Template
 from untrusted import Local
+from untrusted.results import UNJUDGED
 
 # Solutions whose outcome is known: the attribute of a problem that holds one, and their name.
 FILLINGS = {"canonical": "canonical solutions", "empty": "empty bodies"}

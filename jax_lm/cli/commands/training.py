@@ -29,7 +29,7 @@ from jax_lm.training.sft import adapt, fine_tune, longest_allowed, resolve_lengt
 from jax_lm.training.trained_model import TrainedModel, add_expansion, choose_trained
 from untrusted.runner import choose_tier
 
-# Rewards that run programs.
+# Rewards that run programs, as those of `jax_lm.rewards.code`.
 SANDBOXED = {"code", "binary_code", "completed_code"}
 
 
@@ -52,14 +52,14 @@ def run_sft(arguments: Sft) -> int:
     settings = resolve_length(settings, rows, config.max_position_embeddings)
     if target.adapters and settings.loss.block_length not in (None, config.block_size):
         raise ValueError(
-            f"block_length={settings.loss.block_length}: adapters cannot change how their base "
-            "attends; train all weights (`adapt` or `sft` without lora_rank), or a base with blocks"
+            f"block_length={settings.loss.block_length}: adapters keep the attention of their base; "
+            "train all weights (`adapt` or `sft` without lora_rank), or choose a base with such blocks"
         )
     model = load_model(target, arguments.model_arguments, settings.training.seed)
     expansion = None
     if settings.expand_delete:
         # After the samples are read, because tokenised data belong to the tokenizer without the new
-        # token.
+        # token. `resolve_length` has set the length.
         assert settings.max_length
         model, target, expansion = add_expansion(model, target, settings, settings.max_length)
     # train
@@ -71,7 +71,7 @@ def run_sft(arguments: Sft) -> int:
         pad_id=target.tokenizer.pad_id,
         expansion=expansion,
         trained=target.trained,
-        identity={"data": digest} | lora_identity(arguments.model_arguments, target),
+        identity={"data": digest} | model_identity(arguments.model_arguments, target),
     )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
@@ -90,6 +90,7 @@ def run_grpo(arguments: Grpo) -> int:
     rewards.require_columns(rows)
     target = choose_model(arguments.model_arguments, arguments.out)
     model = load_model(target, arguments.model_arguments, settings.training.seed)
+    # The built-in tasks are code to complete, whatever the model.
     if arguments.template == "chat" or (
         arguments.template == "auto"
         and arguments.data != BUILTIN
@@ -109,7 +110,7 @@ def run_grpo(arguments: Grpo) -> int:
         settings,
         out=arguments.out,
         trained=target.trained,
-        identity=lora_identity(arguments.model_arguments, target),
+        identity=model_identity(arguments.model_arguments, target),
     )
     # The trainer has float32 weights of its own.
     del model
@@ -152,7 +153,7 @@ def run_adapt(arguments: Adapt) -> int:
     # model folder and tokenizer
     folder = huggingface.resolve(arguments.model, with_weights=not arguments.from_scratch)
     tokenizer = DiffuCoderTokenizer.from_pretrained(folder, adds_mask=True)
-    # a causal model becomes a diffusion model: same weights, a mask token, and rows for it
+    # a causal model becomes a diffusion model: same weights, a mask token, and embeddings for it
     config = DreamForCausalLM.read_config(folder)
     config = config.for_diffusion(tokenizer.mask_id, tokenizer.pad_id, tokenizer.vocab_size)
     if settings.loss.block_length is not None:
@@ -239,8 +240,8 @@ def lora_config(arguments: ModelArguments) -> LoraConfig | None:
     return LoraConfig(rank=arguments.lora_rank, alpha=arguments.lora_alpha, targets=targets)
 
 
-def lora_identity(arguments: ModelArguments, target: TrainedModel) -> Fields:
-    """Return the properties of the model that must not change when a run is resumed."""
+def model_identity(arguments: ModelArguments, target: TrainedModel) -> Fields:
+    """Return the settings of the model that a resumed run must share."""
     return {"quantize": arguments.quantize, "lora": target.lora_identity}
 
 
