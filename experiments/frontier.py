@@ -38,6 +38,7 @@ from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.reports.document import Document, print_report
 from jax_lm.reports.run_folder import Record
 from jax_lm.reports.tables import Row, row_chart, table_section
+from untrusted.results import UNJUDGED
 
 COLUMNS = {
     "setting": "{setting}",

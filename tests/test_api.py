@@ -594,8 +594,8 @@ def test_an_answer_without_a_length_has_the_servers(tiny_inference):
 def test_answers_that_are_done_in_time_are_returned(address, engine, expected, monkeypatch):
     submit = engine.submit
 
-    def hasten(requests, *arguments):
-        jobs = submit(requests, *arguments)
+    def hasten(requests, *arguments, **options):
+        jobs = submit(requests, *arguments, **options)
         jobs[1].deadline = 0.0
         return jobs
 

@@ -107,7 +107,7 @@ def test_the_commands(conversation, capsys, tmp_path):
         ),
         ("/what", "command='/what': must be one of"),
         ("/save", "/save: needs a file name"),
-        ("/save /no/such/folder/chat.json", "No such file or directory"),
+        ("/save /dev/null/chat.json", "must be a folder, or not exist yet"),
         ("/infill absent.py", "file='absent.py' cannot be read"),
         ("word " * 600, "the context holds 512 tokens"),
         ("na\udcefve", "not Unicode text: character 3"),

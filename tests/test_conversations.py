@@ -104,20 +104,21 @@ def test_bad_rows_are_counted_and_named(tokenizer, tmp_path, caplog):
         {"prompt": "a", "response": "<|mask|>"},
         {"prompt": "", "response": "b"},
         {"messages": [MESSAGES[1], {"role": "assistant", "content": "  "}]},
+        {"messages": [{"role": "wizard", "content": "a"}, MESSAGES[-1]]},
     )
     samples = read_samples(data, conversation_rows(tokenizer, 128))
     assert len(samples.rows) == 1
     reasons = dict(samples.refused)
-    assert list(reasons) == [f"line {number}" for number in (2, 3, *range(5, 13))]
+    assert list(reasons) == [f"line {number}" for number in (2, 3, *range(5, 14))]
     for line, part in (
         (2, "not JSON"), (3, "not list"), (5, "no response"), (6, "neither messages nor prompt"), (7, "must end"),
         (8, "role and content"), (9, "longer than max_length=128"), (10, "mask token"), (11, "no prompt"),
-        (12, "must end"),
+        (12, "must end"), (13, "role='wizard' must be one of system, developer, user, assistant, tool"),
     ):  # fmt: skip
         assert part in reasons[f"line {line}"], line
     [message] = caplog.messages
-    assert "1 samples, 10 refused (line 2: " in message
-    assert "and 7 more" in message
+    assert "1 samples, 11 refused (line 2: " in message
+    assert "and 8 more" in message
 
 
 def test_what_is_not_unicode_costs_one_row(tokenizer, tmp_path):
@@ -221,7 +222,7 @@ def test_a_json_array_gives_what_lines_give(tokenizer, tmp_path, caplog, text):
         ),
         (
             {"conversations": [{"from": "human"}] * 2},
-            "conversations: all must be objects with role and content, or",
+            "conversations: all messages must be objects with role and content, or",
         ),
         (
             {"conversations": [{"from": "human", "value": "a"}] * 2},

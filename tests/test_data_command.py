@@ -76,7 +76,9 @@ def test_refused_lines_are_named_and_nothing_reaches_the_terminal(file, capsys):
     assert "line 1: refused: not JSON" in out
     assert "refused: has neither messages nor prompt" in out
     assert "\x1b" not in out
-    assert show(capsys, path, "--limit", "2")[0] == 1
+    status, _, err = show(capsys, path, "--limit", "2")
+    assert status == 1
+    assert "no samples" in err
 
 
 def test_other_data_needs_the_extra(capsys, monkeypatch):

@@ -63,9 +63,12 @@ def test_a_bucket_is_no_folder(tmp_path, monkeypatch, url):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["file/answers", "absent/answers"])
-def test_an_error_names_the_target(tmp_path, name):
-    """Not the temporary file, whether a folder of the path is a file or there is none."""
+def test_a_folder_that_is_absent_is_created(tmp_path):
+    write_whole(tmp_path / "absent" / "deeper" / "answers", "x")
+    assert (tmp_path / "absent" / "deeper" / "answers").read_text() == "x"
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=rf"'{tmp_path / name}'"):
-        write_whole(tmp_path / name, "x")
+    with pytest.raises(ValueError, match=rf"'{tmp_path / 'file'}': must be a folder"):
+        write_whole(tmp_path / "file" / "answers", "x")

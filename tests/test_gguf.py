@@ -218,6 +218,20 @@ def test_two_processes_may_present_a_file_at_once(tmp_path, monkeypatch):
     assert list(folder.parent.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_what_float16_cannot_hold_is_refused(tmp_path, int8):
+    model = publish(tmp_path / "model")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors = parameters(model)
+    tensors[name] = tensors[name].at[0, 0].set(1e6)
+    model = DreamForCausalLM.from_tensors(model.config, tensors)
+    tokenizer = DiffuCoderTokenizer.from_pretrained(BUILTIN_MODEL)
+    model.save_pretrained(tmp_path / "large", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=rf"'{name}' has values beyond 65504"):
+        convert(tmp_path / "large", tmp_path / "m.gguf", Conversion(int8=int8))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "model"]
+
+
 def test_what_has_no_counterpart_is_refused_by_name(tmp_path):
     publish(tmp_path / "model", model_type="a2d-qwen3")
     with pytest.raises(CheckpointError, match=r"no architecture for Tiny-A2D mdlm"):

@@ -218,7 +218,7 @@ def test_code_is_found_by_name_and_never_outside(published_folder, tmp_path, cap
         )
     )
     (tmp_path / "here.py").write_text(
-        "from .other import x\nimport .third\nfrom ..up import y\nfrom .other import z\n"
+        "from .other import x\nfrom .third import v\nfrom ..up import y\nfrom .other import z\n"
     )
     (tmp_path / "other.py").write_text("from .here import w\nraise RuntimeError('executed')\n")
     (tmp_path / "third.py").write_bytes(b"\xff\xfe")

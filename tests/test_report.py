@@ -50,6 +50,8 @@ def test_the_decoding_and_the_precision_are_those_of_the_run():
     assert "steps: 4 tokens each" in decoding
     assert "preset exact, commit steps, cache dual" in decoding
     assert decoding.endswith("seed 3, int8")
+    settings["generation"] = asdict(GenerationOptions(num_steps=7))
+    assert "steps: 7," in report_of(RECORDS, **settings).metadata["decoding"]
 
 
 def test_published_scores_stand_beside_the_run():

@@ -20,7 +20,7 @@ from jax_lm.benchmark.parity import check_fast_generation, check_generation
 from jax_lm.compilation.programs import begin_generation, step_programs
 from jax_lm.diffusion.canvas import Block, Canvas
 from jax_lm.diffusion.sampler import Sampler, block_passes
-from jax_lm.diffusion.state import NEVER, Hooks
+from jax_lm.diffusion.state import NEVER, Hooks, row_keys
 from jax_lm.diffusion.step import StepConfig, block_hidden, empty_cache
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.models.graph import split_model
@@ -582,6 +582,17 @@ def test_a_tokens_hook_may_decide_positions(tiny):
 def test_a_negative_seed_is_refused(tiny):
     with pytest.raises(ValueError, match="seed=-1"):
         tiny.generate(Canvas.after(PROMPT, None, 6), greedy(6), seed=-1)
+
+
+def test_all_64_bits_of_a_seed_count(tiny):
+    options = greedy(12, temperature=1.0, top_p=1.0)
+    texts = [
+        tuple(tiny.generate(Canvas.after(PROMPT, None, 12), options, seed=seed).tokens[0].tolist())
+        for seed in (0, 1, 2**32, 2**32 + 1, 2**64 - 1)
+    ]
+    assert len(set(texts)) == 5
+    for seed in (0, 1, 2**32 - 1):
+        assert (row_keys(seed, [3]) == jax.random.fold_in(jax.random.key(seed), 3)).all()
 
 
 def test_a_second_prompt_compiles_nothing(tiny):

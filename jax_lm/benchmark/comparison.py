@@ -21,7 +21,7 @@ from jax_lm.config import DreamConfig
 from jax_lm.host.terminal import Report
 from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.reports.document import Document, Section, Verdict
-from jax_lm.reports.tables import Row, row_chart, table_section
+from jax_lm.reports.tables import Measurements, Row, row_chart, table_section
 
 # Largest relative difference of a module's output. Measured on the built-in model: 1.1e-6 and
 # 0.013.
@@ -42,7 +42,7 @@ def missing_packages() -> list[str]:
     return [name for name in TORCH_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def find_differences(ours: Tensors, theirs: Tensors) -> list[Row]:
+def find_differences(ours: Tensors, theirs: Tensors) -> Measurements:
     """Compare every output.
 
     Returns:
@@ -134,18 +134,18 @@ def require_dream(config: DreamConfig):
         raise ValueError(f"{family.name}: only models that compute as Dream does can be compared")
 
 
-def worst(differences: Sequence[Row]) -> Row:
+def worst(differences: Measurements) -> Row:
     """Return the difference that is largest relative to its output; nan counts as the largest."""
     return max(differences, key=lambda row: inf if isnan(row["relative"]) else row["relative"])
 
 
-def differences_within(differences: Sequence[Row], tolerance: float) -> tuple[int, str]:
+def differences_within(differences: Measurements, tolerance: float) -> tuple[int, str]:
     """Count the outputs within the tolerance (nan is not), and describe the largest difference."""
     within = sum(row["relative"] <= tolerance for row in differences)
     return within, "{relative:.1e} ({name})".format_map(worst(differences))
 
 
-def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
+def numbers_verdict(differences: Measurements, tolerance: float) -> Verdict:
     """Judge whether every output is within the tolerance."""
     within, largest = differences_within(differences, tolerance)
     measured = f"{within} of {len(differences)} outputs; largest {largest}"
@@ -153,7 +153,7 @@ def numbers_verdict(differences: Sequence[Row], tolerance: float) -> Verdict:
     return Verdict("numbers as in PyTorch", expected, measured, within == len(differences))
 
 
-def generation_rows(result: Row) -> list[Row]:
+def generation_rows(result: Row) -> Measurements:
     """Return a row for each generation and backend; `times` is PyTorch's time over JAX's."""
     rows = []
     for ours, theirs in zip(result["jax"]["cells"], result["pytorch"]["cells"], strict=True):
@@ -255,7 +255,7 @@ def speed_sections(result: Row) -> list[Section]:
     ]
 
 
-def number_sections(differences: Sequence[Row]) -> list[Section]:
+def number_sections(differences: Measurements) -> list[Section]:
     """Return relative differences: a table of outputs outside of the layers, and layers by kind."""
     outside = []
     chart_rows = []

@@ -13,7 +13,7 @@ from jax_lm.benchmark.machine import MACHINE_LINES, limits_text, machine_lines
 from jax_lm.reports.charts import Number
 from jax_lm.reports.document import Document, Section, Verdict
 from jax_lm.reports.steps import DONE, Outcome, Rows, Step
-from jax_lm.reports.tables import GIB, Row, row_chart, table_section
+from jax_lm.reports.tables import GIB, Measurements, Row, row_chart, table_section
 
 # Number of programs of the quality check that the report quotes.
 SHOWN_PROGRAMS = 4
@@ -22,7 +22,7 @@ SHOWN_PROGRAMS = 4
 COMPILATIONS = ("compilations", "compile_seconds")
 
 # A function that makes a section from the rows of its steps.
-MakeSection = Callable[[list[Row]], Section]
+MakeSection = Callable[[Measurements], Section]
 # Such functions by the first word of the names of their steps: "stress" for "stress 8".
 Sections = Mapping[str, MakeSection]
 # The outcome of each step by its name.
@@ -174,7 +174,7 @@ CRITERIA: tuple[Criterion, ...] = (
 )  # fmt: skip
 
 
-def forward_section(rows: list[Row]) -> Section:
+def forward_section(rows: Measurements) -> Section:
     """Return the section about the speed of forward passes by batch size."""
     [row] = rows
     picture = row_chart("Positions per second", row["rows"], "batch", "tokens_per_second")
@@ -189,7 +189,7 @@ def title_completions(completions: Mapping[str, str]) -> dict[str, str]:
     return {f"Completion of {prompt!r}": text for prompt, text in completions.items()}
 
 
-def pytorch_section(rows: list[Row]) -> Section:
+def pytorch_section(rows: Measurements) -> Section:
     """Return the section about parity with PyTorch: the worst output of each kind."""
     [row] = rows
     kinds = dict.fromkeys(each["kind"] for each in row["differences"])
@@ -202,7 +202,7 @@ def pytorch_section(rows: list[Row]) -> Section:
     return table_section("Parity with PyTorch", shown, text=text)
 
 
-def quality_section(rows: list[Row]) -> Section:
+def quality_section(rows: Measurements) -> Section:
     """Return the section about quality: the outcome of every task, and the first programs."""
     [row] = rows
     texts = {
@@ -215,7 +215,7 @@ def quality_section(rows: list[Row]) -> Section:
     )
 
 
-def chart_section(title: str, x: str, y_title: str, by: str, rows: list[Row]) -> Section:
+def chart_section(title: str, x: str, y_title: str, by: str, rows: Measurements) -> Section:
     """Return a section with a table, and a chart of its tokens per second over the column `x`.
 
     There is a line for each value of the column `by`. The title names the chart's file.

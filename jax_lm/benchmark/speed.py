@@ -35,7 +35,7 @@ from jax_lm.planning.memory import forward_cost
 from jax_lm.planning.roofline import MachineLimits
 from jax_lm.reports.charts import bar_chart
 from jax_lm.reports.document import Document
-from jax_lm.reports.tables import Row, table_section
+from jax_lm.reports.tables import Measurements, Row, table_section
 
 # Values of a generation that the report of `diffucoder bench` omits; bench.json has them.
 NOT_SHOWN = ("first_seconds", "compilations", "forward_seconds")
@@ -80,7 +80,7 @@ def run_block_logits(
 
 def time_forwards(
     sampler: Sampler, canvas: Canvas, limits: MachineLimits, *, repeats: int
-) -> list[Row]:
+) -> Measurements:
     """Time a forward pass, and the denoising step around it, on the masked first block of a canvas.
 
     Returns:
@@ -203,7 +203,7 @@ def measure_speed(
     limits: MachineLimits,
     *,
     on_progress: Report | None = None,
-) -> dict[str, list[Row]]:
+) -> dict[str, Measurements]:
     """Time every preset on the workload, then forward passes of each batch size.
 
     Forward passes are on the longest canvas.

@@ -39,6 +39,7 @@ from jax_lm.tokenizer.files import write_json
 
 FORMATS = ("huggingface", "orbax", "gguf")
 WEIGHT_SUFFIXES = (".safetensors", ".pkl", ".bin", ".pt", ".index.json", ".gguf")
+FLOAT16_MAX = 65504
 # Tokens of the forward pass that compares source and copy.
 PROBE_TOKENS = 8
 # Shape, dtype, number of bytes and CRC-32 of a tensor.
@@ -145,7 +146,9 @@ def convert_to_gguf(
 ) -> Converted:
     """Write a checkpoint as a GGUF file, read it back and compare. Raises as `convert` does."""
     if conversion.dtype not in (None, "float16"):
-        raise ValueError(f"dtype={conversion.dtype!r}: must be float16, or int8, in a GGUF file")
+        raise ValueError(
+            f"dtype={conversion.dtype!r}: must be float16 in a GGUF file; --quantize int8 is Q8_0"
+        )
     if destination.suffix.lower() != ".gguf":
         raise ValueError(f"destination {str(destination)!r}: must end in .gguf")
     config = DreamForCausalLM.read_config(source)
@@ -161,7 +164,12 @@ def convert_to_gguf(
 
     def encode_all():
         for name, tensor in loading.check_tensors(checkpoint, spec, on_progress=read_progress):
-            data, kind = library.encode(name, np.asarray(tensor), precision)
+            values = np.asarray(tensor)
+            if np.max(np.abs(values), initial=0, where=np.isfinite(values)) > FLOAT16_MAX:
+                raise ValueError(
+                    f"{name!r} has values beyond {FLOAT16_MAX}, the largest of float16"
+                )
+            data, kind = library.encode(name, values, precision)
             sums[name] = tensor_checksum(library.dequantize(data, kind).astype(np.float32))
             yield name, data, kind
 

@@ -48,7 +48,8 @@ NAMED = 3
 CONVERSATIONS = ("messages", "conversations")
 # Columns that are ignored once the user maps columns explicitly.
 HIDDEN = {*CONVERSATIONS, "response", "completion"}
-# Speakers of ShareGPT, and their roles in the chat template.
+# Roles of messages as they are named, and speakers of ShareGPT with their roles.
+ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS = {
     "system": "system",
     "human": "user",
@@ -267,13 +268,13 @@ def parse_turns(turns, name: str) -> list[Message]:
 
 
 def parse_turn(turn, name: str) -> Message:
-    """Convert one turn. Raises BadRowError for another form or an unknown ShareGPT speaker."""
-    if has_form(turn, {"role": str, "content": str}):
-        return {"role": turn["role"], "content": turn["content"]}
-    if has_form(turn, {"from": str, "value": str}):
-        if turn["from"] not in SPEAKERS:
-            raise BadRowError(f"{name}: from={turn['from']!r} must be one of {', '.join(SPEAKERS)}")
-        return {"role": SPEAKERS[turn["from"]], "content": turn["value"]}
+    """Convert one turn. Raises BadRowError for another form, or an unknown role or speaker."""
+    for speaker, content, roles in (("role", "content", ROLES), ("from", "value", SPEAKERS)):
+        if has_form(turn, {speaker: str, content: str}):
+            given = turn[speaker]
+            if given not in roles:
+                raise BadRowError(f"{name}: {speaker}={given!r} must be one of {', '.join(roles)}")
+            return {"role": roles[given], "content": turn[content]}
     raise BadRowError(
-        f"{name}: all must be objects with role and content, or with from and value, that are text"
+        f"{name}: all messages must be objects with role and content, or with from and value, that are text"
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, Columns, has_form, require_columns, row_fields
+from jax_lm.data.columns import BadRowError, Columns, require_columns, row_fields
+from jax_lm.data.conversations import parse_turn
 from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
@@ -122,10 +123,8 @@ def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
     prompt = row.get("prompt")
     if not prompt or not isinstance(prompt, str | list):
         raise BadRowError("has no 'prompt' (text or chat messages)")
-    if isinstance(prompt, list) and not has_form(prompt, [{"role": str, "content": str}]):
-        raise BadRowError(
-            "prompt: all messages must be objects with role and content that are text"
-        )
+    if isinstance(prompt, list):
+        row["prompt"] = [parse_turn(turn, "prompt") for turn in prompt]
     # The columns that an answer repeats.
     for name in ("prompt", "id", "task_id"):
         try:

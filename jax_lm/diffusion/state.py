@@ -29,6 +29,8 @@ from jax_lm.models.shapes import (
 
 # The largest int32. As a commit step: not committed yet. As a limit of steps or passes: none.
 NEVER = np.iinfo(np.int32).max
+# The low 32 bits.
+WORD = 2**32 - 1
 NOT_FINITE = "the model's logits are not finite: its weights or activations have become NaN or inf"
 # Seeds a batch: a number, or a key per row.
 Seed = int | Key[Array, "b"]
@@ -255,9 +257,17 @@ def fill_masks(state: SamplerState, masks: Mask, tokens: Tokens | int) -> Sample
     )
 
 
+def seed_words(seed: int) -> Any:
+    """Return the data [2] of the random key of a seed of up to 64 bits.
+
+    `jax.random.key` reads the low 32 bits alone, unless JAX computes with 64.
+    """
+    return np.array([seed >> 32 & WORD, seed & WORD], np.uint32)
+
+
 def row_keys(seed: int, numbers: Sequence[int]) -> Key[Array, "b"]:
     """Return a random key per row, which depends on the seed and the row's number alone."""
-    fold_in = partial(jax.random.fold_in, jax.random.key(seed))
+    fold_in = partial(jax.random.fold_in, jax.random.wrap_key_data(seed_words(seed)))
     return jax.vmap(fold_in)(np.array(numbers, np.int32))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_lm.checkpoints.checksums import sha256
 from jax_lm.data.prompts import group_tests
-from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.problems import Problem, Problems
 from jax_lm.evaluation.prompting import CompletionPrompting, Prompting
 from jax_lm.host import terminal
 from jax_lm.inference import DiffuCoderInference
@@ -137,7 +137,7 @@ class Evaluator:
 
     def attempts(
         self,
-        problems: Sequence[Problem],
+        problems: Problems,
         *,
         done: Collection[Key] = frozenset(),
         on_progress: terminal.Report | None = None,
@@ -178,7 +178,7 @@ class Evaluator:
             if on_progress:
                 on_progress(start + len(batch), len(drafts))
 
-    def drafts(self, problems: Sequence[Problem]) -> Iterator[Draft]:
+    def drafts(self, problems: Problems) -> Iterator[Draft]:
         """Yield a draft for each problem; repetitions of a problem are numbered as its samples."""
         seen = Counter()
         for problem in problems:
@@ -286,12 +286,7 @@ class Journal(RunLog):
 
 
 def journal_settings(
-    evaluator: Evaluator,
-    problems: Sequence[Problem],
-    *,
-    data: Path | None,
-    model: str | None,
-    **others,
+    evaluator: Evaluator, problems: Problems, *, data: Path | None, model: str | None, **others
 ) -> Record:
     """Return the settings that a resumed run must share, with digests of data and weights.
 

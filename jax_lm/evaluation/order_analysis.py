@@ -27,7 +27,7 @@ from jaxtyping import Float
 from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
-from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.problems import Problems
 from jax_lm.host import terminal
 from jax_lm.host.files import output_folder, write_json_whole, write_whole
 from jax_lm.inference import DiffuCoderInference
@@ -35,7 +35,7 @@ from jax_lm.models.shapes import SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
 from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
 from jax_lm.reports.document import Section
-from jax_lm.reports.tables import Row, table_section
+from jax_lm.reports.tables import Measurements, Row, table_section
 from jax_lm.results import tied_share
 from jax_lm.templates import Template
 from untrusted.results import Executor
@@ -51,7 +51,7 @@ REPLAYED = 4
 
 def analyze_order(
     engine: DiffuCoderInference,
-    problems: Sequence[Problem],
+    problems: Problems,
     executor: Executor,
     options: Sequence[GenerationOptions],
     *,
@@ -188,12 +188,12 @@ def measured_options(engine: DiffuCoderInference, options: GenerationOptions) ->
 
 def decode_traces(
     engine: DiffuCoderInference,
-    problems: Sequence[Problem],
+    problems: Problems,
     options: GenerationOptions,
     *,
     samples: int,
     seed: int = 0,
-) -> list[Row]:
+) -> Measurements:
     """Decode each problem `samples` times, all in one batch; returns the traces."""
     # problems [p, q] with 2 samples -> rows p0, p1, q0, q1
     rows = [(problem, sample) for problem in problems for sample in range(samples)]
@@ -234,7 +234,7 @@ def decode_traces(
 
 
 def first_confidence(
-    engine: DiffuCoderInference, problems: Sequence[Problem], new_tokens: int
+    engine: DiffuCoderInference, problems: Problems, new_tokens: int
 ) -> Float[np.ndarray, "b t"]:
     """Compute the largest probability at each position while all positions are masked.
 
@@ -254,9 +254,7 @@ def first_confidence(
     return scores[:, :1] if engine.is_autoregressive else scores
 
 
-def measure_temperature(
-    traces: Sequence[Row], problems: Sequence[Problem], executor: Executor
-) -> Row:
+def measure_temperature(traces: Measurements, problems: Problems, executor: Executor) -> Row:
     """Measure AR-ness, confidence, pass@1 and, with n samples, pass@n at one temperature."""
     by_name = {problem.name: problem for problem in problems}
     attempts = []
@@ -281,7 +279,7 @@ def measure_temperature(
     }
 
 
-def order_measures(traces: Sequence[Row]) -> Row:
+def order_measures(traces: Measurements) -> Row:
     """Compute the mean AR-ness of canvas and text, and confidence and ties of the text."""
     orders = [trace_order(trace) for trace in traces]
     ends = [trace["end"] for trace in traces]

@@ -9,7 +9,7 @@ import ast
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -116,6 +116,9 @@ class Problem:
     def program(self, middle: str) -> str:
         """Return the text with the gap filled."""
         return self.prefix + middle + self.suffix
+
+
+Problems = Sequence[Problem]
 
 
 def load_held_out_problems(count: int) -> list[Problem]:

@@ -4,10 +4,9 @@ A base model completes the text of a problem. A chat model answers a message, an
 its turn is part of the prompt. Prompts are those of the published evaluation.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jax_lm.evaluation.problems import Problem
+from jax_lm.evaluation.problems import Problem, Problems
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.model_source import is_instruct
 from jax_lm.options import GenerationOptions
@@ -89,7 +88,7 @@ Prompting = CompletionPrompting | ChatPrompting
 
 def choose_prompting(
     engine: DiffuCoderInference,
-    problems: Sequence[Problem],
+    problems: Problems,
     middle_length: HoleLength,
     *,
     chat: bool,

@@ -119,14 +119,12 @@ def evaluation_metadata(
         "problems": f"{settings['problems']} of {total}, samples of each: {settings['n']}",
     }
     if generation := settings.get("generation"):
-        steps = generation["num_steps"] or "one per token, or as the preset decides"
-        if count := generation["tokens_per_step"]:
-            steps = f"{count} tokens each"
+        each = f"{generation['tokens_per_step']} tokens each, or as the preset decides"
         # "preset fast, threshold 0.8"
         others = {name: generation[name] or None for name in ("draft", "lookahead", "grammar")}
         given = (generation["decoding"] | others).items()
         texts = {
-            "steps": steps,
+            "steps": generation["num_steps"] or each,
             "decoding": ", ".join(f"{name} {value}" for name, value in given if value is not None),
             "dtype": settings["quantization"] or settings["dtype"],
         }

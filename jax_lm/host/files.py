@@ -15,8 +15,9 @@ from jax_lm.host.interruption import remove_on_exit
 def atomic_write(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary file, which replaces `target` if the block succeeds.
 
-    If `target` is a symbolic link, the file that it points to is replaced. A device or a pipe is
-    yielded itself, because other processes would lose it if a file took its place.
+    The folder is created if it does not exist. If `target` is a symbolic link, the file that it
+    points to is replaced. A device or a pipe is yielded itself, because other processes would lose
+    it if a file took its place.
     """
     if target.exists() and not target.is_file() and not target.is_dir():
         yield target
@@ -24,6 +25,7 @@ def atomic_write(target: Path) -> Iterator[Path]:
     # In the same folder, because a rename is atomic only within a file system. The name is cut so
     # that it stays below the 255 bytes that file systems allow.
     target = Path(os.path.realpath(target))
+    output_folder(target.parent)
     with remove_on_exit(
         target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}")
     ) as temporary:

@@ -11,6 +11,7 @@ from jax_lm.reports.charts import Number, line_chart, round_up
 from jax_lm.reports.document import Section
 
 Row = dict[str, Any]
+Measurements = Sequence[Row]
 
 GIB = 2**30
 # Names of values that are shown as percentages, and as powers of ten.
@@ -20,7 +21,7 @@ DIFFERENCES = ("relative", "largest")
 
 def table_section(
     title: str,
-    rows: Sequence[Row],
+    rows: Measurements,
     formats: Mapping[str, str] | None = None,
     *,
     leave_out: Collection[str] = (),

@@ -464,6 +464,7 @@ def create_app(engine: Engine, settings: ServerSettings, limits: RequestLimits) 
     """Create the application, with its guard around it."""
     app = FastAPI(
         title="DiffuCoder",
+        version=version("jax-diffucoder"),
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",

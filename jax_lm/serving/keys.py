@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import UInt32
 
-# The low 32 bits.
-WORD = 2**32 - 1
+from jax_lm.diffusion.state import seed_words
 
 
 @cache
@@ -33,6 +32,5 @@ fold_words = jax.jit(
 
 def request_key(seed: int, index: int) -> UInt32[np.ndarray, "2"]:
     """Return the data of `fold_in(key(seed), index)`; a seed may have 64 bits."""
-    words = np.array([seed >> 32 & WORD, seed & WORD], np.uint32)
     with jax.default_device(host_device()):
-        return np.asarray(fold_words(words, index))
+        return np.asarray(fold_words(seed_words(seed), index))

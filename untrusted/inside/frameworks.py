@@ -20,6 +20,9 @@ from untrusted.inside.deferred import asyncio, mock, unittest
 from untrusted.inside.handles import CannotJudgeError, cannot_judge, is_theirs
 from untrusted.inside.peer import BorderError
 
+# Marks of pytest on a function or class.
+Marks = list[Any]
+
 
 def make_fit(source: str):
     """Prepare the frameworks that a test mentions."""
@@ -56,7 +59,7 @@ class Runner:
             raise AssertionError("no test was run")
 
     def run_members(
-        self, members: Fields, tests: set[str], marks: list[Any], owner=None, path: str = ""
+        self, members: Fields, tests: set[str], marks: Marks, owner=None, path: str = ""
     ):
         """Run the tests among the members of the file, or of the class `owner`.
 
@@ -92,7 +95,7 @@ class Runner:
                         scope = {n: getattr(instance, n) for n in names}
                     self.run_function(f"{path}{name}", scope[name], scope, marks, instance)
 
-    def run_function(self, name: str, function, scope: Fields, marks: list[Any], owner):
+    def run_function(self, name: str, function, scope: Fields, marks: Marks, owner):
         """Run a test function for each of its cases.
 
         Args:
@@ -207,7 +210,7 @@ def parameters_of(function) -> list[str]:
     return names[sum(patch.new is mock.DEFAULT for patch in patches) :]
 
 
-def marks_of(marks) -> list[Any]:
+def marks_of(marks) -> Marks:
     """Return the value of `pytestmark` as a list; it is a mark, several, or None."""
     return list(marks) if isinstance(marks, list | tuple) else [marks] * (marks is not None)
 
@@ -216,7 +219,7 @@ def fixtures_in(values) -> dict[str, shim.Fixture]:
     return {value.name: value for value in values if isinstance(value, shim.Fixture)}
 
 
-def cases_of(marks) -> Iterator[tuple[Fields, list[Any]]]:
+def cases_of(marks) -> Iterator[tuple[Fields, Marks]]:
     """Yield each case of the `parametrize` marks: its arguments by name, and all marks of the case.
 
     Every row of a table is combined with every row of the others:

@@ -28,7 +28,7 @@ class Convert:
         destination: output folder, or a file that ends in .gguf; must not exist.
         format: huggingface, orbax or gguf; by default gguf for a file, and else the one of the first
             two that the source does not have.
-        dtype: float32, bfloat16 or float16; the source's by default.
+        dtype: float32, bfloat16 or float16; the source's by default, and float16 in a GGUF file.
         quantize: quantize the kernels of all linear layers to int8; in a GGUF file to Q8_0.
         allow_missing_bias: use zeros for biases that a params.pkl lacks.
         allow_nonfinite: convert weights that hold NaN or infinity.

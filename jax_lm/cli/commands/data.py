@@ -50,6 +50,8 @@ def run_data_show(arguments: Show) -> int:
         console.print(Text(f"{where}: {counts}", style="dim"))
         console.print(sample_text(sample, masked.tolist(), tokenizer), soft_wrap=True)
         console.print()
+    if not shown:
+        terminal.say(f"data={arguments.data}: no samples")
     return 0 if shown else 1
 
 

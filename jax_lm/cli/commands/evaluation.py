@@ -1,7 +1,6 @@
 """The commands that measure quality: `diffucoder eval`, `diffucoder analyze`."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from time import monotonic
 
@@ -22,7 +21,7 @@ from jax_lm.evaluation.order_analysis import (
     measures_section,
     write_analysis,
 )
-from jax_lm.evaluation.problems import Problem, suite_problems
+from jax_lm.evaluation.problems import Problems, suite_problems
 from jax_lm.evaluation.prompting import choose_prompting
 from jax_lm.evaluation.report import count_outcomes, evaluation_report
 from jax_lm.host import terminal
@@ -99,7 +98,7 @@ def run_eval(arguments: Evaluate) -> int:
     return 0
 
 
-def check_fillings(arguments: Evaluate, problems: Sequence[Problem], executor: Local) -> int:
+def check_fillings(arguments: Evaluate, problems: Problems, executor: Local) -> int:
     """Score canonical or empty solutions.
 
     Returns:

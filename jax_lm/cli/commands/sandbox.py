@@ -149,7 +149,7 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
         if text.strip():
             print(f"--- {name}\n{printable(text.rstrip())}")
     contained = "NOT CONTAINED" if result.unsafe else f"contained by {result.tier}"
-    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "it ran, without tests"
+    summary = f"{result.share:.0%} of {len(result.tests)}" if tests else "no tests"
     without = sum(not test.border for test in result.tests)
     print(
         f"{result.outcome}: {summary}, {contained}{f', {without} without a border' if without else ''}"
