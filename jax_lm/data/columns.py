@@ -28,6 +28,17 @@ class ConversationForm:
 PLAIN_FORM = ConversationForm()
 
 
+# Roles of messages as they are named, and speakers of ShareGPT with their roles.
+ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+}
+
+
 class BadRowError(ValueError):
     """Raised for a line that cannot be used; the message states the reason."""
 
@@ -75,3 +86,17 @@ def require_columns(fields: Fields, columns: Columns):
             raise BadRowError(
                 f"has no column {column!r}, only {', '.join(map(str, fields)) or 'none'}"
             )
+
+
+def parse_turn(turn, name: str) -> Fields:
+    """Convert one turn. Raises BadRowError for another form, or an unknown role or speaker."""
+    for speaker, content, roles in (("role", "content", ROLES), ("from", "value", SPEAKERS)):
+        if has_form(turn, {speaker: str, content: str}):
+            given = turn[speaker]
+            if given not in roles:
+                raise BadRowError(f"{name}: {speaker}={given!r} must be one of {', '.join(roles)}")
+            return {"role": roles[given], "content": turn[content]}
+    raise BadRowError(
+        f"{name}: all messages must be objects with role and content, or with from and value, that "
+        "are text"
+    )

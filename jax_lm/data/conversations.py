@@ -16,7 +16,7 @@ nothing of training.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from jax_lm.data.columns import (
     BadRowError,
     Columns,
     ConversationForm,
-    has_form,
+    parse_turn,
     require_columns,
     row_fields,
 )
@@ -48,16 +48,6 @@ NAMED = 3
 CONVERSATIONS = ("messages", "conversations")
 # Columns that are ignored once the user maps columns explicitly.
 HIDDEN = {*CONVERSATIONS, "response", "completion"}
-# Roles of messages as they are named, and speakers of ShareGPT with their roles.
-ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
-SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-}
-
 NOTHING_TO_LEARN = "neither messages nor prompt, nor conversations"
 
 Read = TypeVar("Read")
@@ -248,7 +238,7 @@ def is_response(message: Message) -> bool:
     return message["role"] == "assistant" and bool(message["content"].strip())
 
 
-def parse_turns(turns, name: str) -> list[Message]:
+def parse_turns(turns, name: str) -> Sequence[Message]:
     """Return the turns as chat messages.
 
     Turns are objects in the form of OpenAI (role, content) or of ShareGPT (from, value).
@@ -265,16 +255,3 @@ def parse_turns(turns, name: str) -> list[Message]:
     if not is_response(messages[-1]):
         raise BadRowError(f"{name}: must end with what the assistant says")
     return messages
-
-
-def parse_turn(turn, name: str) -> Message:
-    """Convert one turn. Raises BadRowError for another form, or an unknown role or speaker."""
-    for speaker, content, roles in (("role", "content", ROLES), ("from", "value", SPEAKERS)):
-        if has_form(turn, {speaker: str, content: str}):
-            given = turn[speaker]
-            if given not in roles:
-                raise BadRowError(f"{name}: {speaker}={given!r} must be one of {', '.join(roles)}")
-            return {"role": roles[given], "content": turn[content]}
-    raise BadRowError(
-        f"{name}: all messages must be objects with role and content, or with from and value, that are text"
-    )

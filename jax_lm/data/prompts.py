@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, Columns, require_columns, row_fields
-from jax_lm.data.conversations import parse_turn
+from jax_lm.data.columns import BadRowError, Columns, parse_turn, require_columns, row_fields
 from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
