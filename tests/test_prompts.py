@@ -12,6 +12,8 @@ def test_rows_of_a_file(tmp_path):
     rows = [
         {"prompt": "a", "test_cases": ["assert True"]},
         {"prompt": [{"role": "user", "content": "b"}]},
+        # for a template that knows it
+        {"prompt": [{"role": "user", "content": "c", "name": "n"}]},
     ]
     path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
     assert open_prompts(path) == rows
@@ -81,6 +83,10 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
             "line 2: prompt: all messages must",
         ),
         ('{"prompt": ["a"]}\n', "line 1: prompt: all messages must"),
+        (
+            '{"prompt": [{"role": "wizard", "content": "a"}]}\n',
+            "line 1: prompt: role='wizard' must be one of system, developer, user",
+        ),
         ('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n', "line 2: prompt: not Unicode text"),
         ('{"prompt": [{"role": "user", "content": "\\ud83d"}]}\n', "line 1: prompt: not Unicode"),
         ('{"prompt": "a", "id": "\\ud83d"}\n', "line 1: id: not Unicode"),

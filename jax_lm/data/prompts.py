@@ -123,7 +123,8 @@ def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
     if not prompt or not isinstance(prompt, str | list):
         raise BadRowError("has no 'prompt' (text or chat messages)")
     if isinstance(prompt, list):
-        row["prompt"] = [parse_turn(turn, "prompt") for turn in prompt]
+        # what else a message has is for the chat template
+        row["prompt"] = [turn | parse_turn(turn, "prompt") for turn in prompt]
     # The columns that an answer repeats.
     for name in ("prompt", "id", "task_id"):
         try:
