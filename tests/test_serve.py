@@ -22,6 +22,7 @@ from cases.server import call
 
 from jax_lm.cli import main as cli
 from jax_lm.cli.commands.serving import checkpoint_defaults
+from jax_lm.models.dream import DreamForCausalLM
 from jax_lm.serving.schemas import DecodingBody
 
 KEY = "k" * 20
@@ -45,7 +46,10 @@ KEY = "k" * 20
         (["--replicas", "2"], "replicas=2: must divide the number of devices, 1"),
     ],
 )
-def test_wrong_arguments_are_one_line(arguments, message, capsys):
+def test_wrong_arguments_are_one_line_before_weights_are_read(
+    arguments, message, capsys, monkeypatch
+):
+    monkeypatch.setattr(DreamForCausalLM, "from_pretrained", None)
     # another server of this machine may have the default port
     port = [] if "--port" in arguments else ["--port", "0"]
     assert cli.main(["serve", *port, *arguments]) == 2

@@ -81,6 +81,14 @@ class EngineOptions:
         """The shapes of `warm_up`."""
         return [WarmUp.parse(text, self.preset) for text in self.warm_up]
 
+    def require_fitting(self, inference: DiffuCoderInference):
+        """Raise ValueError for options that a model cannot follow. Its weights need not be loaded."""
+        # an autoregressive model has no drafts and no presets
+        inference.fit(GenerationOptions(draft=self.draft, decoding=Decoding(preset=self.preset)))
+        limit = inference.config.max_position_embeddings
+        if self.context is not None and self.context > limit:
+            raise ValueError(f"context={self.context}: the model holds {limit} tokens")
+
 
 class Engine:
     """Decodes requests together, on one device or several.
@@ -102,17 +110,11 @@ class Engine:
         *,
         slots_type: type[Slots] = Slots,
     ):
-        # refuse options that an autoregressive model cannot follow
-        inference.fit(
-            GenerationOptions(draft=options.draft, decoding=Decoding(preset=options.preset))
-        )
+        options.require_fitting(inference)
         self.inference = inference
         self.options = options
         self.tokenizer = inference.tokenizer
-        # the model's own limit bounds the context
         limit = inference.config.max_position_embeddings
-        if options.context is not None and options.context > limit:
-            raise ValueError(f"context={options.context}: the model holds {limit} tokens")
         self.context = min(limit, options.context or CONTEXTS[0])
         replicas = inference.split()
         self.queue = JobQueue(options.queue, options.slots * len(replicas))

@@ -72,7 +72,11 @@ def run_serve(arguments: Serve) -> NoReturn:
     # load; JAX would leave a quarter of the GPU unused, but a server has it for itself
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     inference = DiffuCoderInference(
-        **arguments.engine.settings, adapters=adapters, replicas=arguments.replicas, verbose=False
+        **arguments.engine.settings,
+        adapters=adapters,
+        replicas=arguments.replicas,
+        verbose=False,
+        before_weights=options.require_fitting,
     )
     logger.info(inference.describe())
     if arguments.preset is None:
