@@ -115,6 +115,7 @@ CARELESS = [
     ("bench --out held", "out='held/bench.json': exists already"),
     ("plan --model-config 7b --topology h100:1 --estimate --out taken", "out='taken': exists already"),
     ("generate --animation taken x", "animation='taken': exists already"),
+    ("generate --animation taken/a.svg x", "animation='taken': must be a folder, or not exist yet (is a file)"),
     ("data prepare-acecode --data good.jsonl --out words.txt", "out='words.txt': exists already"),
     ("data show words.txt --kind text --template chat", "texts are learnt whole"),
     ("merge-lora --adapter absent --out taken", "out='taken': must be a folder, or not exist yet (is a file)"),

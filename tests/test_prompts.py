@@ -75,9 +75,9 @@ def test_a_folder_has_the_splits_that_its_files_are_named_by(tmp_path):
     ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": ', "line 2: not JSON"),
-        ('{"prompt": "a"}\n{"question": "b"}\n', "line 2: has no 'prompt'"),
+        ('{"prompt": "a"}\n{"question": "b"}\n', "line 2: has no 'prompt' that is text"),
         ('{"prompt": "a"}\n["b"]\n', "line 2: expected a JSON object, not list"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: has no 'prompt'"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2: has no 'prompt' that is text"),
         (
             '{"prompt": [{"role": "user", "content": "a"}]}\n{"prompt": [{"role": 1}]}\n',
             "line 2: prompt: all messages must",

@@ -121,7 +121,7 @@ def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
     row = row | {name: row[column] for name, column in columns}
     prompt = row.get("prompt")
     if not prompt or not isinstance(prompt, str | list):
-        raise BadRowError("has no 'prompt' (text or chat messages)")
+        raise BadRowError("has no 'prompt' that is text or chat messages")
     if isinstance(prompt, list):
         # what else a message has is for the chat template
         row["prompt"] = [turn | parse_turn(turn, "prompt") for turn in prompt]

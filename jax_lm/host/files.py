@@ -63,17 +63,17 @@ def require_local(path: Path, name: str = "out"):
         raise ValueError(f"{name}={str(path)!r}: {rule} (for example by gcsfuse)")
 
 
-def require_writable(out: Path):
+def require_writable(out: Path, name: str = "out"):
     """Raise ValueError if `output_folder` could not create this folder, without creating it.
 
     Commands call this first, and create the folder when they have something to write.
     """
-    require_local(out)
+    require_local(out, name)
     # The nearest existing ancestor: out = "runs/a/b" in an empty directory -> "."
     ancestor = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
         reason = "is a file" if ancestor == out else f"{ancestor} is not a writable folder"
-        raise ValueError(f"out={str(out)!r}: must be a folder, or not exist yet ({reason})")
+        raise ValueError(f"{name}={str(out)!r}: must be a folder, or not exist yet ({reason})")
 
 
 def require_new(path: Path, name: str = "out"):
