@@ -72,6 +72,9 @@ class BlockPipeline(Variant):
         prompt_block: columns of the blocks into which the prompt is cut backwards from its end; 1
             is a causal prompt, None one that attends to all of itself.
         begun: blocks that have begun before the first step; that step may begin one more.
+        column_rows: rows of a step that decides one column: the one before it, which predicts it,
+            and in a batch of one that of the column itself, as XLA:CPU multiplies a single row of
+            bfloat16 several times slower than two.
     """
 
     start: int
@@ -80,6 +83,7 @@ class BlockPipeline(Variant):
     active: int
     prompt_block: int | None = None
     begun = 0
+    column_rows: int = 2
 
     @classmethod
     def of(cls, canvas, options, config) -> "BlockPipeline | None":
@@ -97,7 +101,14 @@ class BlockPipeline(Variant):
                 f"cache='causal': not with blocks of {length} of {config.family.name}, whose blocks "
                 f"of {config.block_size} are counted from the {config.family.prompt}"
             )
-        return cls(region.start, region.end, length, decoding.active_blocks, config.attention_block)
+        return cls(
+            region.start,
+            region.end,
+            length,
+            decoding.active_blocks,
+            config.attention_block,
+            column_rows=1 if len(canvas.tokens) > 1 else 2,
+        )
 
     @property
     def request(self) -> str:
@@ -120,6 +131,8 @@ class BlockPipeline(Variant):
         first = replace(config, length=self.length, rows=self.start + self.length)
         # The row before the window predicts its first column.
         steps = replace(config, length=self.window, rows=min(self.window + 1, self.end))
+        if self.is_autoregressive:
+            steps = replace(config, length=1, rows=self.column_rows)
         return [Pass(first, 0), Pass(steps, 0)]
 
     def is_open(self, state, window, config: StepConfig) -> ScalarBool:
@@ -139,14 +152,16 @@ class BlockPipeline(Variant):
         )
         is_begun = self.number(jnp.arange(state.tokens.shape[1])) < following.begun[:, None]
         # Blocks that finished with the last step are computed by this one with their final tokens.
-        starts = jnp.minimum(self.start + self.length * pipeline.stored, self.end - config.length)
+        # A finished block of one column is the row that predicts the next.
+        block = following.begun - 1 if self.is_autoregressive else pipeline.stored
+        starts = jnp.minimum(self.start + self.length * block, self.end - config.length)
 
         # one row: compute its window of blocks, choose and write
         def take(row, seen, is_forced, start, cache, canvas):
             rows = config.rows or row.tokens.shape[1]
-            window = inputs.window._replace(
-                block=start, rows=jnp.maximum(start + config.length - rows, 0)
-            )
+            # rows that end with the block, and begin before it at the latest
+            first_row = jnp.clip(start + config.length - rows, 0, start - 1)
+            window = inputs.window._replace(block=start, rows=first_row)
             attention_mask = self.admitted(canvas.attention_mask, window.rows + jnp.arange(rows))
             of_row = BatchInputs(canvas._replace(attention_mask=attention_mask), window, params)
             visible = row._replace(masked=seen)
@@ -237,6 +252,11 @@ class BlockPipeline(Variant):
         is_best = rank == jnp.min(jnp.where(shares, rank, config.length), axis=1)
         lacks = is_forced[:, block] & ~jnp.any(shares & sure, axis=1)
         return sure | (masked & is_best & lacks)
+
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether each step decides one column, after all columns before it."""
+        return self.length == self.active == 1
 
     @property
     def count(self) -> int:
