@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Literal, get_args
@@ -186,47 +186,40 @@ class Executor(ABC):
         *,
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
+        connection: tuple[Any, int] | None = None,
     ) -> Results:
         """Run programs; returns a result for each, in order: a sandbox error if it cannot run.
 
         Programs that a set `cancel` stops are sandbox errors that say so.
+
+        Args:
+            connection: one that `connect` has opened; by default a new one.
         """
         if not programs:
             return []
-        with self.connect() as connection:
-            return self.run_with(connection, programs, on_progress=on_progress, cancel=cancel)
-
-    def run_with(
-        self,
-        connection: tuple[Any, int],
-        programs: Programs,
-        *,
-        on_progress: Progress | None = None,
-        cancel: Cancel | None = None,
-    ) -> Results:
-        """Run programs as `run_many` does, on a connection that `connect` has opened."""
-        client, senders = connection
         stops = [Cancel(), cancel or Cancel()]
         # batch = 2: [a, b, c] -> [a, b], [c], numbers 0 and 1
         starts = range(0, len(programs), self.batch)
         batches = [programs[start : start + self.batch] for start in starts]
-        threads = ThreadPoolExecutor(min(senders, len(batches)) or 1, thread_name_prefix="sender")
-        try:
-            futures = [
-                threads.submit(self.run_batch, client, batch, number, stops)
-                for number, batch in enumerate(batches)
-            ]
-            done = 0
-            # Progress in the order of completion, results in the order of the programs.
-            for future in as_completed(futures):
-                done += len(future.result())
-                if on_progress:
-                    on_progress(done, len(programs))
-        except BaseException:  # such as Ctrl-C: stop programs that are still running
-            stops[0].set()
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
+        opened = nullcontext(connection) if connection else self.connect()
+        with opened as (client, senders):
+            threads = ThreadPoolExecutor(min(senders, len(batches)), thread_name_prefix="sender")
+            try:
+                futures = [
+                    threads.submit(self.run_batch, client, batch, number, stops)
+                    for number, batch in enumerate(batches)
+                ]
+                done = 0
+                # Progress in the order of completion, results in the order of the programs.
+                for future in as_completed(futures):
+                    done += len(future.result())
+                    if on_progress:
+                        on_progress(done, len(programs))
+            except BaseException:  # such as Ctrl-C: stop programs that are still running
+                stops[0].set()
+                raise
+            finally:
+                threads.shutdown(cancel_futures=True)
         return [result for future in futures for result in future.result()]
 
     def run_batch(self, client, programs: Programs, number: int, stops: list[Cancel]) -> Results:

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -99,16 +99,13 @@ class Session:
         self.stops: list[Cancel] = []
         self.limits = Limits()
         self.same_process = False
-        # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
+        # bubblewrap creates its folder inside the sandbox. In the other tiers it is this folder of
         # the host, which is removed when the session is closed, at the latest when this process
         # ends.
-        # `nullcontext` does nothing when called: bubblewrap leaves nothing to remove.
-        self.folder = work_folder(packages)
-        self.remove = nullcontext
-        if tier != "bubblewrap":
-            made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
-            self.folder = made.name
-            self.remove = made.cleanup
+        self.host_folder = tempfile.TemporaryDirectory(
+            prefix="jax-diffucoder-", ignore_cleanup_errors=True
+        )
+        self.folder = work_folder(packages) if tier == "bubblewrap" else self.host_folder.name
         # By stream: output of the running processes, up to `room` bytes, and the beginning of the
         # output of all processes of a program.
         self.room = 0
@@ -254,25 +251,23 @@ class Session:
                 pipe.close()
 
     def spawn(self, job: Fields, standard_input: bytes, ends: list[int]) -> Child:
+        # The fixture `monkeypatch` uses unittest.mock.
+        text = f"{job['code']} {job.get('test', '')}".replace("monkeypatch", "unittest.mock")
+        request = {
+            "memory_bytes": self.limits.memory_bytes,
+            "seconds": self.limits.seconds,
+            # The zygote imports them before the fork, so that they take none of the child's time.
+            "load": [name for name in (*self.packages, *ON_MENTION) if name in text],
+        }
         near, far = socket.socketpair()
         try:
-            request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            # The zygote imports them before the fork, so that they take none of the child's time.
-            request["load"] = [
-                name for name in (*self.packages, *ON_MENTION) if is_mentioned(name, job)
-            ]
-            source = open_input(standard_input)
-            try:
+            with far, open_input(standard_input) as source:
                 # The order in which `zygote.live` expects them.
-                ends = [far.fileno(), source, *ends]
+                ends = [far.fileno(), source.fileno(), *ends]
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
-            finally:
-                os.close(source)
         except OSError as error:
             near.close()
             raise SandboxFailureError(f"cannot start a process: {error}") from error
-        finally:
-            far.close()
         return Child(near, job)
 
     def give(self, child: Child):
@@ -356,7 +351,7 @@ class Session:
         with self.process:
             self.close_pipes()
         self.selector.close()
-        self.remove()
+        self.host_folder.cleanup()
 
 
 def has_answered(children: list[Child]) -> bool:
@@ -365,22 +360,15 @@ def has_answered(children: list[Child]) -> bool:
     return any(child.ended or child.answer for child in children)
 
 
-def open_input(content: bytes) -> int:
-    """Return a descriptor of a file with this content and without a name."""
+def open_input(content: bytes) -> io.BufferedReader:
+    """Return a file with this content and without a name."""
     if not content:
-        return os.open(os.devnull, os.O_RDONLY)
+        return open(os.devnull, "rb")
     # Not a pipe: some fast programs read the file's size or map it, as contests allow.
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        return os.open(file.name, os.O_RDONLY)
-
-
-def is_mentioned(package: str, job: Fields) -> bool:
-    """Whether a job's code or test mentions a package, and so may import it."""
-    text = f"{job.get('code', '')} {job.get('test', '')}"
-    # The fixture `monkeypatch` uses unittest.mock.
-    return package in text or (package == "unittest.mock" and "monkeypatch" in text)
+        return open(file.name, "rb")
 
 
 def parse_answer(child: Child) -> Fields:

@@ -7,6 +7,7 @@ sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), li
 import bisect
 import ctypes
 import math
+import mmap
 import os
 import resource
 import socket
@@ -165,14 +166,12 @@ def address_space() -> int:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     # -1, or the host's own limit, which cannot be exceeded
     most = limits[1] // 2**20 if limits[1] > 0 else 2**20
-    libc.mmap.restype = ctypes.c_void_p
 
     def suffices(mebibytes):
         resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, limits[1]))
-        # Private (2) and anonymous (0x20), without any access.
-        page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
-        libc.munmap(ctypes.c_void_p(page), ctypes.c_size_t(4096))
-        return page != ctypes.c_void_p(-1).value
+        with suppress(OSError), mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE):
+            return True
+        return False
 
     try:
         return bisect.bisect_left(range(most), True, key=suffices) * 2**20
