@@ -25,6 +25,7 @@ from threading import BoundedSemaphore, Lock
 from untrusted.printable import printable
 from untrusted.results import (
     Cancel,
+    Connection,
     Executor,
     Program,
     Programs,
@@ -225,11 +226,11 @@ class HttpWorkers(Executor):
         super().__post_init__()
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[str, int]]:
+    def connect(self) -> Iterator[Connection]:
         # Two batches per worker: one runs while the next one waits there.
         yield token_from_environment(), 2 * len(self.urls)
 
-    def send(self, client: str, programs: Programs, turn: int, stops: list[Cancel]) -> Results:
+    def send(self, client: str, programs: Programs, turn: int, cancel: Cancel) -> Results:
         body = self.request_text(programs).encode()
         half = len(programs) // 2
         if len(body) > MAX_BODY:
@@ -237,8 +238,8 @@ class HttpWorkers(Executor):
                 detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
                 return sandbox_errors(programs, detail)
             # Too large for one request: send it in halves, down to single programs.
-            first = self.send(client, programs[:half], turn, stops)
-            return first + self.send(client, programs[half:], turn, stops)
+            first = self.send(client, programs[:half], turn, cancel)
+            return first + self.send(client, programs[half:], turn, cancel)
         # Batch 1 with two workers: the second one, then the first, the second, ...
         url = self.urls[turn % len(self.urls)]
         headers = {"Authorization": f"Bearer {client}", "Content-Type": "application/json"}

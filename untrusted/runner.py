@@ -17,6 +17,7 @@ from untrusted.inside.channel import Fields
 from untrusted.inside.wire import UnknownValueError, canonical
 from untrusted.results import (
     Cancel,
+    Connection,
     Executor,
     Limits,
     Outcome,
@@ -164,7 +165,7 @@ class Local(Executor):
         return choose_tier(self.executor, allow_unsafe=self.allow_unsafe)
 
     @contextmanager
-    def connect(self) -> Iterator[tuple["SimpleQueue[Session | None]", int]]:
+    def connect(self) -> Iterator[Connection]:
         # Raises if programs cannot be contained.
         self.choose_tier()
         workers = self.workers or os.cpu_count() or 1
@@ -180,11 +181,7 @@ class Local(Executor):
                     session.close()
 
     def send(
-        self,
-        client: "SimpleQueue[Session | None]",
-        programs: Programs,
-        turn: int,
-        stops: list[Cancel],
+        self, client: "SimpleQueue[Session | None]", programs: Programs, turn: int, cancel: Cancel
     ) -> Results:
         session = client.get()
         try:
@@ -193,7 +190,7 @@ class Local(Executor):
                 session = session.close()
             if not session:
                 session = Session(self.choose_tier(), self.packages)
-            session.stops = stops
+            session.cancel = cancel
             return [run_program(session, program, self.same_process) for program in programs]
         except SandboxFailureError:
             session = session and session.close()

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -43,7 +43,7 @@ STOP_SECONDS = 2.0
 # Bytes per read.
 CHUNK = 2**16
 STREAMS = ("stdout", "stderr")
-# Seconds between two checks of `stops`.
+# Seconds between two checks of `cancel`.
 TICK = 0.1
 
 
@@ -77,14 +77,6 @@ class Child:
     reason: str = ""
     late: float = 0.0
 
-    def line(self) -> bytes | None:
-        """Return the next complete message and remove it from the buffer; None if there is none."""
-        line, end, rest = self.buffer.partition(b"\n")
-        if not end:
-            return None
-        self.buffer = rest
-        return bytes(line)
-
 
 class Session:
     """A zygote in a tier, which runs one program after another.
@@ -95,17 +87,20 @@ class Session:
     def __init__(self, tier: Tier, packages: Packages = PACKAGES):
         self.tier = tier
         self.packages = packages
-        # Setting one of these events stops the running test.
-        self.stops: list[Cancel] = []
+        # Setting this event stops the running test.
+        self.cancel = Cancel()
         self.limits = Limits()
         self.same_process = False
-        # bubblewrap creates its folder inside the sandbox. In the other tiers it is this folder of
+        # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
         # the host, which is removed when the session is closed, at the latest when this process
         # ends.
-        self.host_folder = tempfile.TemporaryDirectory(
-            prefix="jax-diffucoder-", ignore_cleanup_errors=True
-        )
-        self.folder = work_folder(packages) if tier == "bubblewrap" else self.host_folder.name
+        # `nullcontext` does nothing when called: bubblewrap leaves nothing to remove.
+        self.folder = work_folder(packages)
+        self.remove = nullcontext
+        if tier != "bubblewrap":
+            made = tempfile.TemporaryDirectory(prefix="jax-diffucoder-", ignore_cleanup_errors=True)
+            self.folder = made.name
+            self.remove = made.cleanup
         # By stream: output of the running processes, up to `room` bytes, and the beginning of the
         # output of all processes of a program.
         self.room = 0
@@ -185,14 +180,14 @@ class Session:
         """
         is_done = self.has_ended if "script" in jobs[0] else has_answered
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
-        children = []
         # Start pipes and processes; our copies of the children's ends are closed at once
         with ExitStack() as theirs:
             outputs = self.open_pipes(theirs)
-            peers = [theirs.enter_context(end) for end in socket.socketpair()]
-            for position, job in enumerate(jobs):
-                peer = [peers[position].fileno()] if len(jobs) == 2 else []
-                children.append(self.spawn(job, standard_input, [*outputs, *peer]))
+            peers = [theirs.enter_context(end).fileno() for end in socket.socketpair()]
+            children = [
+                self.spawn(job, standard_input, [*outputs, peer] if len(jobs) == 2 else outputs)
+                for job, peer in zip(jobs, peers, strict=False)
+            ]
         # Run: hand over the jobs, wait until all are confined, then until one answers
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, partial(self.hear, child))
@@ -282,7 +277,7 @@ class Session:
         """Read until `done()` is true; returns False if `seconds` pass first."""
         deadline = monotonic() + seconds
         while not done():
-            if any(stop.is_set() for stop in self.stops):
+            if self.cancel.is_set():
                 raise SandboxFailureError("cancelled")
             left = deadline - monotonic()
             if left <= 0:
@@ -320,15 +315,18 @@ class Session:
             self.selector.unregister(child.socket)
         if not child.answer:
             child.buffer += chunk
-        if not child.started and (line := child.line()) is not None:
-            word = json.loads(line)
-            if "refused" in word:
-                raise SandboxFailureError(word["refused"])
+        while b"\n" in child.buffer and not child.answer:
+            line, _, child.buffer = child.buffer.partition(b"\n")
+            message = parse_message(line)
+            if child.started:
+                child.answer = message
+            elif "refused" in message:
+                raise SandboxFailureError(message["refused"])
             child.started = True
-        elif not child.started and child.ended:
+        if child.ended and not child.started:
             raise SandboxFailureError("a process ended before it was confined")
-        if child.started and not child.answer:
-            child.answer = parse_answer(child)
+        if len(child.buffer) > MAX_MESSAGE and not child.answer:
+            child.answer = {"raised": "ValueError", "message": "the answer is too large"}
 
     def text(self, name: str) -> str:
         return self.heads[name].decode("utf-8", "replace")
@@ -351,7 +349,7 @@ class Session:
         with self.process:
             self.close_pipes()
         self.selector.close()
-        self.host_folder.cleanup()
+        self.remove()
 
 
 def has_answered(children: list[Child]) -> bool:
@@ -371,14 +369,10 @@ def open_input(content: bytes) -> io.BufferedReader:
         return open(file.name, "rb")
 
 
-def parse_answer(child: Child) -> Fields:
-    """Parse a process's answer; empty if incomplete, an error unless it is a JSON object."""
-    line = child.line()
-    if line is None:
-        too_large = {"raised": "ValueError", "message": "the answer is too large"}
-        return too_large if len(child.buffer) > MAX_MESSAGE else {}
+def parse_message(line: bytearray) -> Fields:
+    """Parse a message of a process; it becomes an error unless it is a JSON object."""
     with suppress(ValueError, RecursionError):
-        answer = json.loads(line)
-        if isinstance(answer, dict):
-            return answer
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
     return {"raised": "ValueError", "message": "the answer is not valid data"}
