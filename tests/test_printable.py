@@ -110,7 +110,7 @@ def test_an_answered_request_is_ascii():
 def test_a_worker_logs_no_escape_sequence(monkeypatch, caplog):
     monkeypatch.setenv(TOKEN_VARIABLE, "a-token-of-the-tests-0123456789")
     caplog.set_level(logging.INFO, "untrusted.http")
-    with Worker(("127.0.0.1", 0), workers=1, allow_unsafe=True) as worker:
+    with Worker(("127.0.0.1", 0), Local(workers=1, allow_unsafe=True)) as worker:
         thread = threading.Thread(target=worker.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         # `urlopen` would refuse to send it.

@@ -264,7 +264,7 @@ class SharingInput(Session):
             self.__dict__.setdefault("shared", session.open_input(b"")),
             session.open_input,
         )
-        session.open_input = lambda _: os.dup(shared)
+        session.open_input = lambda _: os.fdopen(os.dup(shared.fileno()), "rb")
         try:
             return super().spawn(job, standard_input, ends)
         finally:

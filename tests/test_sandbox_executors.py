@@ -48,7 +48,7 @@ def token(monkeypatch):
 
 @pytest.fixture
 def worker(token):
-    with Worker(("127.0.0.1", 0), workers=2, queue_size=8, allow_unsafe=True) as server:
+    with Worker(("127.0.0.1", 0), Local(workers=2, allow_unsafe=True), queue_size=8) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield server
@@ -217,7 +217,7 @@ def test_without_a_token_nothing_starts(monkeypatch, given):
     if given:
         monkeypatch.setenv(TOKEN_VARIABLE, given)
     with pytest.raises(ValueError, match=TOKEN_VARIABLE):
-        Worker(("127.0.0.1", 0))
+        Worker(("127.0.0.1", 0), Local())
     with pytest.raises(ValueError, match=TOKEN_VARIABLE):
         HttpWorkers(urls=("http://127.0.0.1:1",)).run_many(PROGRAMS)
 
@@ -279,7 +279,7 @@ def test_a_secret_with_a_line_break_is_the_secret(url, monkeypatch):
 
 def test_an_address_in_use_is_named(worker):
     with pytest.raises(OSError, match="Address already in use"):
-        Worker(worker.server_address, allow_unsafe=True)
+        Worker(worker.server_address, Local(allow_unsafe=True))
 
 
 def test_what_does_not_speak_http_is_a_sandbox_error(token):

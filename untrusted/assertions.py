@@ -134,16 +134,15 @@ def split_tests(source: str, name: str = "<tests>") -> list[str]:
     "x = 1; assert f(x); y = 2; assert f(y)" -> "x = 1; assert f(x)", "x = 1; y = 2; assert f(y)"
     """
     try:
-        body = ast.parse(source, name).body
+        tree = ast.parse(source, name)
     except SyntaxError as error:
         raise ValueError(f"{name}: line {error.lineno}: {error.msg}") from error
-    if not body:
+    if not tree.body:
         raise ValueError(f"{name}: holds no test")
-    names = test_names(ast.Module(body, []))
-    items = [statement for statement in body if getattr(statement, "name", None) in names]
-    body = [statement for statement in body if statement not in items]
-    checks = [statement for statement in body if isinstance(statement, ast.Assert)]
-    setup = [statement for statement in body if statement not in checks]
+    names = test_names(tree)
+    items = [statement for statement in tree.body if getattr(statement, "name", None) in names]
+    checks = [statement for statement in tree.body if isinstance(statement, ast.Assert)]
+    setup = [statement for statement in tree.body if statement not in (*items, *checks)]
     tests = [[s for s in setup if s.lineno <= check.lineno] + [check] for check in checks]
     # Sorted by line: a test stays after its fixtures, which may stand anywhere, and before a call
     # of `unittest.main()`, which must find it.

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter, sleep
-from typing import Any
 
 from untrusted.results import Limits, Program
 from untrusted.runner import run_program
@@ -30,10 +29,10 @@ from untrusted.tiers import HARNESS, PACKAGES, hidden, readable
 
 ATTACKS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text(encoding="utf-8"))
 # The code of each attack that tries to reach something, by name.
-REACH: dict[str, str] = ATTACKS["reach"]
+REACH = ATTACKS["reach"]
 # Attacks that use up a resource, by name. Each has its code (`program`) and the outcomes that count
 # as stopped.
-EXHAUST: dict[str, dict[str, Any]] = ATTACKS["exhaust"]
+EXHAUST = ATTACKS["exhaust"]
 
 KILLED_BY_SECCOMP = "SIGSYS"
 

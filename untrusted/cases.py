@@ -8,7 +8,6 @@ Knows texts, but not how a program is run (`runner`). Imports the standard libra
 
 import json
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import zip_longest
@@ -150,7 +149,7 @@ def same_tokens(expected: str, found: str) -> bool:
 
 
 # How each comparison splits a text into lines, and when it takes two lines for the same.
-COMPARISONS: dict[Comparison, tuple[Callable[[str], Sequence[str]], Callable[[str, str], bool]]] = {
+COMPARISONS = {
     "exact": (lambda text: text.removesuffix("\n").split("\n"), str.__eq__),
     "tolerant": (lambda text: text.strip().split("\n"), same_tokens),
 }

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from untrusted.results import Executor, Programs, Results, import_client, read_results
+from untrusted.results import Connection, Executor, Programs, Results, import_client, read_results
 from untrusted.tiers import ExecutorName
 
 PACKAGE = Path(__file__).parent
@@ -40,13 +39,13 @@ class E2B(Executor):
     allow_unsafe: bool = False
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[Any, int]]:
+    def connect(self) -> Iterator[Connection]:
         client = import_client("e2b", "E2B's client")
         if not os.environ.get("E2B_API_KEY"):
             raise ValueError("E2B_API_KEY: set it to the key of your E2B account")
         yield client, 1
 
-    def send(self, client, programs, turn, stops) -> Results:
+    def send(self, client, programs, turn, cancel) -> Results:
         try:
             return read_results(self.run_in_machine(client, programs), programs)
         except Exception as error:  # the client of the service raises many types of errors

@@ -25,6 +25,7 @@ from threading import BoundedSemaphore, Lock
 from untrusted.printable import printable
 from untrusted.results import (
     Cancel,
+    Connection,
     Executor,
     Program,
     Programs,
@@ -34,8 +35,8 @@ from untrusted.results import (
     results_text,
     sandbox_errors,
 )
-from untrusted.runner import Local, choose_tier
-from untrusted.tiers import PACKAGES, ExecutorName, Packages
+from untrusted.runner import Local
+from untrusted.tiers import Packages
 
 logger = logging.getLogger(__name__)
 
@@ -68,35 +69,25 @@ class Worker(ThreadingHTTPServer):
 
     Args:
         address: host and port; port 0 chooses a free one.
-        workers: number of programs that run in parallel.
+        local: runs the programs; a request may choose from its packages, and gets all of them
+            unless it chooses.
         queue_size: number of programs that are accepted and not finished; more are refused with
             503.
-        packages: those that a request may choose from, and gets unless it chooses.
     """
 
-    daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        *,
-        workers: int | None = None,
-        queue_size: int = 256,
-        executor: ExecutorName = "auto",
-        allow_unsafe: bool = False,
-        packages: Packages = PACKAGES,
-    ):
+    def __init__(self, address: tuple[str, int], local: Local, queue_size: int = 256):
         if queue_size < 1:
             raise ValueError(f"queue_size={queue_size}: must be at least 1")
         self.token = token_from_environment().encode()
-        self.local = Local(executor, allow_unsafe, workers, packages=packages)
+        self.local = local
         # Before the port is opened: a host that cannot contain programs must not listen.
-        self.tier = choose_tier(executor, allow_unsafe=allow_unsafe)
+        self.tier = local.choose_tier()
         # `server_close` needs it, also if the address cannot be had.
         self.stack = ExitStack()
         super().__init__(address, Handler)
-        self.sandboxes = self.stack.enter_context(self.local.connect())
+        self.sandboxes = self.stack.enter_context(local.connect())
         self.queue_size = queue_size
         self.accepted = 0
         self.lock = Lock()
@@ -141,20 +132,14 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self):
-        if self.authorized():
-            if self.path == "/health":
-                self.respond(
-                    200, json.dumps({"tier": self.server.tier, "accepted": self.server.accepted})
-                )
-            else:
-                self.refuse(404, f"no such path: {self.path}")
+        if self.is_admitted("/health"):
+            health = {"tier": self.server.tier, "accepted": self.server.accepted}
+            self.respond(200, json.dumps(health))
 
     def do_POST(self):
         # Checks in the order of their cost: token, path, body, queue.
-        if not self.authorized():
+        if not self.is_admitted("/run"):
             return
-        if self.path != "/run":
-            return self.refuse(404, f"no such path: {self.path}")
         try:
             programs, local = self.read_request()
         except ValueError as error:
@@ -167,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(503, "the queue is full")
         # Run all jobs; the answer waits for the last one.
         try:
-            answer = results_text(local.run_with(self.server.sandboxes, programs))
+            answer = results_text(local.run_many(programs, connection=self.server.sandboxes))
         except Exception as error:  # whatever failed is the worker's fault, not the client's
             logger.exception("a request failed")
             return self.refuse(500, type(error).__name__)
@@ -175,13 +160,15 @@ class Handler(BaseHTTPRequestHandler):
             self.server.release(len(programs))
         self.respond(200, answer)
 
-    def authorized(self) -> bool:
-        token = (
-            self.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "replace")
-        )
-        if hmac.compare_digest(token, self.server.token):
+    def is_admitted(self, path: str) -> bool:
+        """Whether a request has the token and this path; refuse it otherwise."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token):
+            self.refuse(401, "the token is missing or wrong")
+        elif self.path != path:
+            self.refuse(404, f"no such path: {self.path}")
+        else:
             return True
-        self.refuse(401, "the token is missing or wrong")
         return False
 
     def read_request(self) -> tuple[tuple[Program, ...], Local]:
@@ -239,11 +226,11 @@ class HttpWorkers(Executor):
         super().__post_init__()
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[str, int]]:
+    def connect(self) -> Iterator[Connection]:
         # Two batches per worker: one runs while the next one waits there.
         yield token_from_environment(), 2 * len(self.urls)
 
-    def send(self, client: str, programs: Programs, turn: int, stops: list[Cancel]) -> Results:
+    def send(self, client: str, programs: Programs, turn: int, cancel: Cancel) -> Results:
         body = self.request_text(programs).encode()
         half = len(programs) // 2
         if len(body) > MAX_BODY:
@@ -251,8 +238,8 @@ class HttpWorkers(Executor):
                 detail = f"{len(body)} bytes with its tests: a worker takes {MAX_BODY}"
                 return sandbox_errors(programs, detail)
             # Too large for one request: send it in halves, down to single programs.
-            first = self.send(client, programs[:half], turn, stops)
-            return first + self.send(client, programs[half:], turn, stops)
+            first = self.send(client, programs[:half], turn, cancel)
+            return first + self.send(client, programs[half:], turn, cancel)
         # Batch 1 with two workers: the second one, then the first, the second, ...
         url = self.urls[turn % len(self.urls)]
         headers = {"Authorization": f"Bearer {client}", "Content-Type": "application/json"}

@@ -7,9 +7,8 @@ results travel as JSON text. A task that Ray loses is run again, then reported a
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from untrusted.results import Executor, Results, import_client, read_results
+from untrusted.results import Connection, Executor, Results, import_client, read_results
 from untrusted.runner import answer_request
 from untrusted.tiers import ExecutorName
 
@@ -33,20 +32,20 @@ class RayCluster(Executor):
     workers: int = 1
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[Any, int]]:
+    def connect(self) -> Iterator[Connection]:
         ray = import_client("ray", "Ray")
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False)
         # Twice what the cluster can run: a task ends, and the next one waits there.
         yield ray, 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def send(self, client, programs, turn, stops) -> Results:
+    def send(self, client, programs, turn, cancel) -> Results:
         # Lost tasks are sent again by `run_batch`.
         task = client.remote(num_cpus=self.workers, max_retries=0)(answer_request)
         try:
             reference = task.remote(self.request_text(programs))
             while not client.wait([reference], timeout=POLL_SECONDS)[0]:
-                if any(stop.is_set() for stop in stops):
+                if cancel.is_set():
                     client.cancel(reference)
             return read_results(client.get(reference), programs)
         except client.exceptions.RayError as error:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Literal, get_args
@@ -153,6 +153,8 @@ class Result:
 
 Programs = Sequence[Program]
 Results = list[Result]
+# The client for `Executor.send`, and how many batches it can run at a time.
+Connection = tuple[Any, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,61 +188,55 @@ class Executor(ABC):
         *,
         on_progress: Progress | None = None,
         cancel: Cancel | None = None,
+        connection: Connection | None = None,
     ) -> Results:
         """Run programs; returns a result for each, in order: a sandbox error if it cannot run.
 
-        Programs that a set `cancel` stops are sandbox errors that say so.
+        Programs that a set `cancel` stops are sandbox errors that say so. It is also set if this
+        call ends by an exception, such as Ctrl-C.
+
+        Args:
+            connection: one that `connect` has opened; by default a new one.
         """
         if not programs:
             return []
-        with self.connect() as connection:
-            return self.run_with(connection, programs, on_progress=on_progress, cancel=cancel)
-
-    def run_with(
-        self,
-        connection: tuple[Any, int],
-        programs: Programs,
-        *,
-        on_progress: Progress | None = None,
-        cancel: Cancel | None = None,
-    ) -> Results:
-        """Run programs as `run_many` does, on a connection that `connect` has opened."""
-        client, senders = connection
-        stops = [Cancel(), cancel or Cancel()]
+        cancel = cancel or Cancel()
         # batch = 2: [a, b, c] -> [a, b], [c], numbers 0 and 1
         starts = range(0, len(programs), self.batch)
         batches = [programs[start : start + self.batch] for start in starts]
-        threads = ThreadPoolExecutor(min(senders, len(batches)) or 1, thread_name_prefix="sender")
-        try:
-            futures = [
-                threads.submit(self.run_batch, client, batch, number, stops)
-                for number, batch in enumerate(batches)
-            ]
-            done = 0
-            # Progress in the order of completion, results in the order of the programs.
-            for future in as_completed(futures):
-                done += len(future.result())
-                if on_progress:
-                    on_progress(done, len(programs))
-        except BaseException:  # such as Ctrl-C: stop programs that are still running
-            stops[0].set()
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
+        opened = nullcontext(connection) if connection else self.connect()
+        with opened as (client, senders):
+            threads = ThreadPoolExecutor(min(senders, len(batches)), thread_name_prefix="sender")
+            try:
+                futures = [
+                    threads.submit(self.run_batch, client, batch, number, cancel)
+                    for number, batch in enumerate(batches)
+                ]
+                done = 0
+                # Progress in the order of completion, results in the order of the programs.
+                for future in as_completed(futures):
+                    done += len(future.result())
+                    if on_progress:
+                        on_progress(done, len(programs))
+            except BaseException:  # such as Ctrl-C: stop programs that are still running
+                cancel.set()
+                raise
+            finally:
+                threads.shutdown(cancel_futures=True)
         return [result for future in futures for result in future.result()]
 
-    def run_batch(self, client, programs: Programs, number: int, stops: list[Cancel]) -> Results:
+    def run_batch(self, client, programs: Programs, number: int, cancel: Cancel) -> Results:
         """Send a batch, again after failures; after the last attempt, return sandbox errors."""
         reason = ""
         for attempt in range(self.attempts):
-            if any(stop.is_set() for stop in stops):
+            if cancel.is_set():
                 return sandbox_errors(programs, "cancelled")
             # Before the tries 2, 3, 4: 0.5, 1, 2 seconds.
             if attempt:
                 logger.warning("sandbox: %s", reason)
                 time.sleep(self.pause * 2 ** (attempt - 1))
             try:
-                return self.send(client, programs, number + attempt, stops)
+                return self.send(client, programs, number + attempt, cancel)
             except OSError as error:
                 reason = " ".join(str(error).split())[:400]
         return sandbox_errors(programs, reason)
@@ -252,21 +248,18 @@ class Executor(ABC):
         return json.dumps(request | {"jobs": [asdict(program) for program in programs]})
 
     @abstractmethod
-    def connect(self) -> AbstractContextManager[tuple[Any, int]]:
-        """Open a connection: the client for `send`, and how many batches it can run at a time.
-
-        Raises ValueError that names what is missing.
-        """
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Open a connection. Raises ValueError that names what is missing."""
 
     @abstractmethod
-    def send(self, client, programs: Programs, turn: int, stops: list[Cancel]) -> Results:
+    def send(self, client, programs: Programs, turn: int, cancel: Cancel) -> Results:
         """Run a batch once. Raises OSError if another attempt may succeed.
 
         Args:
             client: from `connect`.
             programs: the batch.
             turn: number of the batch plus the number of earlier attempts, to choose a worker.
-            stops: the batch is cancelled as soon as one of them is set.
+            cancel: the batch is cancelled as soon as it is set.
         """
 
 

@@ -43,7 +43,7 @@ STOP_SECONDS = 2.0
 # Bytes per read.
 CHUNK = 2**16
 STREAMS = ("stdout", "stderr")
-# Seconds between two checks of `stops`.
+# Seconds between two checks of `cancel`.
 TICK = 0.1
 
 
@@ -77,14 +77,6 @@ class Child:
     reason: str = ""
     late: float = 0.0
 
-    def line(self) -> bytes | None:
-        """Return the next complete message and remove it from the buffer; None if there is none."""
-        line, end, rest = self.buffer.partition(b"\n")
-        if not end:
-            return None
-        self.buffer = rest
-        return bytes(line)
-
 
 class Session:
     """A zygote in a tier, which runs one program after another.
@@ -95,8 +87,8 @@ class Session:
     def __init__(self, tier: Tier, packages: Packages = PACKAGES):
         self.tier = tier
         self.packages = packages
-        # Setting one of these events stops the running test.
-        self.stops: list[Cancel] = []
+        # Setting this event stops the running test.
+        self.cancel = Cancel()
         self.limits = Limits()
         self.same_process = False
         # bubblewrap creates this folder inside the sandbox. In the other tiers it is a folder of
@@ -188,14 +180,14 @@ class Session:
         """
         is_done = self.has_ended if "script" in jobs[0] else has_answered
         self.room = MAX_OUTPUT + 1 if "script" in jobs[0] else self.limits.output_bytes
-        children = []
         # Start pipes and processes; our copies of the children's ends are closed at once
         with ExitStack() as theirs:
             outputs = self.open_pipes(theirs)
-            peers = [theirs.enter_context(end) for end in socket.socketpair()]
-            for position, job in enumerate(jobs):
-                peer = [peers[position].fileno()] if len(jobs) == 2 else []
-                children.append(self.spawn(job, standard_input, [*outputs, *peer]))
+            peers = [theirs.enter_context(end).fileno() for end in socket.socketpair()]
+            children = [
+                self.spawn(job, standard_input, [*outputs, peer] if len(jobs) == 2 else outputs)
+                for job, peer in zip(jobs, peers, strict=False)
+            ]
         # Run: hand over the jobs, wait until all are confined, then until one answers
         for child in children:
             self.selector.register(child.socket, selectors.EVENT_READ, partial(self.hear, child))
@@ -254,25 +246,23 @@ class Session:
                 pipe.close()
 
     def spawn(self, job: Fields, standard_input: bytes, ends: list[int]) -> Child:
+        # The fixture `monkeypatch` uses unittest.mock.
+        text = f"{job['code']} {job.get('test', '')}".replace("monkeypatch", "unittest.mock")
+        request = {
+            "memory_bytes": self.limits.memory_bytes,
+            "seconds": self.limits.seconds,
+            # The zygote imports them before the fork, so that they take none of the child's time.
+            "load": [name for name in (*self.packages, *ON_MENTION) if name in text],
+        }
         near, far = socket.socketpair()
         try:
-            request = {"memory_bytes": self.limits.memory_bytes, "seconds": self.limits.seconds}
-            # The zygote imports them before the fork, so that they take none of the child's time.
-            request["load"] = [
-                name for name in (*self.packages, *ON_MENTION) if is_mentioned(name, job)
-            ]
-            source = open_input(standard_input)
-            try:
+            with far, open_input(standard_input) as source:
                 # The order in which `zygote.live` expects them.
-                ends = [far.fileno(), source, *ends]
+                ends = [far.fileno(), source.fileno(), *ends]
                 socket.send_fds(self.control, [json.dumps(request).encode()], ends)
-            finally:
-                os.close(source)
         except OSError as error:
             near.close()
             raise SandboxFailureError(f"cannot start a process: {error}") from error
-        finally:
-            far.close()
         return Child(near, job)
 
     def give(self, child: Child):
@@ -287,7 +277,7 @@ class Session:
         """Read until `done()` is true; returns False if `seconds` pass first."""
         deadline = monotonic() + seconds
         while not done():
-            if any(stop.is_set() for stop in self.stops):
+            if self.cancel.is_set():
                 raise SandboxFailureError("cancelled")
             left = deadline - monotonic()
             if left <= 0:
@@ -325,15 +315,18 @@ class Session:
             self.selector.unregister(child.socket)
         if not child.answer:
             child.buffer += chunk
-        if not child.started and (line := child.line()) is not None:
-            word = json.loads(line)
-            if "refused" in word:
-                raise SandboxFailureError(word["refused"])
+        while b"\n" in child.buffer and not child.answer:
+            line, _, child.buffer = child.buffer.partition(b"\n")
+            message = parse_message(line)
+            if child.started:
+                child.answer = message
+            elif "refused" in message:
+                raise SandboxFailureError(message["refused"])
             child.started = True
-        elif not child.started and child.ended:
+        if child.ended and not child.started:
             raise SandboxFailureError("a process ended before it was confined")
-        if child.started and not child.answer:
-            child.answer = parse_answer(child)
+        if len(child.buffer) > MAX_MESSAGE and not child.answer:
+            child.answer = {"raised": "ValueError", "message": "the answer is too large"}
 
     def text(self, name: str) -> str:
         return self.heads[name].decode("utf-8", "replace")
@@ -365,32 +358,21 @@ def has_answered(children: list[Child]) -> bool:
     return any(child.ended or child.answer for child in children)
 
 
-def open_input(content: bytes) -> int:
-    """Return a descriptor of a file with this content and without a name."""
+def open_input(content: bytes) -> io.BufferedReader:
+    """Return a file with this content and without a name."""
     if not content:
-        return os.open(os.devnull, os.O_RDONLY)
+        return open(os.devnull, "rb")
     # Not a pipe: some fast programs read the file's size or map it, as contests allow.
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        return os.open(file.name, os.O_RDONLY)
+        return open(file.name, "rb")
 
 
-def is_mentioned(package: str, job: Fields) -> bool:
-    """Whether a job's code or test mentions a package, and so may import it."""
-    text = f"{job.get('code', '')} {job.get('test', '')}"
-    # The fixture `monkeypatch` uses unittest.mock.
-    return package in text or (package == "unittest.mock" and "monkeypatch" in text)
-
-
-def parse_answer(child: Child) -> Fields:
-    """Parse a process's answer; empty if incomplete, an error unless it is a JSON object."""
-    line = child.line()
-    if line is None:
-        too_large = {"raised": "ValueError", "message": "the answer is too large"}
-        return too_large if len(child.buffer) > MAX_MESSAGE else {}
+def parse_message(line: bytearray) -> Fields:
+    """Parse a message of a process; it becomes an error unless it is a JSON object."""
     with suppress(ValueError, RecursionError):
-        answer = json.loads(line)
-        if isinstance(answer, dict):
-            return answer
+        message = json.loads(line)
+        if isinstance(message, dict):
+            return message
     return {"raised": "ValueError", "message": "the answer is not valid data"}

@@ -40,13 +40,13 @@ INSIDE = Path(__file__).parent / "inside"
 # Started with `python -c`: the folder `inside` is importable, and nothing else of this package.
 BOOTSTRAP = """
 import json, sys, types
-folder, control, tier, readable, hidden, work, packages = sys.argv[1:]
+folder, settings = sys.argv[1:]
 # The parent packages are not imported: the sandbox does not need their code.
 for name in ("untrusted", "untrusted.inside"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder] if name.endswith("inside") else []
 from untrusted.inside import zygote
-zygote.main(int(control), tier, json.loads(readable), json.loads(hidden), work, json.loads(packages))
+zygote.main(*json.loads(settings))
 """
 
 
@@ -63,21 +63,14 @@ def interpreter() -> str:
 def library() -> tuple[str, ...]:
     """List the files and folders of the interpreter that every program needs."""
     # The paths of the real interpreter: a virtual environment has no library.
-    bases = {
-        **dict.fromkeys(("installed_base", "base"), sys.base_prefix),
-        **dict.fromkeys(("installed_platbase", "platbase"), sys.base_exec_prefix),
-    }
+    base = {"platbase": sys.base_exec_prefix}
     parts = [
         interpreter(),
-        sysconfig.get_path("stdlib", vars=bases),
-        sysconfig.get_path("platstdlib", vars=bases),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib", vars=base),
     ]
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        parts.append(
-            os.path.join(
-                *(str(sysconfig.get_config_var(name)) for name in ("LIBDIR", "INSTSONAME"))
-            )
-        )
+        parts.append("/".join(map(str, sysconfig.get_config_vars("LIBDIR", "INSTSONAME"))))
     for prefix in (sys.base_prefix, sys.base_exec_prefix):
         folder = os.path.join(prefix, "lib")
         # Shared libraries that the interpreter was built with lie next to its own library. The
@@ -183,10 +176,10 @@ def command(tier: Tier, control: int, packages: Packages, work: str) -> list[str
     folders = package_folders((*packages, *HARNESS))
     paths = readable(folders)
     hidden_folders = hidden(paths)
-    names = [json.dumps(paths), json.dumps(hidden_folders), work, json.dumps(folders)]
+    settings = json.dumps([control, tier, paths, hidden_folders, work, folders])
     # -I: ignore the environment and the user's folder; -S: no site packages; -B: write no bytecode.
     options = ("-I", "-S", "-B", "-X", "utf8", "-c", BOOTSTRAP)
-    python = [interpreter(), *options, str(INSIDE), str(control), tier, *names]
+    python = [interpreter(), *options, str(INSIDE), settings]
     if tier != "bubblewrap":
         return python
     program = shutil.which("bwrap")

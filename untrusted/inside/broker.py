@@ -32,7 +32,7 @@ from errno import (
 from typing import Any
 
 from untrusted.inside import syscalls
-from untrusted.inside.confinement import MACHINE, naming_calls, system_call
+from untrusted.inside.confinement import MACHINE, callable_numbers, naming_calls, system_call
 from untrusted.inside.syscalls import rows_of
 from untrusted.inside.usage import MAX_FILE
 from untrusted.inside.world import Place, World, os_error
@@ -49,11 +49,8 @@ ADD_DESCRIPTOR = 0x40182103
 NOTIFICATION = "=QIIiIQ6Q"
 ANSWER = "=QqiI"
 ADDED = "=QIIII"
-# newfstatat's number and the size of `struct stat`, by machine.
-STAT = {"x86_64": 262, "aarch64": 79}
+# Sizes of `struct stat`, by machine, and of two `struct timespec`.
 STAT_BYTES = {"x86_64": 144, "aarch64": 128}
-# utimensat's number, and the size of two `struct timespec`.
-UTIMENSAT = {"x86_64": 280, "aarch64": 88}
 TIMES_BYTES = 32
 AT_FDCWD = -100
 AT_SYMLINK_NOFOLLOW = 0x100
@@ -199,12 +196,6 @@ class Broker:
             raise os_error(ENOSPC)
         return place.real
 
-    def raw_stat(self, path: str, flags: int) -> bytes:
-        """Return a `struct stat` from the kernel, in the kernel's own layout."""
-        result = ctypes.create_string_buffer(STAT_BYTES[MACHINE])
-        call_by_name(STAT, path, ctypes.addressof(result), flags)
-        return result.raw
-
     # System calls: each returns what the kernel would return (None means 0), and raises OSError if
     # the kernel would fail
 
@@ -247,7 +238,10 @@ class Broker:
                 folder, "." if itself else name, follow=not flags & AT_SYMLINK_NOFOLLOW
             ).real
             how = AT_SYMLINK_NOFOLLOW
-        self.write(buffer, self.raw_stat(path, how))
+        # A `struct stat` in the kernel's own layout.
+        result = ctypes.create_string_buffer(STAT_BYTES[MACHINE])
+        call_by_name("newfstatat", path, ctypes.addressof(result), how)
+        self.write(buffer, result.raw)
 
     def faccessat2(self, folder: int, address: int, mode: int, flags: int):
         place = self.place(folder, self.read_name(address), follow=not flags & AT_SYMLINK_NOFOLLOW)
@@ -276,17 +270,17 @@ class Broker:
         return len(data)
 
     def chdir(self, address: int):
-        place = self.place(AT_FDCWD, self.read_name(address))
-        # A folder only. The kernel is not asked to change anything: names are resolved here.
+        self.enter(self.read_name(address))
+
+    def fchdir(self, folder: int):
+        self.enter(self.name_of(folder))
+
+    def enter(self, name: str):
+        """Make a folder the working directory. The kernel need not know: names are resolved here."""
+        place = self.place(AT_FDCWD, name)
         if not stat.S_ISDIR(os.stat(place.real).st_mode):
             raise os_error(ENOTDIR)
         self.where = place.name
-
-    def fchdir(self, folder: int):
-        name = self.world.name_of(os.readlink(self.descriptor(folder)))
-        if not os.path.isdir(self.world.resolve(name).real):
-            raise os_error(ENOTDIR)
-        self.where = name
 
     def mkdirat(self, folder: int, address: int, mode: int):
         os.mkdir(self.writable_path(folder, address, create=True), mode & 0o777)
@@ -332,7 +326,7 @@ class Broker:
         data = self.transfer(os.pread, TIMES_BYTES, times) if times else b""
         timespecs = ctypes.create_string_buffer(data)
         where = ctypes.addressof(timespecs) if data else 0
-        return call_by_name(UTIMENSAT, path, where, AT_SYMLINK_NOFOLLOW)
+        return call_by_name("utimensat", path, where, AT_SYMLINK_NOFOLLOW)
 
     def uname(self, buffer: int):
         # struct utsname: six fields of 65 bytes. The host's name and domain stay unknown.
@@ -343,10 +337,11 @@ class Broker:
         )
 
 
-def call_by_name(numbers: dict[str, int], path: str, address: int, flags: int) -> int:
+def call_by_name(call: str, path: str, address: int, flags: int) -> int:
     """Make a system call on a file of the host; raises OSError if it fails."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    result = system_call(numbers[MACHINE], AT_FDCWD, ctypes.addressof(name), address, flags)
+    number = callable_numbers(MACHINE)[call]
+    result = system_call(number, AT_FDCWD, ctypes.addressof(name), address, flags)
     if result < 0:
         raise os_error(ctypes.get_errno())
     return result

@@ -7,12 +7,14 @@ sandbox's own interpreter. Sources: landlock(7), seccomp(2), capabilities(7), li
 import bisect
 import ctypes
 import math
+import mmap
 import os
 import resource
 import socket
 import struct
 import sys
 from contextlib import suppress
+from errno import EINVAL, ENOSYS, EOPNOTSUPP, EPERM
 from functools import cache
 
 from untrusted.inside import syscalls
@@ -20,15 +22,11 @@ from untrusted.inside.usage import MAX_FILE
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-# Kernel constants by their names in linux/prctl.h, signal.h and errno.h.
+# Kernel constants by their names in linux/prctl.h and signal.h.
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 SIGKILL = 9
-ENOSYS = 38
-EPERM = 1
-EINVAL = 22
-EOPNOTSUPP = 95
 # _LINUX_CAPABILITY_VERSION_3, of this process (0).
 CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
 # No process has this number. A filter that is built in advance contains it as a placeholder for the
@@ -44,14 +42,12 @@ THREAD_STACK = 2 * 2**20
 ACCEPTED = b"accepted"
 
 # Classic BPF: load a word, AND with a constant, the jumps, return.
-BPF_LOAD, BPF_AND, BPF_JUMP, BPF_JUMP_EQUAL, BPF_JUMP_AT_LEAST, BPF_RETURN = (
-    0x20,
-    0x54,
-    0x05,
-    0x15,
-    0x35,
-    0x06,
-)
+BPF_LOAD = 0x20
+BPF_AND = 0x54
+BPF_JUMP = 0x05
+BPF_JUMP_EQUAL = 0x15
+BPF_JUMP_AT_LEAST = 0x35
+BPF_RETURN = 0x06
 # What a filter may answer: SECCOMP_RET_ALLOW, _USER_NOTIF, _ERRNO and _KILL_PROCESS. ERRNO has the
 # error number in its low bits; 0 means that the call succeeds with value 0. ASK leaves the call to
 # a listener in user space.
@@ -80,13 +76,13 @@ def require_success(value: int, what: str) -> int:
 
 def system_call(number: int, *arguments: int) -> int:
     # All as C longs: `syscall` is variadic, so ctypes cannot know the types.
-    return libc.syscall(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in arguments])
+    return libc.syscall(*map(ctypes.c_long, (number, *arguments)))
 
 
-def prctl(option: int, *arguments: int):
+def prctl(option: int, argument: int):
     # prctl takes four arguments, and some options demand that the unused ones be 0.
-    values = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
-    require_success(libc.prctl(ctypes.c_int(option), *values), f"prctl({option})")
+    arguments = map(ctypes.c_ulong, (argument, 0, 0, 0))
+    require_success(libc.prctl(option, *arguments), f"prctl({option})")
 
 
 def forbid_files():
@@ -170,14 +166,12 @@ def address_space() -> int:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     # -1, or the host's own limit, which cannot be exceeded
     most = limits[1] // 2**20 if limits[1] > 0 else 2**20
-    libc.mmap.restype = ctypes.c_void_p
 
     def suffices(mebibytes):
         resource.setrlimit(resource.RLIMIT_AS, (mebibytes * 2**20, limits[1]))
-        # Private (2) and anonymous (0x20), without any access.
-        page = libc.mmap(None, ctypes.c_size_t(4096), 0, 0x22, -1, ctypes.c_long(0))
-        libc.munmap(ctypes.c_void_p(page), ctypes.c_size_t(4096))
-        return page != ctypes.c_void_p(-1).value
+        with suppress(OSError), mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE):
+            return True
+        return False
 
     try:
         return bisect.bisect_left(range(most), True, key=suffices) * 2**20
@@ -188,10 +182,7 @@ def address_space() -> int:
 def drop_capabilities():
     """Drop all capabilities: root then has no privilege except owning root's files."""
     # Two sets of three 32-bit words (effective, permitted, inheritable), all zero.
-    header, nothing = (
-        ctypes.c_char.from_buffer(bytearray(data)) for data in (CAPABILITY_HEADER, bytes(24))
-    )
-    require_success(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
+    require_success(libc.capset(CAPABILITY_HEADER, bytes(24)), "capset")
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -224,7 +215,7 @@ def numbers(tables: dict[str, str], machine: str) -> dict[str, int]:
     return syscalls.parse_table(tables[machine])
 
 
-def calls_by_number(machine: str, answers: dict[int, int | None], other: int) -> list[bytes]:
+def calls_by_number(machine: str, answers: dict[int, int | None], other: int) -> bytes:
     """Return the beginning of a filter, which answers by a call's number.
 
     Args:
@@ -251,10 +242,10 @@ def calls_by_number(machine: str, answers: dict[int, int | None], other: int) ->
         *search(spans),
     ]
     # Empty lines are the spans without an answer: jump behind the last instruction.
-    return [
+    return b"".join(
         line or instruction(BPF_JUMP, len(lines) - position - 1)
         for position, line in enumerate(lines)
-    ]
+    )
 
 
 def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
@@ -273,8 +264,12 @@ def search(spans: list[tuple[int, int | None]]) -> list[bytes]:
     return [instruction(BPF_JUMP_AT_LEAST, spans[middle][0], if_true=len(low)), *low, *high]
 
 
-def plain_program(machine: str) -> bytes:
-    """Return the filter's beginning: answers by number alone; guarded calls continue behind it."""
+@cache
+def blank_program(machine: str) -> bytes:
+    """Return the filter of a process whose number is not known yet, with NO_PID as a placeholder.
+
+    First come the calls answered by number alone, then the guarded calls with their conditions.
+    """
     tables = [
         (syscalls.ALLOWED, ALLOW),
         (syscalls.ABSENT, ERRNO | ENOSYS),
@@ -286,16 +281,7 @@ def plain_program(machine: str) -> bytes:
     answers = {
         number: answer for table, answer in tables for number in numbers(table, machine).values()
     }
-    return b"".join(calls_by_number(machine, answers, ERRNO | EPERM))
-
-
-@cache
-def blank_program(machine: str) -> bytes:
-    """Return the filter of a process whose number is not known yet, with NO_PID as a placeholder.
-
-    First come the calls answered by number alone, then the guarded calls with their conditions.
-    """
-    lines = [plain_program(machine)]
+    lines = [calls_by_number(machine, answers, ERRNO | EPERM)]
     conditions = syscalls.conditions(NO_PID)
     # The accumulator still holds the call's number: each block is entered by comparing with it.
     for name, number in numbers(syscalls.GUARDED, machine).items():
@@ -311,6 +297,7 @@ def filter_program(machine: str, pid: int) -> bytes:
     return blank_program(machine).replace(struct.pack("I", NO_PID), struct.pack("I", pid))
 
 
+@cache
 def callable_numbers(machine: str) -> dict[str, int]:
     """Return the numbers of the system calls that a program may make, by name."""
     return numbers(syscalls.ALLOWED, machine) | numbers(syscalls.GUARDED, machine)
@@ -330,7 +317,7 @@ def naming_program(machine: str) -> bytes:
 
     It is installed in addition to the main filter; the stricter answer of the two applies.
     """
-    return b"".join(calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW))
+    return calls_by_number(machine, dict.fromkeys(naming_calls(machine), ASK), ALLOW)
 
 
 @cache
@@ -350,7 +337,7 @@ def owner_program(machine: str) -> bytes:
         instruction(BPF_RETURN, ERRNO | EPERM),
         instruction(BPF_RETURN, ERRNO),
     ]
-    return b"".join([*calls_by_number(machine, answers, ALLOW), *has_times])
+    return b"".join([calls_by_number(machine, answers, ALLOW), *has_times])
 
 
 def prepare_children():
@@ -369,11 +356,10 @@ def install(program: bytes, flags: int = 0) -> int:
     Returns the kernel's answer: a descriptor if `flags` ask for one, or -1.
     """
     # Kept in a variable: the kernel reads the instructions through the pointer below.
-    lines = ctypes.c_char.from_buffer(bytearray(program))
+    lines = ctypes.create_string_buffer(program)
     # struct sock_fprog: number of instructions, padding, pointer.
-    header = ctypes.c_char.from_buffer(
-        bytearray(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(lines)))
-    )
+    fields = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(lines))
+    header = ctypes.create_string_buffer(fields)
     return system_call(SECCOMP[MACHINE], SET_FILTER, flags, ctypes.addressof(header))
 
 

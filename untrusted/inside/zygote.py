@@ -58,8 +58,7 @@ class Zygote:
 
     Attributes:
         children: process ids of the running children.
-        strangers: children that are still being confined, by the socket over which each will send
-            the listener for its system calls.
+
         brokers: the broker of each confined child, by the listener's descriptor.
         used: bytes in the folder when it was last measured; `grown` is an upper bound of the bytes
             added since then.
@@ -84,7 +83,7 @@ class Zygote:
     def begin(self):
         """Reset: no children, an empty folder, and only the parent to listen to."""
         self.children: list[int] = []
-        self.strangers: dict[int, int] = {}
+
         self.brokers: dict[int, Broker] = {}
         self.poller = select.poll()
         self.poller.register(self.control, select.POLLIN)
@@ -102,9 +101,7 @@ class Zygote:
                 if descriptor == self.control.fileno():
                     if not self.obey():
                         return
-                # a child hands over its listener
-                elif descriptor in self.strangers:
-                    self.introduce(descriptor)
+
                 # a system call of a confined child
                 elif event & select.POLLIN and descriptor in self.brokers:
                     self.brokers[descriptor].answer()
@@ -143,12 +140,13 @@ class Zygote:
     def spawn(self, descriptors: list[int], request: Fields):
         """Fork a child for one job; the child lives and ends inside this call."""
         # `near` stays here, `far` goes to the child, which sends its listener over it.
-        near, far = [end.detach() for end in socket.socketpair()] if self.world else (-1, -1)
+        near, far = socket.socketpair()
         child = os.fork()
         if child == 0:
             try:
                 self.control.close()
-                leave = self.live(descriptors, far, request)
+                near.close()
+                leave = self.live(descriptors, far.detach(), request)
             except BaseException:  # in any case, the child must not continue as a second zygote
                 os._exit(1)
             if leave is None:
@@ -160,12 +158,13 @@ class Zygote:
         if not self.children:
             self.looked = monotonic()
         self.children.append(child)
-        for descriptor in (*descriptors, far):
-            if descriptor >= 0:
-                os.close(descriptor)
-        if near >= 0:
-            self.strangers[near] = child
-            self.poller.register(near, select.POLLIN)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        far.close()
+        # The child may end at any moment.
+        with near, suppress(ConnectionError):
+            if self.world:
+                self.introduce(child, near, self.world)
 
     def live(self, descriptors: list[int], broker: int, request: Fields) -> SystemExit | None:
         """Run a child: keep only these descriptors, confine the process, report that, do one job.
@@ -173,7 +172,7 @@ class Zygote:
         Args:
             descriptors: the socket to the parent, standard input, output and error, and the socket to
                 the peer if there is one.
-            broker: socket to the zygote's broker in the Landlock tier, else -1.
+            broker: socket to the zygote's broker, for the Landlock tier.
             request: limits of the child.
 
         Returns the SystemExit of a script; None for other jobs.
@@ -187,7 +186,7 @@ class Zygote:
         # Results to 3, then standard input, output, error, and the peer.
         wanted: dict[int, int] = dict(zip((3, 0, 1, 2, PEER), descriptors, strict=False))
         has_peer = PEER in wanted
-        if broker >= 0:
+        if self.world:
             wanted[BROKER] = broker
         # Move them out of the way first, as a source may have the number of another's target:
         # sources [0, 5, 6, 7] -> spares [100, 101, 102, 103] -> targets [3, 0, 1, 2]
@@ -200,7 +199,7 @@ class Zygote:
         # Confine, and report the outcome either way.
         results = Channel(3)
         try:
-            introduction = socket.socket(fileno=BROKER) if broker >= 0 else None
+            introduction = socket.socket(fileno=BROKER) if self.world else None
             confine(self.tier, request["memory_bytes"], request["seconds"], introduction)
         except (OSError, ValueError) as error:
             results.send({"refused": str(error)})
@@ -220,28 +219,20 @@ class Zygote:
         sys.stderr.flush()
         return None
 
-    def introduce(self, descriptor: int):
-        """Receive the listener of a child that is being confined, and start a broker for it."""
-        child = self.strangers.pop(descriptor)
-        self.poller.unregister(descriptor)
-        assert self.world
-        # The child may end at any moment.
-        with socket.socket(fileno=descriptor) as stranger, suppress(ConnectionError):
-            _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
-            # Without a descriptor, the child has ended, or could not be confined and has reported
-            # it.
-            if not listeners:
-                return
+    def introduce(self, child: int, stranger: socket.socket, world: World):
+        """Wait for the listener of a child that confines itself, and start a broker for it."""
+        _, listeners, _, _ = socket.recv_fds(stranger, 64, 1)
+        # Without a descriptor, the child has ended, or could not be confined and has reported it.
+        for listener in listeners:
             try:
-                broker = Broker(listeners[0], child, self.world, self.may_grow)
+                self.brokers[listener] = Broker(listener, child, world, self.may_grow)
             # The child waits for this answer; anything but ACCEPTED makes it refuse to run.
             except OSError as error:
-                os.close(listeners[0])
+                os.close(listener)
                 stranger.sendall(str(error).encode())
-                return
-            self.brokers[listeners[0]] = broker
-            self.poller.register(listeners[0], select.POLLIN)
-            stranger.sendall(ACCEPTED)
+            else:
+                self.poller.register(listener, select.POLLIN)
+                stranger.sendall(ACCEPTED)
 
     def may_grow(self) -> bool:
         """Return whether the folder may get one more file, or more in a file."""
@@ -271,9 +262,7 @@ class Zygote:
         """
         end(self.children)
         statuses = [os.waitpid(child, 0)[1] for child in self.children]
-        # Children that never introduced themselves: their sockets are still ours.
-        for descriptor in self.strangers:
-            os.close(descriptor)
+
         for broker in self.brokers.values():
             broker.close()
         report = {"statuses": statuses, "reason": self.reason}

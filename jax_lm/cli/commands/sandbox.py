@@ -10,7 +10,7 @@ from rich.table import Table
 import untrusted as sandbox
 from jax_lm.cli.arguments.sandbox import SandboxCheck, SandboxRun, SandboxServe
 from jax_lm.host import terminal
-from untrusted import Limits
+from untrusted import Limits, Local
 from untrusted.assertions import split_tests, title_of
 from untrusted.battery import attacks, run_battery
 from untrusted.cases import Case, Test
@@ -158,14 +158,13 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
 
 
 def run_sandbox_serve(arguments: SandboxServe) -> int:
-    worker = Worker(
-        (arguments.host, arguments.port),
-        workers=arguments.workers,
-        queue_size=arguments.queue,
+    local = Local(
+        arguments.executor,
+        arguments.allow_unsafe_exec,
+        arguments.workers,
         packages=arguments.packages,
-        executor=arguments.executor,
-        allow_unsafe=arguments.allow_unsafe_exec,
     )
+    worker = Worker((arguments.host, arguments.port), local, arguments.queue)
     host, port = worker.server_address[:2]
     print(f"running programs in {worker.tier} for http://{host}:{port}; Ctrl-C ends it", flush=True)
     try:
