@@ -3,7 +3,7 @@ to.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,9 @@ class Inner:
             raise ValueError(f"batch_size={self.batch_size}: must be positive")
 
 
+HALF = Inner(rate=0.5)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     """Do it.
@@ -53,7 +56,7 @@ class Outer:
     length: int | Literal["auto"] | None = None
     watch: bool = False
     wait: bool | None = None
-    inner: Inner = field(default_factory=lambda: Inner(rate=0.5))
+    inner: Inner = HALF
 
 
 TOO_MANY = "do takes no further argument; put a text with spaces in quotes"
