@@ -111,7 +111,7 @@ class Engine:
         self.tokenizer = inference.tokenizer
         # the model's own limit bounds the context
         limit = inference.config.max_position_embeddings
-        if options.context is not None and options.context > limit:
+        if options.context and options.context > limit:
             raise ValueError(f"context={options.context}: the model holds {limit} tokens")
         self.context = min(limit, options.context or CONTEXTS[0])
         replicas = inference.split()
@@ -257,7 +257,7 @@ class Engine:
 
     def on_end(self, failure: BaseException | None):
         """End all jobs after a failure, or once every worker has ended."""
-        if failure is not None and self.failure is None:
+        if failure and self.failure is None:
             self.failure = failure
             self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback
