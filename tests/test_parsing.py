@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.arguments.table import COMMANDS, classes
+from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.cli.parsing import parse_words
 from jax_lm.host.declared import SHORT, SYNONYMS, Positional, help_text, list_options, run_main
 
@@ -59,6 +59,8 @@ class Outer:
     inner: Inner = HALF
 
 
+# Class of the arguments of each command.
+KINDS = {name: entry.arguments for name, entry in COMMANDS.items()}
 TOO_MANY = "do takes no further argument; put a text with spaces in quotes"
 
 
@@ -191,7 +193,7 @@ def test_every_option_of_every_command_is_explained_and_counted_once(command):
 
 
 def test_foreign_names_lead_somewhere():
-    names = {option.name for kind in classes().values() for option in list_options(kind)}
+    names = {option.name for kind in KINDS.values() for option in list_options(kind)}
     assert set(SYNONYMS.values()) <= names
     assert {"--model", "--out"} <= set(SHORT.values()) & names
     # What is another name somewhere is a name of its own nowhere.
@@ -203,7 +205,7 @@ def test_one_name_means_one_kind_of_value():
     names.
     """
     kinds = {}
-    for command, kind in classes().items():
+    for command, kind in KINDS.items():
         for option in list_options(kind):
             kinds.setdefault(option.name, {}).setdefault(
                 option.metavar.removesuffix(" ..."), []
@@ -220,7 +222,7 @@ def test_one_name_means_one_kind_of_value():
     "given", [{}, {"suite": "builtin"}, {"suite": "humaneval", "model": "m"}, {"max_length": 64}]
 )
 def test_the_defaults_that_are_shown_are_those_that_options_imply(given):
-    for kind in classes().values():
+    for kind in KINDS.values():
         implied = kind.implied(given) if hasattr(kind, "implied") else {}
         shown = {option.field: option.default for option in list_options(kind)}
         for option, value in implied.items():
@@ -268,6 +270,6 @@ def test_a_function_is_a_program(monkeypatch, capsys):
 def test_completion_knows_every_option(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for kind in classes().values():
+    for kind in KINDS.values():
         for option in list_options(kind):
             assert option.is_positional or option.name in script
