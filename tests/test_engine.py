@@ -642,7 +642,7 @@ def test_what_the_device_still_holds_is_given_up_once(engine, alone, monkeypatch
     finally:
         release.set()
     assert answers(engine, [ask(engine, PROMPTS[4])]) == alone[4:]
-    assert sum(event.reason is not None for event in listener.events) == 3
+    assert sum(bool(event.reason) for event in listener.events) == 3
 
 
 def test_closing_does_not_wait_for_a_call_of_the_device(fresh, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jax_lm.cli.arguments.generation import Generate
+from jax_lm.cli import main as cli
 from jax_lm.config import DreamConfig
 from jax_lm.diffusion.constrained import (
     HoleArrays,
@@ -268,9 +268,7 @@ def test_an_end_that_was_found_once_is_not_lost(engine):
             "only DiffuCoderInference",
         ),
         (
-            lambda e: Generate(
-                prompt="x", chat=True, generation=GenerationOptions(grammar="python")
-            ),
+            lambda e: cli.parse(["generate", "x", "--chat", "--grammar", "python"]),
             "while chat answers",
         ),
         (lambda e: decode(e, ["x"], 8, grammar="cobol"), "grammar='cobol'"),

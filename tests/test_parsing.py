@@ -3,14 +3,14 @@ to.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.arguments.table import COMMANDS, classes
+from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.cli.parsing import parse_words
 from jax_lm.host.declared import SHORT, SYNONYMS, Positional, help_text, list_options, run_main
 
@@ -30,6 +30,9 @@ class Inner:
     def __post_init__(self) -> None:
         if not all(size > 0 for size in self.batch_size):
             raise ValueError(f"batch_size={self.batch_size}: must be positive")
+
+
+HALF = Inner(rate=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,11 @@ class Outer:
     length: int | Literal["auto"] | None = None
     watch: bool = False
     wait: bool | None = None
-    inner: Inner = field(default_factory=lambda: Inner(rate=0.5))
+    inner: Inner = HALF
 
 
+# Class of the arguments of each command.
+KINDS = {name: entry.arguments for name, entry in COMMANDS.items()}
 TOO_MANY = "do takes no further argument; put a text with spaces in quotes"
 
 
@@ -188,7 +193,7 @@ def test_every_option_of_every_command_is_explained_and_counted_once(command):
 
 
 def test_foreign_names_lead_somewhere():
-    names = {option.name for kind in classes().values() for option in list_options(kind)}
+    names = {option.name for kind in KINDS.values() for option in list_options(kind)}
     assert set(SYNONYMS.values()) <= names
     assert {"--model", "--out"} <= set(SHORT.values()) & names
     # What is another name somewhere is a name of its own nowhere.
@@ -200,7 +205,7 @@ def test_one_name_means_one_kind_of_value():
     names.
     """
     kinds = {}
-    for command, kind in classes().items():
+    for command, kind in KINDS.items():
         for option in list_options(kind):
             kinds.setdefault(option.name, {}).setdefault(
                 option.metavar.removesuffix(" ..."), []
@@ -217,7 +222,7 @@ def test_one_name_means_one_kind_of_value():
     "given", [{}, {"suite": "builtin"}, {"suite": "humaneval", "model": "m"}, {"max_length": 64}]
 )
 def test_the_defaults_that_are_shown_are_those_that_options_imply(given):
-    for kind in classes().values():
+    for kind in KINDS.values():
         implied = kind.implied(given) if hasattr(kind, "implied") else {}
         shown = {option.field: option.default for option in list_options(kind)}
         for option, value in implied.items():
@@ -265,6 +270,6 @@ def test_a_function_is_a_program(monkeypatch, capsys):
 def test_completion_knows_every_option(shell, capsys):
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for kind in classes().values():
+    for kind in KINDS.values():
         for option in list_options(kind):
             assert option.is_positional or option.name in script

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jax_lm.cli import main as cli
-from jax_lm.cli.arguments.evaluation import Evaluate
 from jax_lm.cli.commands.evaluation import check_fillings
 from jax_lm.evaluation.attempts import Attempt
 from jax_lm.evaluation.problems import Problem
@@ -133,7 +132,7 @@ def problem():
 def test_an_evaluation_prints_what_programs_said(capsys):
     assert (
         check_fillings(
-            Evaluate(suite="mbpp", canonical=True), [problem()], Local(TIER, allow_unsafe=True)
+            cli.parse(["eval", "mbpp", "--canonical"]), [problem()], Local(TIER, allow_unsafe=True)
         )
         == 1
     )

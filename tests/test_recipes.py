@@ -29,6 +29,7 @@ from experiments.recipes import (
     training_program,
     without,
 )
+from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.cli.arguments.training import ModelArguments
 from jax_lm.compilation.compiler import SMALLEST_HOST
 from jax_lm.config import DIFFUCODER_7B
@@ -304,7 +305,7 @@ def test_program_of_coupled_grpo_is_the_one_that_its_trainer_compiles(
     policy, letters, tmp_path, adapters
 ):
     model = nnx.merge(*nnx.split(policy)).on_mesh(MeshShape().mesh())
-    arguments = ModelArguments(lora_rank=2 if adapters else None)
+    arguments = ModelArguments(lora_rank=2 if adapters else None, hosts=Hosts())
     if adapters:
         add_lora(model, adapters, 0)
     settings = GRPOConfig(

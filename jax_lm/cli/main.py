@@ -19,7 +19,17 @@ from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.host import declared, interruption, terminal
 from jax_lm.options import not_one_of
 
-DESCRIPTION = "DiffuCoder in JAX: masked-diffusion code generation."
+OVERVIEW = """\
+usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)
+
+DiffuCoder in JAX: masked-diffusion code generation.
+
+commands:
+{commands}
+options:
+  --version  print the version
+  --debug    with any command: show tracebacks
+"""
 # First words of two-word commands: data, parity, sandbox.
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 
@@ -29,11 +39,12 @@ def overview(group: str = "") -> str:
     width = max(map(len, COMMANDS))
     # The group "data" selects "data show". Without a group, every name starts with the empty
     # prefix.
-    entries = ((n, e) for n, e in COMMANDS.items() if n.startswith(f"{group} ".lstrip()))
-    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in entries]
-    usage = "usage: diffucoder COMMAND [OPTIONS]    (diffucoder COMMAND --help shows a command's options)"
-    more = "  --version  print the version\n  --debug    with any command: show tracebacks"
-    return "\n".join([usage, "", DESCRIPTION, "", "commands:", *lines, "", "options:", more, ""])
+    lines = (
+        f"  {name:{width}}  {entry.summary}\n"
+        for name, entry in COMMANDS.items()
+        if name.startswith(f"{group} ".lstrip())
+    )
+    return OVERVIEW.format(commands="".join(lines))
 
 
 def split_command(words: list[str]) -> tuple[str, list[str]]:
@@ -48,8 +59,7 @@ def split_command(words: list[str]) -> tuple[str, list[str]]:
             return name, words[count:]
     # The message suggests the nearest command: "data shwo" -> "data show", "evla" -> "eval".
     group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
-    command = " ".join(words[:2] if group else words[:1])
-    raise not_one_of("command", command, group or COMMANDS)
+    raise not_one_of("command", " ".join(words[:2] if group else words[:1]), group or COMMANDS)
 
 
 def parse(words: list[str]) -> Any:
@@ -128,7 +138,3 @@ def entry() -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    entry()

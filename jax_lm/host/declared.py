@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -59,6 +59,8 @@ METAVARS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 WORD_SIZE = 2**63
 # Default of a field or parameter that has none.
 REQUIRED = inspect.Parameter.empty
+# How help shows some defaults, by their text.
+SHOWN = {"True": "on", "False": "", "None": "", str(REQUIRED): ""}
 # Sections of the help: title and description.
 COMMON = ("common options", "")
 OTHERS = ("options", "")
@@ -183,17 +185,15 @@ def is_settings(kind) -> bool:
 def signature_of(kind: Program, base=None) -> dict[str, tuple[Any, Any]]:
     """Return types and defaults of a dataclass or function by name.
 
-    The default of a nested dataclass is an instance, `base`, whose values are the defaults of the
-    fields; fields have their own if it has none.
+    Where a nested dataclass has a default, an instance `base`, its values are the defaults of the
+    fields; else these have their own.
     """
     # annotations are texts in some modules: resolve them
     hints = get_type_hints(kind, include_extras=True)
-    parameters = inspect.signature(kind).parameters.items()
-    defaults = {name: parameter.default for name, parameter in parameters}
-    for field in fields(kind) if is_settings(kind) else ():
-        if field.default_factory is not MISSING:
-            defaults[field.name] = field.default_factory()
-    return {name: (hints[name], getattr(base, name, default)) for name, default in defaults.items()}
+    return {
+        name: (hints[name], getattr(base, name, parameter.default))
+        for name, parameter in inspect.signature(kind).parameters.items()
+    }
 
 
 def docstring(kind: Program) -> str:
@@ -219,25 +219,20 @@ def options_in(kind: Program, base, group: tuple[str, str]) -> Iterator[Option]:
         every = alternatives(get_args(hint)[0] if is_positional else hint)
         kinds = tuple(each for each in every if each is not NoneType)
         takes_many = get_origin(kinds[0]) is tuple
-        choices = (
-            f" One of {', '.join(kinds[0])}."
-            if is_positional and isinstance(kinds[0], tuple)
-            else ""
-        )
+        text = texts.get(name, "")
+        if is_positional and isinstance(kinds[0], tuple):
+            text += f" One of {', '.join(kinds[0])}."
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-        is_required = default is REQUIRED
         yield Option(
             field=name,
             kinds=alternatives(get_args(kinds[0])[0]) if takes_many else kinds,
-            default=""
-            if is_required or shown in ("False", "None")
-            else shown.replace("True", "on"),
-            help=texts.get(name, "") + choices,
+            default=SHOWN.get(shown, shown),
+            help=text,
             group=("arguments", "") if is_positional else group,
             takes_many=takes_many,
             takes_none=NoneType in every,
             is_positional=is_positional,
-            is_required=is_required,
+            is_required=default is REQUIRED,
         )
     # sections of nested dataclasses follow the options of the outer one
     for hint, default, inner in nested:
@@ -427,13 +422,9 @@ def help_text(kind: Program, prog: str) -> str:
     groups[OTHERS].add_argument("-h", "--help", action="store_true", help="show this help and exit")
     # one entry per option
     for option in options:
-        note = (
-            f" (default: {option.default})"
-            if option.default
-            else " (required)"
-            if option.is_required
-            else ""
-        )
+        note = " (required)" if option.is_required else ""
+        if option.default:
+            note = f" (default: {option.default})"
         # argparse formats help with %
         text = f"{option.help}{note}".replace("%", "%%")
         if option.is_positional:

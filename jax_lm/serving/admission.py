@@ -50,7 +50,7 @@ def sequence_of(
         prefix, suffix, middle = gap_ids(inference.tokenizer)
         before = (prefix, *request.before, suffix, *request.after, middle)
         request = replace(request, before=before, after=())
-    if config.attention_block is not None and len(request.after):
+    if config.attention_block and request.after:
         raise ValueError(f"{config.family.name} attends to earlier text alone: it fills no holes")
     if hole > max_tokens:
         raise ValueError(f"max_tokens={hole}: at most {min(max_tokens, context - 1)}")
@@ -70,8 +70,8 @@ def sequence_of(
     tokenizer = inference.tokenizer
     growth = inference.sampler.growth
     # a hole that finds its own length
-    if growth is not None and inference.is_growing(options) and request.is_gap:
-        if options.grammar is not None:
+    if growth and inference.is_growing(options) and request.is_gap:
+        if options.grammar:
             raise ValueError(
                 "growth: a hole that finds its own length cannot meet a grammar; "
                 "growth='off' keeps its length"
@@ -80,11 +80,11 @@ def sequence_of(
             raise ValueError(
                 f"logprobs={request.logprobs}: not where holes grow; growth='off' keeps their length"
             )
-        masks = initial_length(hole, None)
         # [begin, before, masks, after]; the end token is added by the slots
         before = [*tokenizer.begin_ids, *request.before]
+        masks = [inference.sampler.mask_id] * initial_length(hole, None)
         sequence = GrowingSequence(
-            **canvas_of(before, [inference.sampler.mask_id] * masks, request.after),
+            **canvas_of(before, masks, request.after),
             delete_id=growth.delete_id,
             stop_ids=(),
             **fields,
@@ -101,29 +101,28 @@ def sequence_of(
     fields["stop_ids"] = tokenizer.stop_ids if options.early_stop else ()
     if options.grammar is None:
         return Sequence(**fields)
-    repair = Repair(constraint_of(request, inference), options)
-    return ConstrainedSequence(**fields, repair=repair)
+    return ConstrainedSequence(
+        **fields, repair=Repair(constraint_of(options.grammar, request, inference), options)
+    )
 
 
 def canvas_of(before: Iterable[int], hole: list[int], after: Iterable[int]) -> Fields:
     """Return the tokens of a sequence and the columns of its hole."""
     # [7, 8], [0, 0, 0], [9] -> [7, 8, 0, 0, 0, 9], hole [2, 5)
-    before = [*before]
-    columns = Block(len(before), len(before) + len(hole))
-    return {"tokens": np.array([*before, *hole, *after], np.int32), "hole": columns}
+    text = [*before, *hole]
+    columns = Block(len(text) - len(hole), len(text))
+    return {"tokens": np.array([*text, *after], np.int32), "hole": columns}
 
 
-def constraint_of(request: Request, inference: DiffuCoderInference) -> Constraint:
-    """Create the constraint of a request. This may take seconds."""
-    options = request.options
-    texts = ("", "")
-    assert options.grammar
-    if not request.is_message:
-        texts = (
-            inference.tokenizer.decode(ids, skip_special_tokens=True)
-            for ids in (request.before, request.after)
-        )
-    grammar = find_grammar(options.grammar, PREPARING_SECONDS)
+def constraint_of(grammar: str, request: Request, inference: DiffuCoderInference) -> Constraint:
+    """Create the constraint by which answers meet a grammar. This may take seconds."""
+    tokenizer = inference.tokenizer
+    # a grammar does not read the text around a message
+    around = () if request.is_message else (request.before, request.after)
     return Constraint(
-        grammar, inference.tokenizer, options.max_new_tokens, *texts, stops=request.stop
+        find_grammar(grammar, PREPARING_SECONDS),
+        tokenizer,
+        request.options.max_new_tokens,
+        *(tokenizer.decode(ids, skip_special_tokens=True) for ids in around),
+        stops=request.stop,
     )

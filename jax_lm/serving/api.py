@@ -9,9 +9,10 @@ engine's thread and the event loop never wait for each other. Knows no JAX.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import product
 from time import monotonic
 from typing import Any
 
@@ -84,27 +85,24 @@ class Server:
         self.settings = settings
         self.tokenizer = engine.tokenizer
         self.presets = tuple(PRESETS)
+        self.growth = engine.inference.sampler.growth
         # A text with holes that grow has a token before it, and one after it.
-        self.markers = 2 * (engine.inference.sampler.growth is not None)
+        self.markers = 2 * (self.growth is not None)
         # An autoregressive model is decoded left to right, with tokens around the texts of a gap.
         if engine.inference.is_autoregressive:
             self.presets = ()
             self.markers = len(GAP_TOKENS)
+        # adapter and preset of each name that a request may give, both empty by default
+        adapters = {settings.model: ""} | {name: name for name in settings.adapters}
+        self.names = {name: (adapter, "") for name, adapter in adapters.items()}
+        for (name, adapter), preset in product(adapters.items(), self.presets):
+            self.names.setdefault(f"{name}@{preset}", (adapter, preset))
         # slow requests (a grammar, or a prompt to score) are prepared one at a time
         self.turn = asyncio.Semaphore(1)
         self.turns = asyncio.Semaphore(PREPARED_AT_ONCE)
         self.places = asyncio.Semaphore(MAX_PREPARING)
 
     # Create jobs from request bodies.
-
-    def defaults(self, body: schemas.DecodingBody, *, is_gap: bool = False) -> Mapping[str, Any]:
-        """Return the defaults for a request, with the preset that its model name selects."""
-        defaults = dict(self.settings.defaults)
-        # holes that find their length are filled without a cache
-        if is_gap and self.engine.inference.sampler.growth and body.growth != "off":
-            defaults["preset"] = "exact"
-        _, preset = self.find(body.model)
-        return defaults | ({"preset": preset} if preset else {})
 
     def find(self, name: str | None) -> tuple[str, str]:
         """Return the adapter and the preset that a name selects, both empty by default.
@@ -114,17 +112,13 @@ class Server:
         """
         # Some clients send an empty name if the user has not set one.
         name = name or self.settings.model
-        offered = (self.settings.model, *self.settings.adapters)
-        model, _, preset = name.rpartition("@")
-        if name in offered or preset not in self.presets:
-            model = name
-            preset = ""
-        if model not in offered:
-            message = f"model={name!r}: this server offers {', '.join(map(repr, offered))}"
+        if name not in self.names:
+            offered = map(repr, (self.settings.model, *self.settings.adapters))
+            message = f"model={name!r}: this server offers {', '.join(offered)}"
             if self.presets:
                 message += f", also with {', '.join(f'@{each}' for each in self.presets)}"
             raise Refusal(404, message, param="model", code="model_not_found")
-        return model if model in self.settings.adapters else "", preset
+        return self.names[name]
 
     def gaps(self, body: schemas.DecodingBody) -> Gaps:
         """Encode the texts of a request; each prompt gets at least one token.
@@ -159,19 +153,26 @@ class Server:
 
     def requests(self, body: schemas.DecodingBody, gap: Gap) -> list[jobs.Request]:
         """Create the requests for the answers to one prompt."""
+        defaults = dict(self.settings.defaults)
+        adapter, preset = self.find(body.model)
+        is_gap = gap.after is not None
+        # holes that find their length are filled without a cache
+        if not preset and is_gap and self.growth and body.growth != "off":
+            preset = "exact"
+        if preset:
+            defaults["preset"] = preset
         # tokens of the context that are left for the hole
-        room = self.engine.context - len(gap.before) - len(gap.after or ()) - self.markers
+        room = self.engine.context - gap.tokens - self.markers
         options = self.engine.options
         length = body.length or max(1, min(options.default_tokens, options.max_tokens, room))
-        is_gap = gap.after is not None
         # answers to one prompt differ only in their index
         request = jobs.Request(
             before=tuple(gap.before),
             after=tuple(gap.after or ()),
             is_gap=is_gap,
             is_message=body.is_message,
-            adapter=self.find(body.model)[0],
-            options=body.options(length, self.defaults(body, is_gap=is_gap)),
+            adapter=adapter,
+            options=body.options(length, defaults),
             stop=tuple(body.stop),
             seed=(secrets.randbelow(2**32) if body.seed in (None, schemas.ANY_SEED) else body.seed),
             logprobs=body.wanted_logprobs,
@@ -207,9 +208,9 @@ class Server:
                 raise invalid(error, body) from error
             except TimeoutError as error:
                 raise failure("timeout") from error
-            if self.settings.logs_prompts:
-                prompts = [self.tokenizer.decode(request.before) for request in requests]
-                self.log_texts(prompts, "prompts", http)
+            self.log_texts(
+                (self.tokenizer.decode(request.before) for request in requests), "prompts", http
+            )
 
         try:
             if not body.is_slow:
@@ -304,7 +305,7 @@ class Server:
         for end in ends:
             if not (end.is_answer or (is_any_answered and end.is_late)):
                 raise failure(end.reason)
-        self.log_texts([end.text for end in ends], "answers", http)
+        self.log_texts((end.text for end in ends), "answers", http)
         return JSONResponse(answer_format.whole(ends))
 
     async def pieces(self, stream: EventStream, answer_format: AnswerFormat) -> AsyncIterator[str]:
@@ -363,19 +364,19 @@ class Server:
 
     def note(self, submitted: Sequence[Job], http: Request):
         """Record tokens, waiting time and end of a request's jobs, for the middleware to log."""
-        ends = [job.end for job in submitted if job.end is not None]
+        ends = [job.end for job in submitted if job.end]
         waits = [(job.started or monotonic()) - job.arrived for job in submitted]
         http.scope["state"]["noted"] = {
             "prompt_tokens": sum(job.request.prompt_tokens for job in submitted),
             "completion_tokens": sum(len(end.tokens) for end in ends),
             "queue_seconds": round(max(waits, default=0.0), 4),
-            "reason": ",".join(sorted({str(end.reason) for end in ends})),
+            "reason": ",".join(sorted({end.reason for end in ends})),
         }
 
-    def log_texts(self, texts: Sequence[str], name: str, http: Request):
-        """Log prompts or answers if the operator wants it."""
+    def log_texts(self, texts: Iterable[str], name: str, http: Request):
+        """Log prompts or answers if the operator wants it; otherwise they are not even read."""
         if self.settings.logs_prompts:
-            logger.info("texts", extra={"fields": {"request_id": request_id(http), name: texts}})
+            logger.info("texts", extra={"fields": {"request_id": request_id(http), name: [*texts]}})
 
     # no coroutines: these run on threads, as a long text would hold up the event loop
     def tokenize(self, body: TokenizeBody) -> Response:
@@ -383,12 +384,11 @@ class Server:
         self.find(body.model)
         try:
             tokens = body.gaps(self.tokenizer, self.engine.context)[0].before
-            texts = None
         except ValueError as problem:
             raise invalid(problem) from problem
+        texts = None
         if body.return_token_strs:
-            known = {token: self.tokenizer.decode([token]) for token in set(tokens)}
-            texts = [known[token] for token in tokens]
+            texts = [jobs.spelling(self.tokenizer, token)["text"] for token in tokens]
         size = {"count": len(tokens), "max_model_len": self.engine.context}
         return JSONResponse(size | {"tokens": tokens, "token_strs": texts})
 
@@ -417,9 +417,7 @@ class Server:
 
     async def models(self) -> Fields:
         """List the models: the one that is served and its adapters, plain and with each preset."""
-        plain = [self.settings.model, *self.settings.adapters]
-        names = [*plain, *(f"{name}@{preset}" for name in plain for preset in self.presets)]
-        return {"object": "list", "data": [await self.model(each) for each in names]}
+        return {"object": "list", "data": [await self.model(name) for name in self.names]}
 
     async def model(self, name: str) -> Fields:
         """Describe a model."""
@@ -447,12 +445,13 @@ class Server:
 
     async def health(self) -> Response:
         """Answer 200 while the engine lives."""
-        return status_response("ok" if not self.engine.stopped.is_set() else "stopped", "ok")
+        return status_response(not self.engine.stopped.is_set(), "ok", "stopped")
 
     async def ready(self) -> Response:
         """Answer 200 after warm-up and until shutdown."""
-        status = "ready" if self.engine.is_ready else "not ready"
-        return status_response(status, "ready", waits_for=self.engine.waits_for)
+        return status_response(
+            self.engine.is_ready, "ready", "not ready", waits_for=self.engine.waits_for
+        )
 
     async def metrics(self) -> Response:
         """Return the metrics in Prometheus' text format."""
@@ -506,5 +505,5 @@ def endpoint_of(
     return answer
 
 
-def status_response(status: str, good: str, **details: str | None) -> Response:
-    return JSONResponse({"status": status, **details}, 200 if status == good else 503)
+def status_response(is_good: bool, good: str, bad: str, **details: str | None) -> Response:
+    return JSONResponse({"status": good if is_good else bad, **details}, 200 if is_good else 503)

@@ -3,11 +3,11 @@
 Knows neither HTTP nor the engine.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
+from jax_lm.serving.ignored_fields import NEUTRAL, Part
 from jax_lm.serving.schemas import (
     MAX_LOGPROBS,
     DecodingBody,
@@ -105,7 +105,7 @@ class ResponsesBody(OpenAIBody):
     """
 
     is_message = True
-    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["responses"]}
+    neutral = NEUTRAL["request"] | NEUTRAL["responses"]
     unread = (*OpenAIBody.unread, "reasoning")
     input: Annotated[
         Messages, BeforeValidator(as_conversation, json_schema_input_type=Text | Messages)

@@ -100,12 +100,11 @@ class CompileScheduler:
         for shape, adapter in product(shapes, ("", *inference.adapters)):
             # left-to-right decoding always has a cache
             decoding = Decoding(preset="fast" if inference.is_autoregressive else shape.preset)
-            is_cached = decoding.settings.cache != "none"
+            kind = decoding.settings.cache != "none", False, adapter
             slots = next(
                 slots
                 for slots in self.groups
-                if (slots.is_cached, slots.is_growing, slots.sampler.adapter)
-                == (is_cached, False, adapter)
+                if (slots.is_cached, slots.is_growing, slots.sampler.adapter) == kind
                 and slots.columns >= min(shape.tokens, self.context)
             )
             planned = replace(
@@ -141,14 +140,15 @@ class CompileScheduler:
         Args:
             is_ahead: also compile what only more requests at a time would need.
         """
+        if self.is_cancelled or self.thread.is_alive() or monotonic() < self.retry_at:
+            return
         # one at a time, smallest batch first: a lone request must not wait for a large program
         missing = [
             (size, slots.columns, number, slots)
             for slots in self.groups
             for number, size in slots.missing(is_ahead=is_ahead)
         ]
-        is_free = not self.thread.is_alive() and monotonic() >= self.retry_at
-        if not missing or not is_free or self.is_cancelled:
+        if not missing:
             return
         size, _, number, slots = min(missing, key=lambda each: each[:3])
         self.thread = Thread(

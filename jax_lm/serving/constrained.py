@@ -164,12 +164,11 @@ class Repairs:
         This runs on a reader's thread. Meanwhile no other thread reads the sequence.
         """
         repair = sequence.repair
-        arrays = sequence.arrays
         for _ in range(CHOICES_PER_TURN):
             if repair.choices:
                 self.choose(sequence)
             elif sequence.is_decoded:
-                sequence.is_met = repair.check(arrays, sequence.step)
+                sequence.is_met = repair.check(sequence.arrays, sequence.step)
             if sequence.is_met:
                 break
         # The next steps begin the block of the first mask again.
@@ -194,8 +193,8 @@ class Repairs:
         masked = sequence.masked_from(column)
         found = self.logits(sequence.adapter, sequence.tokens, masked, column, repair.window)
         repair.choose(sequence.arrays, sequence.step, sequence.key, *found)
-        sequence.step = sequence.step + 1
-        sequence.forwards = sequence.forwards + 1
+        sequence.step += 1
+        sequence.forwards += 1
 
     def logits(
         self,
@@ -215,8 +214,8 @@ class Repairs:
             for place in (1, 2):
                 _, trial = sampler.logits_at(np.zeros(width, np.int32), 1, place, trial)
             self.compiled.add((adapter, width))
-        tokens = np.where(masked, sampler.mask_id, tokens).astype(np.int32)
         # [t] -> [width], so that few widths are compiled
-        padded = np.pad(tokens, (0, width - length))
+        padded = np.zeros(width, np.int32)
+        padded[:length] = np.where(masked, sampler.mask_id, tokens)
         with self.device:
             return sampler.logits_at(padded, length, column, window)

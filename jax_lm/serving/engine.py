@@ -259,7 +259,7 @@ class Engine:
 
     def on_end(self, failure: BaseException | None):
         """End all jobs after a failure, or once every worker has ended."""
-        if failure is not None and self.failure is None:
+        if failure and self.failure is None:
             self.failure = failure
             self.queue.refusal = "engine_failed"
             # the operator can fix a lack of memory; everything else is a defect, with its traceback

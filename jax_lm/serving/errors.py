@@ -65,9 +65,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def failure(reason: str | None, retry_after: int | None = None) -> Refusal:
+def failure(reason: str, retry_after: int | None = None) -> Refusal:
     """Return the Refusal for a request without an answer, for a reason of `FAILURES`."""
-    assert reason
     return Refusal(*FAILURES[reason], code=reason, retry_after=retry_after)
 
 
@@ -82,13 +81,13 @@ def invalid(problem: ValueError, body: schemas.DecodingBody | None = None) -> Re
     if isinstance(problem, ContextLengthError):
         return Refusal(400, message, param="prompt", code="context_length_exceeded")
     param = schemas.field_of(message)
-    if body is not None and param == "max_tokens":
+    if body and param == "max_tokens":
         param = body.length_field
         message = message.replace("max_tokens", param, 1)
     # errors of grammars begin with their kind; "grammar='cobol': …" names the field already
     field = body and body.grammar_field
     is_bare = not message.startswith("grammar=")
-    if field is not None and is_bare and param in ("grammar", "regex", "json_schema"):
+    if field and is_bare and param in ("grammar", "regex", "json_schema"):
         message = f"{field}: {message.removeprefix('grammar: ')}"
         param = field
     return Refusal(400, message, param=param)

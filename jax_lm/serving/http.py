@@ -136,13 +136,11 @@ class HttpServer(uvicorn.Server):
         """Refuse new requests while sequences end, then accept no more connections and stop."""
         # 1. Refuse new requests, and wait for the sequences and for those that hear of a refusal.
         loop = asyncio.get_running_loop()
-        start = loop.time()
+        deadline = loop.time() + self.options.request_seconds
         engine = self.engine
         engine.refuse_new(self.options.engine_seconds)
-        while (engine.queue.jobs or engine.preparing) and not (
-            engine.stopped.is_set() or self.force_exit
-        ):
-            if loop.time() - start >= self.options.request_seconds:
+        while (engine.queue.jobs or engine.preparing) and loop.time() < deadline:
+            if engine.stopped.is_set() or self.force_exit:
                 break
             await asyncio.sleep(0.05)
         # 2. End the jobs that the device still works on.

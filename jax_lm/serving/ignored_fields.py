@@ -7,7 +7,6 @@ these values and refuses all others by name. Some fields are ignored with any va
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 FieldNames = tuple[str, ...]
-Neutral = Mapping[str, Sequence[Any]]
+Neutral = dict[str, list[Any]]
 
 
 @dataclass
@@ -54,7 +53,7 @@ UNREAD = (
 
 # Fields of OpenAI, vLLM, SGLang and llama.cpp with the values that change nothing, by the part of a
 # request. Those of a message appear in answers, which clients send back.
-NEUTRAL: Mapping[str, Neutral] = json.loads(
+NEUTRAL: dict[str, Neutral] = json.loads(
     Path(__file__).with_name("neutral_fields.json").read_text(encoding="utf-8")
 )
 
@@ -84,8 +83,7 @@ class Part(BaseModel):
         """Add the fields that the validator below accepts to the JSON schema."""
         # pydantic's schema does not know that null means "not given"
         properties = schema["properties"]
-        required = schema.get("required", ())
-        for name in properties.keys() - set(required):
+        for name in properties.keys() - set(schema.get("required", ())):
             properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
         for name, values in kind.neutral.items():
             properties.setdefault(name, {"enum": [*values, None]})

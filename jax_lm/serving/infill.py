@@ -5,12 +5,12 @@ Knows neither HTTP nor the engine.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from jax_lm.config import Fields
-from jax_lm.serving.ignored_fields import NEUTRAL, Neutral, Part
+from jax_lm.serving.ignored_fields import NEUTRAL, Part
 from jax_lm.serving.jobs import Event
 from jax_lm.serving.responses import AnswerFormat, data
 from jax_lm.serving.schemas import (
@@ -49,7 +49,7 @@ class LlamaBody(DecodingBody):
     - `response_fields` names the fields of the answer, inner ones as `timings/prompt_n`.
     """
 
-    neutral: ClassVar[Neutral] = {**NEUTRAL["request"], **NEUTRAL["llama"]}
+    neutral = NEUTRAL["request"] | NEUTRAL["llama"]
     unread = (*DecodingBody.unread, *NEUTRAL["llama, unread"])
     reported = (*DecodingBody.reported, "n_probs")
     prompt: Prompts
@@ -89,10 +89,11 @@ class InfillBody(LlamaBody):
     input_extra: list[Snippet] = Field([], max_length=256)
 
     def gaps(self, tokenizer, context) -> Gaps:
+        encode = tokenizer.encode_plain
         # other files, then text before and after the cursor
-        extra = "".join(f"{snippet.text}\n" for snippet in self.input_extra)
-        texts = (extra, self.input_prefix + self.prompt, self.input_suffix)
-        extra, before, after = map(tokenizer.encode_plain, texts)
+        extra = encode("".join(f"{snippet.text}\n" for snippet in self.input_extra))
+        before = encode(self.input_prefix + self.prompt)
+        after = encode(self.input_suffix)
         length = min(DEFAULT_TOKENS, context // 2) if self.length is None else self.length
         # one token of the context is kept for the beginning of an empty text
         before, after, is_cut = cut_to_fit(extra, before, after, context - length - 1)
@@ -137,10 +138,15 @@ class LlamaFormat(AnswerFormat):
     def progress(self, index, event) -> Iterator[str]:
         # a last line of blanks may get an indentation that is too small
         known = event.text if event.reason else event.text.rstrip()
-        text = self.new_text(index, indented(known, self.body.n_indent))
-        if text:
-            decided = {"tokens_predicted": predicted(event)}
-            yield data({"index": index, "content": text, "stop": False} | decided)
+        if text := self.new_text(index, indented(known, self.body.n_indent)):
+            yield data(
+                {
+                    "index": index,
+                    "content": text,
+                    "stop": False,
+                    "tokens_predicted": predicted(event),
+                }
+            )
         if event.reason:
             yield data(self.answer(index, event) | {"content": ""})
 
@@ -153,10 +159,10 @@ class LlamaFormat(AnswerFormat):
             "content": indented(end.text, self.body.n_indent),
             "model": self.model,
             "stop": True,
-            "stop_type": STOP_TYPES.get(end.reason or "", "none"),
+            "stop_type": STOP_TYPES.get(end.reason, "none"),
             "truncated": gap.is_cut,
             "tokens_predicted": predicted(end),
-            "tokens_evaluated": len(gap.before) + len(gap.after or ()),
+            "tokens_evaluated": gap.tokens,
             "tokens_cached": 0,
             "generation_settings": {"n_predict": length},
             "timings": self.timings(end),

@@ -106,7 +106,7 @@ class Event:
     Attributes:
         job: None if the answer needed no decoding.
         reason: why the job ended: stop, length, cancelled, timeout, compiling (a timeout while its
-            program was compiled), shutdown, engine_failed, not_finite or error; None while it
+            program was compiled), shutdown, engine_failed, not_finite or error; empty while it
             continues.
         text: the part of the answer that can no longer change.
         commits: positions decided since the last event, in the order of the steps.
@@ -115,7 +115,7 @@ class Event:
     """
 
     job: "Job | None" = None
-    reason: str | None = None
+    reason: str = ""
     text: str = ""
     commits: Commits = ()
     tokens: Commits = ()
@@ -174,9 +174,9 @@ class Job:
         """Call the listener on the current thread, unless it has received the last event."""
         # `give_up` may deliver the end on another thread at the same time
         with self.delivering:
-            if self.end is not None:
+            if self.end:
                 return
-            self.end = event if event.reason is not None else None
+            self.end = event if event.reason else None
         try:
             self.listen(event)
         except Exception:  # whatever a listener raises must not end the engine
@@ -184,16 +184,15 @@ class Job:
 
     def ending(self, reason: str, error: Exception | None = None) -> Event:
         """Return the event that ends the job without a complete answer."""
-        forwards = self.sequence.forwards
         reason = "not_finite" if isinstance(error, FloatingPointError) else reason
-        return Event(job=self, reason=reason, text=self.text, forwards=forwards)
+        return Event(job=self, reason=reason, text=self.text, forwards=self.sequence.forwards)
 
     def next_event(self) -> Event:
         """Return the event with everything that has become final since the last one."""
         # 1. positions that the client does not know yet
         commits = self.commits() if self.with_progress else ()
         sequence = self.sequence
-        is_done = self.sequence.is_done
+        is_done = sequence.is_done
         # 2. text before the first mask and the first stop token
         ids = sequence.tokens[sequence.hole.start : sequence.settled].tolist()
         ids = [*takewhile(lambda token: token not in sequence.stop_ids, ids)]
@@ -203,7 +202,7 @@ class Job:
             text = text.rstrip(REPLACEMENT)
         # 3. the end of the answer: a stop text, a stop token, or the end of the hole
         stops = [text.find(stop) for stop in self.request.stop if stop in text]
-        reason = None
+        reason = ""
         tokens = ()
         if stops or is_done:
             reason = "stop" if stops or sequence.is_stopped else "length"
@@ -234,11 +233,11 @@ class Job:
     def commit(self, position: int) -> Commit:
         """Describe a decided position of the hole."""
         sequence = self.sequence
-        column = self.sequence.hole.start + position
+        column = sequence.hole.start + position
         # positions count from the hole, columns from the start of the canvas
         token = int(sequence.tokens[column])
         logprobs = []
-        if self.request.logprobs is not None and sequence.logprobs is not None:
+        if sequence.logprobs is not None:
             chosen, values, ids = (part[column] for part in sequence.logprobs)
             top_ids = ids[: self.request.logprobs].tolist()
             logprobs = [(token, chosen), *zip(top_ids, values, strict=False)]
@@ -277,13 +276,17 @@ def describe(
         decision: confidence and step, if it was decided.
         logprobs: (token, log-probability) pairs: the token itself, then the most likely ones.
     """
-    reported = tuple(
-        # finite, as JSON has no -inf for impossible tokens
-        TokenLogProb(**spelling(tokenizer, each), value=max(float(value), MIN_LOGPROB))
-        for each, value in logprobs
+    return Commit(
+        position=position,
+        token_id=token,
+        logprobs=tuple(
+            # finite, as JSON has no -inf for impossible tokens
+            TokenLogProb(**spelling(tokenizer, each), value=max(float(value), MIN_LOGPROB))
+            for each, value in logprobs
+        ),
+        **spelling(tokenizer, token),
+        **decision,
     )
-    pieces = spelling(tokenizer, token)
-    return Commit(position=position, token_id=token, logprobs=reported, **pieces, **decision)
 
 
 # Answers repeat their tokens, and an answer describes each of them twice.
@@ -296,11 +299,9 @@ def spelling(tokenizer: DiffuCoderTokenizer, token: int) -> Fields:
 def without_stop_beginning(text: str, stops: tuple[str, ...]) -> str:
     """Remove the end of a text if it may be the beginning of a stop text."""
     # "ab\n" -> "ab" if "\n\n" is a stop text
-    # a complete stop text would already have ended the answer, so the longest is one shorter
-    longest = max(map(len, stops), default=0) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop.startswith(text[-length:]) for stop in stops):
-            return text[:-length]
+    for start in range(max(0, len(text) - max(map(len, stops), default=0)), len(text)):
+        if any(stop.startswith(text[start:]) for stop in stops):
+            return text[:start]
     return text
 
 
@@ -339,5 +340,5 @@ class EventStream:
                 for job in self.jobs:
                     if monotonic() > job.deadline:
                         job.deliver(job.ending("timeout"))
-            count -= event.reason is not None
+            count -= bool(event.reason)
             yield event

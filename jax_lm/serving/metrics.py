@@ -100,7 +100,7 @@ def return_freed_memory():
     """
     # glibc only; other C libraries do not have it
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if trim:
         trim(0)
 
 

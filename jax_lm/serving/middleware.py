@@ -10,13 +10,14 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jax_lm.serving.errors import Refusal
 from jax_lm.serving.ignored_fields import IGNORED, Ignored
@@ -24,10 +25,6 @@ from jax_lm.serving.metrics import Metrics
 from jax_lm.serving.page_files import PAGE_FILES
 
 logger = logging.getLogger("jax_lm.serving.access")
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 # Number of characters of the shortest key.
 MIN_KEY_LENGTH = 16
@@ -134,9 +131,12 @@ class Key:
             "x-ratelimit-reset-requests": f"{(self.rate - self.remaining) * 60 / self.rate:.0f}s",
         }
         if is_over:
-            wait = math.ceil((1 - self.remaining) * 60 / self.rate)
-            message = f"this key may send {self.rate} requests per minute"
-            raise Refusal(429, message, code="rate_limit_exceeded", retry_after=wait)
+            raise Refusal(
+                429,
+                f"this key may send {self.rate} requests per minute",
+                code="rate_limit_exceeded",
+                retry_after=math.ceil((1 - self.remaining) * 60 / self.rate),
+            )
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -184,9 +184,7 @@ def digest_of(secret: str) -> bytes:
 class Guard:
     """Middleware that passes on only requests within the limits."""
 
-    def __init__(
-        self, app: Callable[..., Awaitable[None]], limits: RequestLimits, metrics: Metrics
-    ):
+    def __init__(self, app: ASGIApp, limits: RequestLimits, metrics: Metrics):
         self.app = app
         self.limits = limits
         self.metrics = metrics
@@ -202,7 +200,7 @@ class Guard:
         else:
             logger.info("read %d keys", len(self.keys))
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send):
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         method = scope["method"]
@@ -236,7 +234,7 @@ class Guard:
         self.open_requests += 1
         try:
             key = self.admit(scope, headers)
-            if key is not None:
+            if key:
                 scope["state"]["key"] = key.label
                 if method == "POST":
                     key.take(rate_headers)
@@ -248,15 +246,18 @@ class Guard:
             await response(scope, receive, send_answer)
         finally:
             self.open_requests -= 1
-            seconds = round(monotonic() - start, 4)
-            fields = {"request_id": request_id, "method": method, "seconds": seconds}
+            fields = {
+                "request_id": request_id,
+                "method": method,
+                "seconds": round(monotonic() - start, 4),
+            }
             if TRACEPARENT.fullmatch(headers.get("traceparent", "")):
                 fields["traceparent"] = headers["traceparent"]
             if ignored.names:
                 fields["ignored_fields"] = [name[:64] for name in ignored.names[:32]]
             self.record(scope, status, fields)
 
-    def admit(self, scope: Message, headers: Headers) -> Key | None:
+    def admit(self, scope: Scope, headers: Headers) -> Key | None:
         """Return the key that a request was sent with; None if it has no valid one.
 
         Raises:
@@ -271,8 +272,7 @@ class Guard:
             raise Refusal(421, message, code="wrong_host")
         # "Bearer KEY"
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        key = self.keys.get(digest_of(secret.strip())) if is_bearer else None
+        key = self.keys.get(digest_of(secret.strip())) if scheme.lower() == "bearer" else None
         if self.keys and key is None and scope["path"] not in OPEN_PATHS:
             raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
         if scope["method"] == "POST":
@@ -296,9 +296,10 @@ class Guard:
         limit = self.limits.body_bytes
         body = bytearray()
         size = 0
+        has_more = True
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                while True:
+                while has_more and size <= READ_BEYOND * limit:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "the client has disconnected")
@@ -307,15 +308,11 @@ class Guard:
                     size += len(part)
                     if size <= limit:
                         body += part
-                    ended = not message.get("more_body")
-                    if size > READ_BEYOND * limit or (ended and size > limit):
-                        raise Refusal(
-                            413, f"the body is longer than {limit} bytes", code="body_too_long"
-                        )
-                    if ended:
-                        break
+                    has_more = message.get("more_body", False)
         except TimeoutError as late:
             raise Refusal(408, "the body took too long to arrive", code="body_too_slow") from late
+        if size > limit:
+            raise Refusal(413, f"the body is longer than {limit} bytes", code="body_too_long")
         unread = [{"type": "http.request", "body": bytes(body)}]
 
         async def receive_again():
@@ -323,7 +320,7 @@ class Guard:
 
         return receive_again
 
-    def record(self, scope: Message, status: int, fields: dict[str, Any]):
+    def record(self, scope: Scope, status: int, fields: dict[str, Any]):
         """Count the request and log it, without its content."""
         # The path is the route's pattern, not that of the request, so that there are few labels.
         path = getattr(scope.get("route"), "path", "other")
@@ -334,8 +331,8 @@ class Guard:
         self.metrics.key_tokens.labels(key).inc(noted.get("completion_tokens", 0))
         fields |= {"path": path, "status": status, **noted, **({"key": key} if key else {})}
         # Probes arrive every few seconds.
-        level = logging.DEBUG if path in PROBES else logging.INFO
-        logger.log(level, "request", extra={"fields": fields})
+        log = logger.debug if path in PROBES else logger.info
+        log("request", extra={"fields": fields})
 
 
 def header_list(names: Sequence[str]) -> str:
@@ -352,8 +349,9 @@ class JsonLines(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
-        line |= {"message": record.getMessage()} | getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

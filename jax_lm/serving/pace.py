@@ -20,8 +20,8 @@ class Pace:
     """
 
     def __init__(self, fixed_rows: int | None = None):
-        is_cpu = jax.default_backend() == "cpu"
-        self.fixed_rows = fixed_rows or (FIXED_ROWS_CPU if is_cpu else FIXED_ROWS)
+        usual = FIXED_ROWS_CPU if jax.default_backend() == "cpu" else FIXED_ROWS
+        self.fixed_rows = fixed_rows or usual
         self.seconds_per_row = 0.0
 
     def seconds(self, rows: int) -> float:

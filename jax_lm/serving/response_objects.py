@@ -82,14 +82,13 @@ class ResponsesFormat(AnswerFormat):
             yield self.event("content_part.added", **self.place(index), part=self.part(""))
 
     def progress(self, index, event) -> Iterator[str]:
+        place = self.place(index)
         if text := self.new_text(index, event.text):
-            yield self.event("output_text.delta", **self.place(index), delta=text, logprobs=[])
+            yield self.event("output_text.delta", **place, delta=text, logprobs=[])
         if event.reason:
             self.ends[index] = event
-            place = self.place(index)
-            text = event.text
-            yield self.event("output_text.done", **place, text=text, logprobs=[])
-            yield self.event("content_part.done", **place, part=self.part(text))
+            yield self.event("output_text.done", **place, text=event.text, logprobs=[])
+            yield self.event("content_part.done", **place, part=self.part(event.text))
             yield self.event("output_item.done", output_index=index, item=self.item(index, event))
 
     def place(self, index: int) -> Json:

@@ -29,11 +29,10 @@ def data(content: Json | str, event: str | None = None) -> str:
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:
-    total = prompt_tokens + completion_tokens
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
-        "total_tokens": total,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 
@@ -71,8 +70,14 @@ def chat_logprobs(tokens: Sequence[Commit]) -> Json:
     content = []
     for token in tokens:
         chosen, *top = map(describe, token.logprobs)
-        extras = {"confidence": token.confidence, "commit_step": token.step}
-        content.append(chosen | {"top_logprobs": top} | extras)
+        content.append(
+            {
+                **chosen,
+                "top_logprobs": top,
+                "confidence": token.confidence,
+                "commit_step": token.step,
+            }
+        )
     return {"content": content, "refusal": None}
 
 
@@ -118,7 +123,7 @@ class AnswerFormat:
 
     def begin(self, gaps: Sequence[Gap], requests: Sequence[Request]):
         """Note the encoded texts and the requests: one per choice, none if nothing is decoded."""
-        self.prompt_tokens = sum(len(gap.before) + len(gap.after or ()) for gap in gaps)
+        self.prompt_tokens = sum(gap.tokens for gap in gaps)
         self.choices = [gap for gap in gaps for _ in range(self.body.choices)]
         self.requests = requests
         # progress of a stream: tokens of all choices, and characters sent of each
@@ -130,16 +135,11 @@ class AnswerFormat:
 
         The others keep their index, which says which prompt they answer.
         """
-        done = [
-            each
-            for each in zip(range(len(ends)), self.choices, ends, strict=True)
-            if each[2].is_answer
-        ]
-        tokens = sum(len(end.tokens) for *_, end in done)
+        done = {index: end for index, end in enumerate(ends) if end.is_answer}
         return self.frame | {
             "object": self.kind,
-            "choices": [self.choice(*each) for each in done],
-            "usage": usage(self.prompt_tokens, tokens),
+            "choices": [self.choice(*each) for each in done.items()],
+            "usage": usage(self.prompt_tokens, sum(len(end.tokens) for end in done.values())),
         }
 
     def is_answer(self, end: Event) -> bool:
@@ -186,8 +186,8 @@ class AnswerFormat:
         chunk = self.frame | {"object": self.chunk_kind, "choices": choices}
         return data(chunk | {"usage": total} if self.with_usage else chunk)
 
-    def choice(self, index: int, gap: Gap, end: Event) -> Json:
-        return self.delta(index, gap.echo + end.text, end)
+    def choice(self, index: int, end: Event) -> Json:
+        return self.delta(index, self.choices[index].echo + end.text, end)
 
     def delta(self, index: int, text: str, end: Event | None = None) -> Json:
         """Return more text of a choice, or its end with the log-probabilities of all tokens."""
@@ -217,7 +217,7 @@ class ChatFormat(AnswerFormat):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def choice(self, index, gap, end) -> Json:
+    def choice(self, index, end) -> Json:
         message = {"role": "assistant", "content": end.text, "refusal": None}
         return self.frame_choice(index, {"message": message}, end)
 
@@ -241,14 +241,16 @@ class DenoiseFormat(AnswerFormat):
 
     def opening(self) -> Iterator[str]:
         (request,) = self.requests
-        start = {
-            "id": self.identity,
-            "model": self.model,
-            "seed": request.seed,
-            "prompt_tokens": self.prompt_tokens,
-            "length": request.options.max_new_tokens,
-        }
-        yield data(start, "start")
+        yield data(
+            {
+                "id": self.identity,
+                "model": self.model,
+                "seed": request.seed,
+                "prompt_tokens": self.prompt_tokens,
+                "length": request.options.max_new_tokens,
+            },
+            "start",
+        )
 
     def progress(self, index, event) -> Iterator[str]:
         state = {"text": event.text, "forwards": event.forwards}

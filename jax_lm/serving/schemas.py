@@ -104,6 +104,11 @@ class Gap(NamedTuple):
     is_cut: bool = False
     scored: Commits = ()
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens around the hole."""
+        return len(self.before) + len(self.after or ())
+
 
 Gaps = list[Gap]
 
@@ -214,8 +219,10 @@ class DecodingBody(Part):
     @property
     def length_field(self) -> str:
         """The field that sets the length; `n_predict` -1 asks for the default."""
-        names = (name for name in LENGTH_FIELDS if getattr(self, name, None) not in (None, -1))
-        return next(names, "max_tokens")
+        for name in LENGTH_FIELDS:
+            if getattr(self, name, None) not in (None, -1):
+                return name
+        return "max_tokens"
 
     @property
     def seconds(self) -> float:
@@ -254,13 +261,13 @@ class DecodingBody(Part):
 
     def preset_of(self, default: str) -> str:
         """Return the given preset, else the default, or another that the other fields allow."""
-        if self.preset is not None:
+        if self.preset:
             return self.preset
         # `steps` needs a schedule, which `turbo` does not have
-        if self.steps is not None and Decoding(preset=default).settings.commit != "steps":
+        if self.steps and Decoding(preset=default).settings.commit != "steps":
             return "fast" if self.block_length in (None, BLOCK_LENGTH) else "exact"
         # a repair decodes its block again; without blocks, that would be all of the text
-        if self.grammar_name is not None and default == "exact" and self.block_length is None:
+        if self.grammar_name and default == "exact" and self.block_length is None:
             return "fast"
         return default
 
@@ -271,10 +278,8 @@ class DecodingBody(Part):
             defaults: the server's defaults of `SERVER_DEFAULTS`.
         """
         # threshold and entropy_bound override the commit rule of the preset
-        commit = None
-        if self.threshold is not None:
-            commit = "threshold"
-        elif self.entropy_bound is not None:
+        commit = "threshold" if self.threshold else None
+        if self.entropy_bound is not None:
             commit = "entropy"
         decoding = Decoding(
             preset=self.preset_of(defaults.get("preset", "exact")),
@@ -304,7 +309,7 @@ class DecodingBody(Part):
             raise ValueError(
                 f"{self.length_field}=0: must be at least 1, or 0 with the echo of a completion"
             )
-        if self.threshold is not None and self.entropy_bound is not None:
+        if self.threshold and self.entropy_bound is not None:
             raise ValueError("entropy_bound: give either threshold or entropy_bound")
         if self.top_k in ALL_TOKENS:
             ignored().names.append("top_k")
@@ -340,7 +345,7 @@ class ResponseFormat(Part):
     @property
     def grammar_name(self) -> str | None:
         """The grammar, named as on the command line; None for any text."""
-        if self.json_schema is not None:
+        if self.json_schema:
             return f"json_schema:{json.dumps(self.json_schema.definition)}"
         return None if self.type == "text" else self.type
 

@@ -108,7 +108,7 @@ class Sequence:
     def require_batchable(self):
         """Raise ValueError for options that a batch of different sequences does not support."""
         options = self.options
-        decoding = self.options.decoding.settings
+        decoding = options.decoding.settings
         # The token before the hole is needed because each logit predicts the next position.
         if not 0 < self.hole.start < self.hole.end <= len(self.tokens):
             raise ValueError(
@@ -125,17 +125,16 @@ class Sequence:
         require_only(decoding, WITHOUT_REFRESHES, IN_A_BATCH)
         # settings that depend on each other
         steps = options.steps
-        cache = decoding.cache
-        commit = decoding.commit
-        if cache not in ("none", "window") and not self.is_left_to_right:
-            raise ValueError(f"cache={cache!r}: must be none or window")
-        if options.decoding.is_pipelined and not self.is_left_to_right:
-            raise ValueError(f"{ACTIVE_BLOCKS}: not {IN_A_BATCH}")
-        if (steps is None) != (commit != "steps"):
+        if not self.is_left_to_right:
+            if decoding.cache not in ("none", "window"):
+                raise ValueError(f"cache={decoding.cache!r}: must be none or window")
+            if options.decoding.is_pipelined:
+                raise ValueError(f"{ACTIVE_BLOCKS}: not {IN_A_BATCH}")
+        if (steps is None) != (decoding.commit != "steps"):
             raise ValueError(
-                f"steps={steps}: commit='steps' needs a number of steps, {commit!r} takes none"
+                f"steps={steps}: commit='steps' needs a number of steps, {decoding.commit!r} takes none"
             )
-        if steps is not None and steps > self.most:
+        if steps and steps > self.most:
             raise ValueError(
                 f"steps={steps}: at most one for each of the {self.most} tokens of the hole"
             )
@@ -204,8 +203,7 @@ class Sequence:
     def settled(self) -> int:
         """First column of the hole that is not final; its end if all are."""
         # masks at columns 7 and 9: everything before 7 is settled
-        masks = np.flatnonzero(self.masked)
-        return int(masks[0]) if len(masks) else self.hole.end
+        return int(self.masked.argmax()) if self.masked.any() else self.hole.end
 
     @property
     def most(self) -> int:
@@ -233,8 +231,8 @@ class Sequence:
 
     def params(self, columns: int) -> SamplingParams:
         """Return the sampling parameters of the current block, for canvases of `columns`."""
-        length = self.blocks[self.block].length
         options = self.options
+        length = self.blocks[self.block].length
         params = SamplingParams.of(options, length, self.most, columns=columns)
         # All sequences of a batch run the same program, so that every setting needs a number.
         return params._replace(
@@ -262,7 +260,7 @@ class Sequence:
     def next_block(self):
         """Begin the next block that has masks."""
         # a repair restarts at block 0: skip blocks that are already final
-        while self.masked.any() and not self.open.any():
+        while self.masked.any() and self.is_between_blocks:
             self.block += 1
             self.first_step = self.step
 

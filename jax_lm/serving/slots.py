@@ -101,7 +101,7 @@ class Slots:
 
     @property
     def sequences(self) -> list[Sequence]:
-        return [sequence for sequence in self.held if sequence is not None]
+        return [sequence for sequence in self.held if sequence]
 
     @property
     def is_compiled(self) -> bool:
@@ -130,16 +130,17 @@ class Slots:
         for number, sizes in enumerate(self.sizes if self.peak else ()):
             cost = self.rows(number), self.pace.fixed_rows
             # compile a pass for one sequence first, so that a lone request need not wait
-            useful = useful_sizes(len(self.held), *cost) if sizes else [1]
-            wanted = useful if is_ahead else [cheapest_size(useful, self.peak, *cost)]
+            wanted = useful_sizes(len(self.held), *cost) if sizes else [1]
+            if not is_ahead:
+                wanted = [cheapest_size(wanted, self.peak, *cost)]
             programs += [(number, size) for size in wanted if size not in sizes]
         return programs
 
     def holds(self, sequence: Sequence) -> bool:
         """Return whether these slots can hold a sequence."""
-        fits = sequence.columns <= self.columns and sequence.adapter == self.sampler.adapter
-        kind = self.is_cached, self.is_growing
-        return fits and kind == (sequence.is_cached, sequence.is_growing)
+        own = self.sampler.adapter, self.is_cached, self.is_growing
+        kind = sequence.adapter, sequence.is_cached, sequence.is_growing
+        return sequence.columns <= self.columns and kind == own
 
     def join(self, sequence: Sequence):
         """Put a sequence into a free slot, at any time. Raises ValueError if it does not fit."""
@@ -179,16 +180,15 @@ class Slots:
         self.begun = {each for each in active if each in self.begun and not each.is_between_blocks}
         if not active:
             return []
+
         # with a cache, pass 0 is the refresh of the rows that begin a block
+        def pass_of(sequence):
+            return len(self.passes) - 1 if sequence in self.begun else 0
+
         active.sort(key=lambda each: (each is not first, each.served_at))
-        pass_numbers = [len(self.passes) - 1 if each in self.begun else 0 for each in active]
-        same_pass = [
-            each
-            for each, number in zip(active, pass_numbers, strict=True)
-            if number == pass_numbers[0]
-        ]
-        number = pass_numbers[0]
-        rows = self.rows(pass_numbers[0])
+        number = pass_of(active[0])
+        same_pass = [each for each in active if pass_of(each) == number]
+        rows = self.rows(number)
         size = cheapest_size(self.sizes[number], len(same_pass), rows, self.pace.fixed_rows)
         chosen = same_pass[:size]
         for sequence in chosen:
@@ -206,18 +206,24 @@ class Slots:
         variant = Drafts(self.draft) if self.draft else PLAIN
         if not self.sampler.config.family.is_diffusion:
             variant = LeftToRight()
-        # rows per pass: all columns for the refresh, and those of a window for steps
-        window = window_length(BLOCK_LENGTH, self.sampler.config)
-        rows = [None] if not self.is_cached else [self.columns, window]
-        make_config = partial(
-            StepConfig,
-            length=BLOCK_LENGTH if self.is_cached else self.columns,
-            mask_id=self.sampler.mask_id,
-            top_k=TOP_K,
-            stop_ids=self.stop_ids,
-            variant=variant,
+        length = self.columns
+        rows = [None]
+        if self.is_cached:
+            length = BLOCK_LENGTH
+            # all columns for the refresh, and those of a window for steps
+            rows = [self.columns, window_length(BLOCK_LENGTH, self.sampler.config)]
+        configs = (
+            StepConfig(
+                length=length,
+                rows=count,
+                mask_id=self.sampler.mask_id,
+                top_k=TOP_K,
+                stop_ids=self.stop_ids,
+                variant=variant,
+            )
+            for count in rows
         )
-        return variant.passes([Pass(make_config(rows=count), 0) for count in rows])
+        return variant.passes([Pass(config, 0) for config in configs])
 
     def run(self, sequences: list[Sequence], number: int, steps: int, size: int):
         """Run a pass for some of the sequences, in the program for `size` of them."""
@@ -247,7 +253,7 @@ class Slots:
         is_kept = any(each.keeps_logprobs for each in sequences)
         state = state._replace(keys=None, logprobs=state.logprobs if is_kept else None)
         state: SamplerState = jax.device_get(state)
-        rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence is not None]
+        rows = [(row, sequence) for row, sequence in enumerate(batch) if sequence]
         taken = max(int(state.forwards[row]) - sequence.forwards for row, sequence in rows)
         for row, sequence in rows:
             sequence.take(jax.tree.map(itemgetter(row), state))
@@ -256,7 +262,7 @@ class Slots:
         self.pace.observe(size * self.rows(number), taken, spent)
         for sequence in sequences:
             sequence.served_at = now
-            sequence.seconds = sequence.seconds + spent / len(sequences)
+            sequence.seconds += spent / len(sequences)
 
     def empty_cache(self) -> KVCache:
         """Return an empty cache for all slots.
@@ -276,8 +282,7 @@ class Slots:
         """
         # Slot of each row: [2, 0, len(held)] for two sequences and one blank row. A blank row gets
         # the slot past the last one, so that its results are dropped.
-        slot_of = {sequence: slot for slot, sequence in enumerate(self.held)}
-        slots = [slot_of[each] if each else len(self.held) for each in batch]
+        slots = [self.held.index(each) if each else len(self.held) for each in batch]
         # stack [1, t] per sequence -> [l, 1, t]; blank rows are zeros, which have no masks
         filled = [each and self.inputs(each) for each in batch]
         blank = jax.tree.map(np.zeros_like, next(filter(None, filled)))
@@ -296,7 +301,6 @@ class Slots:
 
         positions = np.arange(len(sequence.tokens), dtype=np.int32)
         hole = sequence.hole
-        block = sequence.window_start if self.is_cached else 0
         # masks carry the mask id; only those of the current block are open
         tokens = np.where(sequence.masked, self.sampler.mask_id, sequence.tokens)
         counters: Any = {
@@ -320,14 +324,18 @@ class Slots:
         )
         # each call has its own rows and limits
         window = Window.of(
-            block=block, rows=0, first_step=sequence.first_step, until=NEVER, forwards=NEVER
+            block=sequence.window_start if self.is_cached else 0,
+            rows=0,
+            first_step=sequence.first_step,
+            until=NEVER,
+            forwards=NEVER,
         )
-        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
         extra = sequence.extra
         if self.draft and extra is None:
             # These drafts will be rejected, because a canvas never equals the step from it.
             unchanged = DraftCanvases(state.tokens, state.masked, state.step)
             extra = jax.tree.map(lambda part: np.stack([part] * self.draft), unchanged)
+        inputs = BatchInputs(canvas, window, sequence.params(self.columns))
         return state._replace(extra=extra), inputs
 
 

@@ -156,9 +156,9 @@ class EngineWorker:
     @property
     def idle_seconds(self) -> float | None:
         """Seconds to wait for a job if none is running; None waits without a limit."""
-        is_busy = self.compilations.thread.is_alive() or self.queue.waiting
-        has_more = any(each.missing(is_ahead=True) for each in self.groups)
-        return POLL_SECONDS if is_busy or has_more else None
+        if self.compilations.thread.is_alive() or self.queue.waiting:
+            return POLL_SECONDS
+        return POLL_SECONDS if any(each.missing(is_ahead=True) for each in self.groups) else None
 
     def end_overdue(self):
         """End jobs that are cancelled or past their deadline, and all jobs after the shutdown."""
@@ -174,8 +174,8 @@ class EngineWorker:
 
     def is_compiling_for(self, job: Job) -> bool:
         """Whether a job waits for its own program while one is being compiled."""
-        is_missing = not next(self.fitting(job.sequence)).is_compiled
-        return job.started is None and is_missing and self.compilations.thread.is_alive()
+        is_waiting = job.started is None and self.compilations.thread.is_alive()
+        return is_waiting and not next(self.fitting(job.sequence)).is_compiled
 
     def admit(self):
         """Move waiting sequences to slots, in order of arrival."""
@@ -195,7 +195,7 @@ class EngineWorker:
     def is_busier(self, sequence: Sequence) -> bool:
         """Whether another worker has room for a sequence and runs fewer jobs than this one."""
         return any(
-            len(each.running) < len(self.running) and each.place(sequence) is not None
+            len(each.running) < len(self.running) and each.place(sequence)
             for each in self.siblings
             if each.is_ready
         )

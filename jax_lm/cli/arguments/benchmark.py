@@ -8,10 +8,8 @@ from jax_lm.benchmark.settings import TOLERANCE, ExperimentSettings, Workload
 from jax_lm.host.declared import Positional
 from jax_lm.options import require_above_zero, require_at_most_one
 
-# Defaults of nested settings.
-SPEED = Workload()
+# Default of nested settings.
 COMPARISON = Workload(prompt_tokens=(16, 64, 256), batch_sizes=(1, 4, 8), new_tokens=(32,))
-EXPERIMENT = ExperimentSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class Bench:
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     presets: tuple[Literal["exact", "fast", "turbo"], ...] = ("exact", "fast", "turbo")
-    workload: Workload = SPEED
+    workload: Workload
     random_shape: Literal["small", "7b"] | None = None
     out: Path | None = None
 
@@ -107,7 +105,7 @@ class Experiment:
     """
 
     out: Path
-    settings: ExperimentSettings = EXPERIMENT
+    settings: ExperimentSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
-from jax_lm.options import DEFAULTS, GenerationOptions, require_not_negative
+from jax_lm.cli.arguments.engine import EngineArguments
+from jax_lm.options import GenerationOptions, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Chat:
     # Options that the help lists first, in this order.
     FIRST = "model system max_new_tokens temperature preset num_steps dtype seed"
 
-    engine: EngineArguments = DEFAULT_ENGINE
+    engine: EngineArguments
     system: str | None = None
-    generation: GenerationOptions = DEFAULTS
+    generation: GenerationOptions
     seed: int = 0
 
     def __post_init__(self):

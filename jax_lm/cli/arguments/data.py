@@ -134,11 +134,6 @@ def require_conversations(kind: Kind, form: ConversationForm):
         raise ValueError("template, turns: texts are learnt whole; they need --kind conversations")
 
 
-# Defaults of nested settings.
-ONE_SPLIT = DatasetPart()
-OUR_COLUMNS = AnyColumns()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Show:
     """Print samples as the model sees them: visible tokens, learned tokens, and one draw of masks.
@@ -170,9 +165,9 @@ class Show:
     mask_ratio: float = 0.5
     max_length: int = 2048
     seed: int = 0
-    part: DatasetPart = ONE_SPLIT
-    columns: AnyColumns = OUR_COLUMNS
-    form: ConversationForm = PLAIN_FORM
+    part: DatasetPart
+    columns: AnyColumns
+    form: ConversationForm
 
     def __post_init__(self):
         require_sizes(self, "limit", "max_length")
@@ -217,9 +212,9 @@ class Tokenize:
     max_length: int = 2048
     workers: int | None = None
     num_shards: int | None = None
-    part: DatasetPart = ONE_SPLIT
-    columns: AnyColumns = OUR_COLUMNS
-    form: ConversationForm = PLAIN_FORM
+    part: DatasetPart
+    columns: AnyColumns
+    form: ConversationForm
     streaming: bool = False
 
     def __post_init__(self):

@@ -39,7 +39,3 @@ class EngineArguments:
         """Arguments of `jax_lm.inference.DiffuCoderInference`."""
         names = {"model": "model_path", "tokenizer": "tokenizer_path"}
         return {names.get(name, name): value for name, value in vars(self).items()}
-
-
-# Default of nested settings.
-DEFAULT_ENGINE = EngineArguments()

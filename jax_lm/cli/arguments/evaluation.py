@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
+from jax_lm.cli.arguments.engine import EngineArguments
 from jax_lm.config import Fields
 from jax_lm.host.declared import Positional
 from jax_lm.options import (
-    DEFAULTS,
     GenerationOptions,
     require_at_most_one,
     require_not_negative,
@@ -60,7 +59,7 @@ class Analyze:
 
     suite: Positional[Literal["builtin", "humaneval", "mbpp"]] = "builtin"
     data: Path | None = None
-    engine: EngineArguments = DEFAULT_ENGINE
+    engine: EngineArguments
     limit: int = 8
     n: int = 2
     temperatures: tuple[float, ...] = (0.0, 0.5, 1.0)
@@ -137,12 +136,12 @@ class Evaluate:
         Literal["builtin", "humaneval", "humaneval+", "mbpp", "mbpp+", "infilling", "livecodebench"]
     ]
     data: Path | None = None
-    engine: EngineArguments = DEFAULT_ENGINE
+    engine: EngineArguments
     limit: int | None = None
     n: int = 1
     k: tuple[int, ...] = (1,)
     batch_size: int = 25
-    generation: GenerationOptions = DEFAULTS
+    generation: GenerationOptions
     middle_length: int | Literal["auto", "oracle"] | None = None
     chat: bool = False
     base: bool = False
@@ -181,7 +180,7 @@ class Evaluate:
             for name in ("n", "k", "batch_size", "middle_length", "seed", "out"):
                 if (value := getattr(self, name)) != getattr(Evaluate, name):
                     raise ValueError(f"{name}={value}: not with canonical or empty")
-            if self.engine != DEFAULT_ENGINE:
+            if self.engine != EngineArguments():
                 raise ValueError(
                     f"{self.engine.name}: model and device go without canonical or empty"
                 )

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
-from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.cli.arguments.engine import EngineArguments
+from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.host.declared import Positional
 from jax_lm.host.files import require_new
 from jax_lm.options import (
-    DEFAULTS,
     GenerationOptions,
     require_at_most_one,
     require_not_negative,
@@ -63,7 +62,7 @@ class Generate:
     FIRST = "model chat watch max_new_tokens temperature preset num_steps file prompts out"
 
     prompt: Positional[str | None] = None
-    engine: EngineArguments = DEFAULT_ENGINE
+    engine: EngineArguments
     allow_nonfinite: bool = False
     chat: bool = False
     watch: bool = False
@@ -74,10 +73,10 @@ class Generate:
     prompts: Path | None = None
     out: Path | None = None
     batch_size: int = 8
-    hosts: Hosts = ONE_HOST
+    hosts: Hosts
     stats: bool = False
     json: bool = False
-    generation: GenerationOptions = DEFAULTS
+    generation: GenerationOptions
     seed: int = 0
     only_new: bool = False
     animation: Path | None = None

@@ -33,7 +33,3 @@ class Hosts:
             raise ValueError(
                 f"process_id={self.process_id}: must lie in [0, num_processes={self.num_processes})"
             )
-
-
-# Default of nested settings: a run on one host.
-ONE_HOST = Hosts()

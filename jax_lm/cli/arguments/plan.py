@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from jax_lm.config import Fields
-from jax_lm.options import (
-    DEFAULTS,
-    GenerationOptions,
-    require_at_least_zero,
-    require_only,
-    require_sizes,
-)
+from jax_lm.options import GenerationOptions, require_at_least_zero, require_only, require_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +60,7 @@ class Plan:
     estimate: bool = False
     out: Path | None = None
     json: bool = False
-    generation: GenerationOptions = DEFAULTS
+    generation: GenerationOptions
 
     def __post_init__(self):
         require_sizes(self, "batch_size", "max_length")

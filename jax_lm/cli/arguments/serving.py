@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_lm.cli.arguments.engine import DEFAULT_ENGINE, EngineArguments
+from jax_lm.cli.arguments.engine import EngineArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Serve:
 
     FIRST = "model host port api_key_file dtype slots context max_tokens timeout name"
 
-    engine: EngineArguments = DEFAULT_ENGINE
+    engine: EngineArguments
     adapters: tuple[str, ...] = ()
     replicas: int = 1
     host: str = "127.0.0.1"

@@ -85,8 +85,3 @@ COMMANDS = {
     name: Entry(place, summary)
     for name, place, summary in re.findall(r"^(\w.*?)  +(\S+)\n +(.+)$", TABLE, re.MULTILINE)
 }
-
-
-def classes() -> dict[str, type]:
-    """Return the class of arguments of every command."""
-    return {name: entry.arguments for name, entry in COMMANDS.items()}

@@ -1,19 +1,13 @@
 """Arguments of the commands that train: `sft`, `grpo`, `adapt`, `merge-lora`. Imports no JAX."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from jax_lm.cli.arguments.data import (
-    ONE_SPLIT,
-    ConversationColumns,
-    DatasetPart,
-    PromptColumns,
-    TextColumn,
-)
-from jax_lm.cli.arguments.hosts import ONE_HOST, Hosts
+from jax_lm.cli.arguments.data import ConversationColumns, DatasetPart, PromptColumns, TextColumn
+from jax_lm.cli.arguments.hosts import Hosts
 from jax_lm.config import Fields
-from jax_lm.data.columns import PLAIN_FORM, ConversationForm
+from jax_lm.data.columns import ConversationForm
 from jax_lm.options import require_sizes
 from jax_lm.training.config import AdaptConfig, SftConfig
 from jax_lm.training.grpo_config import GRPOConfig
@@ -21,8 +15,6 @@ from jax_lm.training.grpo_config import GRPOConfig
 # Value of `data` for the tasks of the built-in corpus.
 BUILTIN = "builtin"
 
-# Default of nested settings: columns of the built-in corpus.
-OUR_PROMPTS = PromptColumns()
 # float32 by default: a short training moves most weights by less than half a step of bfloat16.
 SavedDtype = Literal["float32", "bfloat16"]
 
@@ -54,7 +46,7 @@ class ModelArguments:
     quantize: Literal["int8"] | None = None
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
-    hosts: Hosts = ONE_HOST
+    hosts: Hosts
 
     def __post_init__(self):
         # options of new adapters; `quantize` also applies to a given adapter
@@ -67,9 +59,6 @@ class ModelArguments:
                 raise ValueError(
                     f"{name}={value}: needs lora_rank{' or adapter' if name == 'quantize' else ''}"
                 )
-
-
-ONE_MODEL = ModelArguments()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +127,12 @@ class Sft:
 
     data: Path
     out: Path
-    part: DatasetPart = ONE_SPLIT
-    columns: ConversationColumns = field(default_factory=ConversationColumns)
-    form: ConversationForm = PLAIN_FORM
-    model_arguments: ModelArguments = ONE_MODEL
+    part: DatasetPart
+    columns: ConversationColumns
+    form: ConversationForm
+    model_arguments: ModelArguments
     config: Path | None = None
-    settings: SftConfig = field(default_factory=SftConfig)
+    settings: SftConfig
 
     # Text of the help for defaults that depend on other options.
     IMPLIED: ClassVar = {"num_train_epochs": "3", "max_steps": ""}
@@ -199,11 +188,11 @@ class Grpo:
     data: str = BUILTIN
     limit: int | None = None
     template: Literal["auto", "chat", "none"] = "auto"
-    part: DatasetPart = ONE_SPLIT
-    columns: PromptColumns = OUR_PROMPTS
-    model_arguments: ModelArguments = ONE_MODEL
+    part: DatasetPart
+    columns: PromptColumns
+    model_arguments: ModelArguments
     config: Path | None = None
-    settings: GRPOConfig = field(default_factory=GRPOConfig)
+    settings: GRPOConfig
 
     def __post_init__(self):
         require_sizes(self, "limit")
@@ -249,11 +238,11 @@ class Adapt:
     data: Path
     model: str
     out: Path
-    part: DatasetPart = ONE_SPLIT
-    columns: TextColumn = field(default_factory=TextColumn)
+    part: DatasetPart
+    columns: TextColumn
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
-    hosts: Hosts = ONE_HOST
+    hosts: Hosts
     config: Path | None = None
-    settings: AdaptConfig = field(default_factory=AdaptConfig)
+    settings: AdaptConfig

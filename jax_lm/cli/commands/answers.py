@@ -28,15 +28,13 @@ from jax_lm.results import Generation
 from jax_lm.templates import Template
 
 
-def answer_file(arguments: Generate) -> int:
-    """Answer the prompts that have no answer yet. Returns the exit status."""
-    assert arguments.prompts
-    assert arguments.out
-    source = arguments.prompts
-    out = arguments.out
+def answer_file(arguments: Generate, source: Path, out: Path) -> int:
+    """Answer the prompts of a file that have no answer in `out` yet. Returns the exit status."""
     if not source.is_file():
         raise ValueError(f"prompts={str(source)!r}: must be an existing file")
-    if distributed.is_first():
+    # Every host decodes, and the first one writes.
+    is_writer = distributed.is_first()
+    if is_writer:
         require_writable(out.parent)
     # prompts, and answers of an earlier run with the same settings
     rows = open_prompts(source, plain=True)
@@ -52,21 +50,17 @@ def answer_file(arguments: Generate) -> int:
     )
     widths = [template.width(engine.tokenizer) for template in templates]
     # prompts of similar length share a batch, to reduce padding
-    waiting = sorted(set(range(len(rows))) - answers.keys(), key=lambda n: (widths[n], n))
-    if answers and waiting and distributed.is_first():
+    waiting = sorted((n for n in range(len(rows)) if n not in answers), key=widths.__getitem__)
+    if answers and waiting and is_writer:
         terminal.say(f"resuming after {len(answers)} answers of an earlier run")
     size = arguments.batch_size
-    options = arguments.generation
-    # Every host decodes, and the first one writes. Each batch is on disk before the next one begins.
-    target = Path(os.devnull)
-    if distributed.is_first():
+    if is_writer:
         output_folder(out.parent)
-        target = out
     with (
         terminal.progress("answering", FIRST_NOTE) as report,
-        target.open("a", encoding="utf-8") as file,
+        open(out if is_writer else os.devnull, "a", encoding="utf-8") as file,
     ):
-        if target is out:
+        if is_writer:
             lock(file, out)
         for start in range(0, len(waiting), size):
             numbers = waiting[start : start + size]
@@ -75,20 +69,23 @@ def answer_file(arguments: Generate) -> int:
             filled = (numbers * size)[:size] if len(waiting) > size else numbers
             # one key per prompt, so that an answer does not depend on its batch
             keys = row_keys(arguments.seed, filled)
-            on_progress = terminal.batch_progress(report, len(answers), len(numbers), len(rows))
-            given = [templates[n] for n in filled]
-            batch = engine.decode(given, options, seed=keys, on_progress=on_progress)
+            batch = engine.decode(
+                [templates[n] for n in filled],
+                arguments.generation,
+                seed=keys,
+                on_progress=terminal.batch_progress(report, len(answers), len(numbers), len(rows)),
+            )
             for number, row in zip(numbers, batch.rows, strict=False):
                 answers[number] = answer_line(number, rows[number], row, run)
                 file.write(json.dumps(answers[number], ensure_ascii=False) + "\n")
+            # each batch is on disk before the next one begins; /dev/null cannot be synced
             file.flush()
-            # /dev/null cannot be synced
-            if target is out:
+            if is_writer:
                 os.fsync(file.fileno())
             if report:
                 report(len(answers), len(rows))
     # all answers, in the order of the prompts
-    if distributed.is_first():
+    if is_writer:
         write_rows_whole(out, (answers[number] for number in sorted(answers)))
         total = "" if len(waiting) == len(answers) else f", which now has {len(answers)}"
         print(f"wrote {len(waiting)} answers to {out}{total}")
@@ -98,10 +95,15 @@ def answer_file(arguments: Generate) -> int:
 def settings_digest(arguments: Generate, rows: Sequence[Fields], weights: str) -> str:
     """Return a digest of everything that the answers depend on."""
     # without batch size and devices, because answers do not depend on them
-    engine = asdict(arguments.engine) | {"mesh": None}
-    inputs = [engine, weights, arguments.chat, asdict(arguments.generation), arguments.seed]
-    text = json.dumps([*inputs, [row["prompt"] for row in rows]])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    inputs = [
+        asdict(arguments.engine) | {"mesh": None},
+        weights,
+        arguments.chat,
+        asdict(arguments.generation),
+        arguments.seed,
+        [row["prompt"] for row in rows],
+    ]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
 
 def read_answers(out: Path, run: str) -> dict[int, Fields]:
@@ -130,9 +132,9 @@ def read_answers(out: Path, run: str) -> dict[int, Fields]:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             answer = json.loads(line)
+            digest = answer["run"]
             # lines count from 1, prompts from 0
             answers[answer["line"] - 1] = answer
-            digest = answer["run"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"out={str(out)!r}: line {number} is not an answer of this command; choose another file"
@@ -157,17 +159,15 @@ def prompt_templates(
     Raises:
         ValueError: a prompt and its answer exceed the context; the message names the first one.
     """
+    length = arguments.generation.max_new_tokens
+    context = engine.config.max_position_embeddings
     for number, row in enumerate(rows, 1):
         prompt = row["prompt"]
         if arguments.chat or not isinstance(prompt, str):
             prompt = engine.chat_prompt(prompt)
-        template = Template.completion(prompt, arguments.generation.max_new_tokens)
+        template = Template.completion(prompt, length)
         try:
-            check_context(
-                template.width(engine.tokenizer),
-                engine.config.max_position_embeddings,
-                arguments.generation.max_new_tokens,
-            )
+            check_context(template.width(engine.tokenizer), context, length)
         except ValueError as error:
             raise ValueError(f"{arguments.prompts}: prompt {number}: {error}") from None
         yield template
@@ -175,6 +175,12 @@ def prompt_templates(
 
 def answer_line(number: int, row: Fields, answer: Generation, run: str) -> Fields:
     """Return the JSON object of an answer."""
-    ids = {name: row[name] for name in ("id", "task_id") if name in row}
-    result = {"completion": answer.text, "tokens": len(answer.token_ids), "stopped": answer.stopped}
-    return {"line": number + 1, **ids, "prompt": row["prompt"], **result, "run": run}
+    return {
+        "line": number + 1,
+        **{name: row[name] for name in ("id", "task_id") if name in row},
+        "prompt": row["prompt"],
+        "completion": answer.text,
+        "tokens": len(answer.token_ids),
+        "stopped": answer.stopped,
+        "run": run,
+    }

@@ -104,9 +104,9 @@ def run_compare(arguments: Compare) -> int:
     out = arguments.out
     tolerance = arguments.tolerance or comparison.TOLERANCES[arguments.dtype]
     if lacking := comparison.missing_packages():
-        missing = " and ".join(lacking)
         raise ValueError(
-            f"compare needs {missing}, which this environment lacks: {comparison.EXTRA}"
+            f"compare needs {' and '.join(lacking)}, which this environment lacks: "
+            f"{comparison.EXTRA}"
         )
     if out:
         require_writable(out)
@@ -133,7 +133,7 @@ def run_experiment(arguments: Experiment) -> int:
     """
     settings = arguments.settings
     # recorded outputs should be readable before the first step
-    if settings.recorded is not None:
+    if settings.recorded:
         read_golden(settings.recorded)
     folder = huggingface.resolve(settings.model or BUILTIN_MODEL)
     identity = asdict(settings) | {
@@ -184,7 +184,7 @@ def run_steps(
     document.write(out, "report")
     print_report(document)
     print(f"report: {out / 'report.html'}")
-    return 1 if any(outcome.state == FAILED for outcome in run.outcomes.values()) else 0
+    return int(any(outcome.state == FAILED for outcome in run.outcomes.values()))
 
 
 def run_parity_check(arguments: ParityCheck) -> int:
@@ -206,7 +206,7 @@ def run_parity_check(arguments: ParityCheck) -> int:
     section = table_section(f"parity with {arguments.folder}", rows)
     print_report(Document(title="", metadata={}, sections=[section]), with_sections=True)
     # recordings of a newer version may have other kinds of cases
-    if others := sorted(set(cases) - {"config", "generate", "fast"}):
+    if others := sorted(cases.keys() - {"config", "generate", "fast"}):
         counts = ", ".join(f"{name} ({len(cases[name])} cases)" for name in others)
         print(f"not checked by this version: {counts}")
     passed = sum(finding.passed for finding in findings)

@@ -79,19 +79,13 @@ class Dialogue:
         return commands[name]
 
     def say(self, text: str):
-        """Answer a message. If that fails, the message is removed from the conversation."""
-        self.messages.append({"role": "user", "content": require_unicode(text)})
-        # still None in `finally` if the answer failed or was stopped
-        answer = None
-        try:
-            prompt = self.engine.chat_prompt(self.messages)
-            answer = self.write(
-                Template.completion(prompt, self.options.max_new_tokens), shows_given=False
-            )
-            self.messages.append({"role": "assistant", "content": answer})
-        finally:
-            if answer is None:
-                self.messages.pop()
+        """Answer a message. It joins the conversation with its answer, unless that fails."""
+        messages = [*self.messages, {"role": "user", "content": require_unicode(text)}]
+        template = Template.completion(
+            self.engine.chat_prompt(messages), self.options.max_new_tokens
+        )
+        answer = self.write(template, shows_given=False)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def infill(self, path: str):
         """Fill the holes of a file, or of the next lines."""

@@ -1,7 +1,7 @@
 """The commands about checkpoints: `diffucoder info`, `convert`, `verify`, `push`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -34,7 +34,7 @@ def run_info(arguments: Info) -> int:
     tensors = len(parameter_shapes(config))
     device = facts["device"]
     is_mesh = device["count"] > 1
-    settings = (f"{name}={value}" for name, value in config.family.settings.items())
+    settings = [f"{name}={value}" for name, value in config.family.settings.items()]
     rows = [
         ("model", arguments.model or BUILTIN_NOTICE),
         ("family", family_facts(config)),
@@ -53,13 +53,14 @@ def run_info(arguments: Info) -> int:
             limit = statistics.get("bytes_limit")
             free = f", {gib(limit - used)} free" if limit else ""
             rows.append((f"memory of {each}", f"{gib(used)} in use{free}"))
-    sizes = (
-        f"{arguments.batch_size} x {arguments.max_length} tokens{', per device' if is_mesh else ''}"
-    )
+    sizes = f"{arguments.batch_size} x {arguments.max_length} tokens"
+    if is_mesh:
+        sizes += ", per device"
     for dtype, memory in facts["memory"].items():
-        note = "  (default here)" if dtype == facts["dtype"] else ""
         need = f"{gib(memory['weights'])} weights + about {gib(memory['working'])} for {sizes}"
-        rows.append((f"memory, {dtype}", need + note))
+        if dtype == facts["dtype"]:
+            need += "  (default here)"
+        rows.append((f"memory, {dtype}", need))
     Console(highlight=False).print(facts_table(rows))
     return 0
 
@@ -81,13 +82,12 @@ def model_facts(arguments: Info, folder: Path, config: DreamConfig) -> Fields:
     count = parameter_count(config)
     length = arguments.max_length
     mesh = MeshShape.for_generation(config, len(devices))
-    memory = {}
-    for dtype in offered_precisions(config):
-        # only the canvas counts: its part that is new does not change the estimate
-        planned = PlannedStep(
-            precision=dtype, batch=arguments.batch_size, canvas=length, new_tokens=length
-        )
-        memory[dtype] = asdict(estimate_memory(config, planned, mesh))
+    # only the canvas counts: its part that is new does not change the estimate
+    step = PlannedStep(batch=arguments.batch_size, canvas=length, new_tokens=length)
+    memory = {
+        dtype: asdict(estimate_memory(config, replace(step, precision=dtype), mesh))
+        for dtype in offered_precisions(config)
+    }
     device = devices[0]
     return {
         "model": arguments.model or "builtin",

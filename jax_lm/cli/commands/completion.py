@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jax_lm.cli.arguments.completion import Completion
-from jax_lm.cli.arguments.table import COMMANDS, classes
+from jax_lm.cli.arguments.table import COMMANDS
 from jax_lm.host.declared import list_options
 
 # Each script looks at the words before the cursor, joined by spaces and with a space at the end.
@@ -59,7 +59,7 @@ def completions() -> Iterator[tuple[str, str, list[str]]]:
         if second := [name.split()[1] for name in COMMANDS if name.startswith(f"{word} ")]:
             yield f"{word} ", "", second
     # options and choices, anywhere after the command
-    for name, kind in classes().items():
-        options = list_options(kind)
+    for name, entry in COMMANDS.items():
+        options = list_options(entry.arguments)
         choices = [choice for o in options if o.is_positional for choice in o.choices]
         yield f"{name} ", "*", [*choices, *(o.long for o in options if not o.is_positional)]

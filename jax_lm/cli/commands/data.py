@@ -71,17 +71,19 @@ def samples_of(arguments: Show, tokenizer: DiffuCoderTokenizer) -> Iterator[tupl
     for part in range(source.parts):
         for where, rows in convert_lines(source.read(part), to_rows):
             # one line may become several rows
-            samples = [str(rows)] if isinstance(rows, ValueError) else rows
-            yield from ((where, sample) for sample in samples)
+            for sample in [str(rows)] if isinstance(rows, ValueError) else rows:
+                yield where, sample
 
 
 def sample_text(row: Row, masked: list[bool], tokenizer: DiffuCoderTokenizer) -> Text:
     """Format a sample: given tokens are bold, learned tokens green, and masks are glyphs."""
     text = Text()
     for token, is_learned, is_masked in zip(row.ids, row.canvas, masked, strict=True):
-        piece = printable(tokenizer.decode([token]))
-        style = "green" if is_learned else "bold"
-        text.append(MASK_GLYPH if is_masked else piece, style="red" if is_masked else style)
+        if is_masked:
+            text.append(MASK_GLYPH, style="red")
+        else:
+            piece = printable(tokenizer.decode([token]))
+            text.append(piece, style="green" if is_learned else "bold")
     return text
 
 

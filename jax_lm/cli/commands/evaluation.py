@@ -6,7 +6,6 @@ from time import monotonic
 
 from jax_lm.benchmark.machine import about
 from jax_lm.cli.arguments.evaluation import Analyze, Evaluate
-from jax_lm.config import Fields
 from jax_lm.evaluation.attempts import (
     Attempt,
     Evaluator,
@@ -39,10 +38,10 @@ FILLINGS = {"canonical": "canonical solutions", "empty": "empty bodies"}
 def run_eval(arguments: Evaluate) -> int:
     """Score a model on a suite, or check the suite with solutions whose outcome is known."""
     problems, total = suite_problems(arguments.suite, arguments.data, arguments.limit)
-    judging: Fields = {"canary": arguments.canary}
-    if arguments.timeout is not None:
-        judging["seconds"] = arguments.timeout
-    problems = [replace(problem, **judging) for problem in problems]
+    problems = [
+        replace(problem, canary=arguments.canary, seconds=arguments.timeout or problem.seconds)
+        for problem in problems
+    ]
     # A missing sandbox should be reported before the model has written programs.
     executor = problem_executor(
         arguments.executor,
@@ -68,14 +67,13 @@ def run_eval(arguments: Evaluate) -> int:
     )
     # settings that a resumed run must share
     names = ("suite", "n", "middle_length", "timeout", "canary", "same_process")
-    others = {name: getattr(arguments, name) for name in names}
     settings = journal_settings(
         evaluator,
         problems,
         data=arguments.data,
         model=arguments.engine.name,
         tokenizer=arguments.engine.tokenizer,
-        **others,
+        **{name: getattr(arguments, name) for name in names},
     )
     # sample and execute; each attempt is appended to the journal, so that a run can be resumed
     with Journal(arguments.out, settings) as journal:
@@ -90,10 +88,10 @@ def run_eval(arguments: Evaluate) -> int:
         # report
         records = list(journal.records.values())
         document = evaluation_report(settings, records, sorted(set(arguments.k)), total=total)
-        if arguments.out is not None:
+        if arguments.out:
             document.write(arguments.out, "report")
     print_report(document, with_sections=True)
-    if arguments.out is not None:
+    if arguments.out:
         print(f"report: {arguments.out / 'report.html'}")
     return 0
 
@@ -116,7 +114,7 @@ def check_fillings(arguments: Evaluate, problems: Problems, executor: Local) -> 
     start = monotonic()
     with terminal.progress("executing") as progress:
         attempts = execute_attempts(executor, written, on_progress=progress)
-    seconds = monotonic() - start
+    speed = len(attempts) / (monotonic() - start)
     # canonical solutions must pass, empty ones must fail
     wrong = [
         attempt
@@ -129,7 +127,7 @@ def check_fillings(arguments: Evaluate, problems: Problems, executor: Local) -> 
     rate = sum(attempt.passed for attempt in attempts) / len(attempts)
     print(
         f"{arguments.suite}: {len(attempts)} {FILLINGS[kind]} in {executor.executor}: {counts}; pass@1 {rate:.1%}; "
-        f"{len(attempts) / seconds:.1f} runs/s"
+        f"{speed:.1f} runs/s"
     )
     return 1 if wrong else 0
 
@@ -140,12 +138,10 @@ def run_analyze(arguments: Analyze) -> int:
     require_new(arguments.out / "analysis.json")
     problems, _ = suite_problems(arguments.suite, arguments.data, arguments.limit)
     generation = arguments.generation
+    length = generation.max_new_tokens
     executor = problem_executor(arguments.executor)
     # one analysis per temperature
-    options = [
-        replace(generation, temperature=temperature) for temperature in arguments.temperatures
-    ]
-    length = generation.max_new_tokens
+    options = [replace(generation, temperature=each) for each in arguments.temperatures]
     templates = [Template.completion(problem.prefix, length) for problem in problems]
     engine = DiffuCoderInference(
         **arguments.engine.settings,
@@ -156,17 +152,16 @@ def run_analyze(arguments: Analyze) -> int:
         engine, problems, executor, options, samples=arguments.n, seed=arguments.seed
     )
     alg = measured_options(engine, generation).alg
-    steps = (
-        f"{generation.steps} steps" if generation.steps else "as few steps as the commit rule takes"
-    )
-    together = (
-        "; positions of one step are ordered by confidence, the paper does not define their order"
-    )
+    steps = "as few steps as the commit rule takes"
+    if generation.steps:
+        steps = f"{generation.steps} steps"
+    decoding = f"{length} positions in {steps}, {alg}, seed {arguments.seed}"
+    if analysis["ordered_by_confidence"]:
+        decoding += "; positions of one step are ordered by confidence, the paper does not define their order"
     metadata = {
         "model": f"{arguments.engine.name}, {engine.parameter_count:,} parameters, {engine.precision}",
         "prompts": f"{len(problems)} of {arguments.suite}, {arguments.n} samples each above temperature 0",
-        "decoding": f"{generation.max_new_tokens} positions in {steps}, {alg}, seed {arguments.seed}"
-        + (together if analysis["ordered_by_confidence"] else ""),
+        "decoding": decoding,
     }
     # paths and other objects become text
     settings = json.loads(json.dumps(asdict(arguments), default=str))

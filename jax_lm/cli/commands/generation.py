@@ -34,8 +34,8 @@ def run_generate(arguments: Generate) -> int:
         terminal.say("warning: <|hole|> is text in a prompt; it is filled in a --file")
     # This must come before the first use of JAX.
     distributed.start(**asdict(arguments.hosts))
-    if arguments.prompts is not None:
-        return answer_file(arguments)
+    if arguments.prompts and arguments.out:
+        return answer_file(arguments, arguments.prompts, arguments.out)
     # Models were trained on text without a byte order mark, whose lines end in \n.
     text = given.removeprefix("\ufeff").replace("\r\n", "\n")
     engine = DiffuCoderInference(
@@ -54,17 +54,12 @@ def run_generate(arguments: Generate) -> int:
     # Every host has the result, and one prints it.
     if distributed.is_first():
         show(engine, arguments, given, batch)
-        if arguments.animation is not None:
-            decode = engine.tokenizer.decode
+        if arguments.animation:
             (row,) = batch.rows
-            replay = Replay.of("" if arguments.chat else text, row, decode, options.temperature)
+            shown = "" if arguments.chat else text
+            replay = Replay.of(shown, row, engine.tokenizer.decode, options.temperature)
             write_whole(arguments.animation, replay.animation())
     return 0
-
-
-def line_end(text: str) -> str:
-    """Return the line end that most lines of a text have."""
-    return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
 
 
 def make_templates(
@@ -79,10 +74,11 @@ def make_templates(
     if arguments.file:
         # Holes that find their own length begin with fewer masks.
         return [Template.parse(text, lengths[0])]
-    prefix = arguments.prefix or ""
-    suffix = arguments.suffix or ""
     # With `auto`, several lengths are tried, and `show` prints the most likely answer.
-    return [Template.infilling(prefix, length, suffix) for length in lengths]
+    return [
+        Template.infilling(arguments.prefix or "", length, arguments.suffix or "")
+        for length in lengths
+    ]
 
 
 def shows_given(arguments: Generate) -> bool:
@@ -93,11 +89,12 @@ def shows_given(arguments: Generate) -> bool:
 def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: DecodedBatch):
     """Print the answer as text or JSON. Warnings and statistics go to standard error.
 
-    `given` is the text as it was read, whose line ends the new text gets.
+    `given` is the text as it was read; the new text gets the line ends that most of its lines have.
     """
     row = max(batch.rows, key=lambda row: row.mean_log_confidence)
-    holes = tuple(hole.replace("\n", line_end(given)) for hole in row.holes)
-    text = line_end(given).join(holes)
+    end = "\r\n" if 2 * given.count("\r\n") > given.count("\n") else "\n"
+    holes = tuple(hole.replace("\n", end) for hole in row.holes)
+    text = end.join(holes)
     if shows_given(arguments):
         text = make_templates(engine, arguments, given)[0].fill(holes)
     # The warning, if the answer may be wrong.
@@ -122,9 +119,9 @@ def show(engine: DiffuCoderInference, arguments: Generate, given: str, batch: De
         print(json.dumps(answer, ensure_ascii=False))
     # Standard output gets the text alone, so that it can be piped. A file keeps its last lines.
     elif arguments.file:
-        print(text, end="" if text.endswith("\n") else line_end(given))
+        print(text, end="" if text.endswith("\n") else end)
     else:
-        print(text if arguments.infills else text.rstrip("\r\n"), end=line_end(given))
+        print(text if arguments.infills else text.rstrip("\r\n"), end=end)
     if doubt and not arguments.json:
         print(f"warning: {doubt}", file=sys.stderr)
     if arguments.stats:

@@ -14,12 +14,11 @@ def run_models(arguments: Models) -> int:
     if arguments.delete is not None:
         deletion = plan_deletion(repositories, arguments.delete)
         size = gigabytes(deletion.expected_freed_size)
-        # without confirmation, only say what would happen
-        if not arguments.yes:
+        if arguments.yes:
+            deletion.execute()
+            print(f"deleted {arguments.delete}: {size} freed")
+        else:
             print(f"would free {size}: --yes deletes {arguments.delete}")
-            return 0
-        deletion.execute()
-        print(f"deleted {arguments.delete}: {size} freed")
         return 0
     models = [model for repository in repositories for model in models_of(repository)]
     if arguments.json:

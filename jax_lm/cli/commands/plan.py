@@ -43,9 +43,10 @@ def run_plan(arguments: Plan) -> int:
         with platforms.without_driver_notes():
             plan = replace(plan, compiled=compile_step(plan, options))
     elif options.extra_canvases:
-        option = f"lookahead={options.lookahead}" if options.lookahead else f"draft={options.draft}"
+        option = "lookahead" if options.lookahead else "draft"
         raise ValueError(
-            f"{option}: the estimate does not cover additional canvases; compile, or set it to 0"
+            f"{option}={options.extra_canvases}: the estimate does not cover additional canvases; "
+            "compile, or set it to 0"
         )
     if not print_record(arguments, plan.record):
         print_plan(plan)
@@ -118,9 +119,11 @@ def compiles(arguments: Plan, package: CompilerPackage) -> bool:
     if arguments.estimate:
         return False
     if not package.is_installed:
-        install = f"pip install 'jax-diffucoder[{package.extra}]'"
-        missing = f"{package.distribution} is not installed, so nothing is compiled"
-        print(f"{missing}: {install}", file=sys.stderr)
+        print(
+            f"{package.distribution} is not installed, so nothing is compiled: "
+            f"pip install 'jax-diffucoder[{package.extra}]'",
+            file=sys.stderr,
+        )
     return package.is_installed
 
 

@@ -23,10 +23,9 @@ from untrusted.tiers import SAFE
 
 def run_sandbox_check(arguments: SandboxCheck) -> int:
     console = Console(highlight=False)
-    tiers = SAFE if arguments.executor == "auto" else (arguments.executor,)
     available = []
     # tiers that work on this host
-    for tier in tiers:
+    for tier in SAFE if arguments.executor == "auto" else (arguments.executor,):
         reason = why_not(tier)
         console.print(f"{tier}: {reason or 'works'}", markup=False)
         available += [] if reason else [tier]
@@ -57,10 +56,7 @@ def run_sandbox_check(arguments: SandboxCheck) -> int:
 
 
 # Names of input files, and of their output files.
-PAIRS = (
-    (re.compile(r"(.*)\.in"), ("{}.out", "{}.ans")),
-    (re.compile(r"input(.*)\.txt"), ("output{}.txt",)),
-)
+PAIRS = ((r"(.*)\.in", ("{}.out", "{}.ans")), (r"input(.*)\.txt", ("output{}.txt",)))
 
 
 def pair_files(folder: Path) -> list[tuple[Path, Path]]:
@@ -75,14 +71,12 @@ def pair_files(folder: Path) -> list[tuple[Path, Path]]:
         folder.iterdir(),
         key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path.name)],
     ):
-        for pattern, names in PAIRS:
-            if match := pattern.fullmatch(path.name):
-                outputs = [folder / name.format(match[1]) for name in names]
-                existing = [output for output in outputs if output.is_file()]
+        for pattern, forms in PAIRS:
+            if match := re.fullmatch(pattern, path.name):
+                names = [form.format(match[1]) for form in forms]
+                existing = [folder / name for name in names if (folder / name).is_file()]
                 if not existing:
-                    raise ValueError(
-                        f"--tests {folder}: {path.name} has no {' or '.join(o.name for o in outputs)}"
-                    )
+                    raise ValueError(f"--tests {folder}: {path.name} has no {' or '.join(names)}")
                 pairs.append((path, existing[0]))
     return pairs
 
@@ -93,23 +87,22 @@ def collect_tests(arguments: SandboxRun) -> list[tuple[str, Test]]:
     pairs = []
     files = []
     # one case, a folder of tests or cases, or one file of tests
-    if arguments.input is not None and arguments.expected is not None:
+    if arguments.input and arguments.expected:
         pairs = [(arguments.input, arguments.expected)]
-    elif folder is not None and folder.is_dir():
+    elif folder and folder.is_dir():
         pairs = pair_files(folder)
         files = sorted({*folder.rglob("test_*.py"), *folder.rglob("*_test.py")})
         if not files and not pairs:
             raise ValueError(
                 f"--tests {folder}: holds no test_*.py, no *_test.py, and no cases such as 1.in and 1.out"
             )
-    elif folder is not None:
+    elif folder:
         files = [folder]
     # assertions of test files, then contest cases
     tests = []
     for path in files:
-        tests += [
-            (title_of(test), test) for test in split_tests(terminal.read_text_file(path), str(path))
-        ]
+        found = split_tests(terminal.read_text_file(path), str(path))
+        tests += [(title_of(test), test) for test in found]
     for pair in pairs:
         given, expected = (terminal.read_text_file(path, keep_line_ends=True) for path in pair)
         tests.append((pair[0].name, Case(given, expected, arguments.comparison)))
@@ -124,9 +117,8 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
         canary=arguments.canary,
     )
     tests = collect_tests(arguments)
-    code = terminal.read_text_file(arguments.file)
     result = sandbox.run(
-        code,
+        terminal.read_text_file(arguments.file),
         [test for _, test in tests],
         limits,
         executor=arguments.executor,
@@ -137,14 +129,9 @@ def run_sandbox_run(arguments: SandboxRun) -> int:
     # one line per test: number, outcome, title and reason
     for number, test in enumerate(result.tests, 1):
         line = tests[number - 1][0] if tests else "the program"
-        reason = (
-            f"  # {test.detail}"
-            if test.detail
-            else ""
-            if test.border
-            else "  # judged in the program's process"
-        )
-        print(printable(f"{number:3d}  {test.outcome:13s}  {line}{reason}"))
+        reason = test.detail or ("" if test.border else "judged in the program's process")
+        comment = f"  # {reason}" if reason else ""
+        print(printable(f"{number:3d}  {test.outcome:13s}  {line}{comment}"))
     for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
         if text.strip():
             print(f"--- {name}\n{printable(text.rstrip())}")

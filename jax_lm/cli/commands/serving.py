@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,7 +58,7 @@ def run_serve(arguments: Serve) -> NoReturn:
         grace=arguments.grace,
         connections=ConnectionLimits.for_process(arguments.connections, arguments.keep_alive),
     )
-    given = given_fields(arguments, [each.name for each in fields(EngineOptions)])
+    given = given_fields(arguments, EngineOptions.__dataclass_fields__)
     options = EngineOptions(**given)
     # the checkpoint may have further defaults, which are known later; these override them
     defaults = given_fields(arguments, SERVER_DEFAULTS)
@@ -84,10 +84,10 @@ def run_serve(arguments: Serve) -> NoReturn:
         defaults["preset"] = "exact" if inference.is_autoregressive else DEFAULT_PRESET
     options = fit_options(inference, replace(options, preset=defaults["preset"]), given)
     engine = Engine(inference, options)
+    hosts = ()
     # Keys already protect the server from foreign web pages.
-    guards_hosts = not keys and (is_local or arguments.allow_host)
-    allowed = map(str.lower, (arguments.host, *arguments.allow_host))
-    hosts = (*LOOPBACK, *allowed) if guards_hosts else ()
+    if not keys and (is_local or arguments.allow_host):
+        hosts = (*LOOPBACK, *map(str.lower, (arguments.host, *arguments.allow_host)))
     settings = ServerSettings(
         model=name,
         adapters=adapters,
@@ -121,7 +121,7 @@ def run_serve(arguments: Serve) -> NoReturn:
     os._exit(0 if engine.failure is None else ENGINE_FAILED)
 
 
-def given_fields(arguments: Serve, names: Sequence[str]) -> Fields:
+def given_fields(arguments: Serve, names: Iterable[str]) -> Fields:
     """Return the options that were given, by name."""
     return {name: value for name in names if (value := getattr(arguments, name)) not in (None, ())}
 
@@ -168,42 +168,36 @@ def fit_options(
 ) -> EngineOptions:
     """Choose the slots and the context that are not given by the free memory, and log them."""
     each = inference.split()[0]
-    adapters = len(inference.adapters)
     # a model that is decoded left to right has the cache of `fast`
     preset = "fast" if inference.is_autoregressive else options.preset
     planned = replace(each.planned, decoding=Decoding(preset=preset))
-    weights = estimate_memory(each.config, planned, each.mesh_shape).weights
-    # the weights are loaded already
-    free = free_memory()
-    share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
-    memory = math.inf if free is None else share * free + weights
-    fixed_rows = Pace().fixed_rows
+    memory = math.inf
+    may_use = "unknown"
+    if (free := free_memory()) is not None:
+        share = HOST_SHARE if jax.default_backend() == "cpu" else 1.0
+        # the weights are loaded already
+        memory = share * free + estimate_memory(each.config, planned, each.mesh_shape).weights
+        may_use = gib(memory)
+    costs = {"fixed_rows": Pace().fixed_rows, "adapters": len(inference.adapters)}
     plan = fitting_limits(
         each.config,
         planned,
         each.mesh_shape,
         memory,
-        fixed_rows,
         slots=(given["slots"],) if "slots" in given else SLOTS,
         contexts=(given["context"],) if "context" in given else CONTEXTS,
-        adapters=adapters,
+        **costs,
     )
-    need = serving_memory(each.config, plan, each.mesh_shape, fixed_rows, adapters=adapters)
-    limits = {
-        "preset": options.preset,
-        **describe_limits(plan, need),
-        "may_use": "unknown" if free is None else gib(memory),
-    }
+    need = serving_memory(each.config, plan, each.mesh_shape, **costs)
+    limits = {"preset": options.preset, **describe_limits(plan, need), "may_use": may_use}
     logger.info("limits", extra={"fields": limits})
     return replace(options, slots=plan.batch, context=given.get("context", plan.canvas))
 
 
 def announce(host: str, port: int):
     # IPv6 addresses stand in brackets: http://[::1]:8000
-    print(
-        f"listening on http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it",
-        flush=True,
-    )
+    shown = f"[{host}]" if ":" in host else host
+    print(f"listening on http://{shown}:{port}; Ctrl-C ends it", flush=True)
 
 
 def configure_logging():

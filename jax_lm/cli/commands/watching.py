@@ -50,12 +50,15 @@ def watch(
             # called after every step
             left = int(np.asarray(state.masked).sum())
             text = canvas_text(state, engine.tokenizer, canvas, shows_given=shows_given)
-            holes = int(canvas.layout(state.extra).holes.sum())
             seconds = monotonic() - start - compiled()
-            rest = terminal.duration(seconds / max(1, holes - left) * left)
-            quicker = advise_preset(engine.fit(options), canvas.tokens.shape[1], engine.config)
-            note = f"step {int(state.step)}, {left} masks, about {rest} left  {quicker}\n{LEGEND}"
-            if not left:
+            if left:
+                holes = int(canvas.layout(state.extra).holes.sum())
+                rest = terminal.duration(seconds / max(1, holes - left) * left)
+                quicker = advise_preset(engine.fit(options), canvas.tokens.shape[1], engine.config)
+                note = (
+                    f"step {int(state.step)}, {left} masks, about {rest} left  {quicker}\n{LEGEND}"
+                )
+            else:
                 passes = f"{int(state.forwards)} forward passes in {seconds:.1f} s"
                 note = f"{passes}, after {compiled():.1f} s of compilation{count_ties(state)}"
             live.update(Group(fold(text, console.width), Text(note, style="dim")))
@@ -106,9 +109,10 @@ def canvas_text(
 
 def fold(text: Text, width: int) -> Text:
     """Break lines at the terminal's width, not at words: code would jump while it fills in."""
-    lines = text.split("\n", allow_blank=True)
     return Text("\n").join(
-        part for line in lines for part in line.divide(range(width, len(line), width))
+        part
+        for line in text.split("\n", allow_blank=True)
+        for part in line.divide(range(width, len(line), width))
     )
 
 
