@@ -148,10 +148,12 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
 def describe_topology(topology: Topology) -> topologies.TopologyDescription:
     """Return the compiler's description of a topology."""
     if not topology.is_tpu:
-        # The name is hosts x processes per host x devices per process.
-        config = target_config(topology.family)
-        name = f"1x1x{topology.devices}"
-        return topologies.get_topology_desc(platform="cuda", target_config=config, topology=name)
+        # The topology is hosts x processes per host x devices per process.
+        return topologies.get_topology_desc(
+            platform="cuda",
+            target_config=target_config(topology.family),
+            topology=f"1x1x{topology.devices}",
+        )
     # A host has four chips by default. A smaller topology is a single host of its size:
     # shape (2, 1) -> chips_per_host_bounds (2, 1, 1)
     # (the bounds always have three axes)
@@ -189,9 +191,8 @@ def compile_program(program: StepProgram) -> Compiled:
         return Compiled(
             refusal=f"needs {used[1]} of {used[2]}" if used else str(error).splitlines()[0][:300]
         )
-    # no dictionary if the backend does not count costs
-    cost = compiled.cost_analysis()
-    cost = cost if isinstance(cost, dict) else {}
+    # None if the backend does not count costs
+    cost = compiled.cost_analysis() or {}
     return Compiled(
         *memory_of(compiled),
         cost.get("flops"),

@@ -39,7 +39,6 @@ def target_config(family: str) -> str:
     """Return a card as a GpuTargetConfigProto in text format, for XLA's compiler."""
     chip = CHIPS[family]
     assert chip.limits
-    bandwidth = chip.limits.copy_bytes
     return TARGET_TEMPLATE.format(
-        **chip.card, bandwidth=bandwidth, memory=chip.memory, name=chip.names[0]
+        **chip.card, bandwidth=chip.limits.copy_bytes, memory=chip.memory, name=chip.names[0]
     )

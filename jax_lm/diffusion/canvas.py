@@ -130,13 +130,11 @@ class Canvas:
         present = (
             np.ones_like(input_ids, bool) if attention_mask is None else attention_mask.astype(bool)
         )
-        added = np.ones((len(input_ids), new_tokens), bool)
+        added = ((0, 0), (0, new_tokens))
         return cls(
-            tokens=np.concatenate([input_ids, np.zeros_like(added, np.int32)], axis=1).astype(
-                np.int32
-            ),
-            holes=np.concatenate([np.zeros_like(present), added], axis=1),
-            attention_mask=np.concatenate([present, added], axis=1),
+            tokens=np.pad(input_ids.astype(np.int32), added),
+            holes=np.pad(np.zeros_like(present), added, constant_values=True),
+            attention_mask=np.pad(present, added, constant_values=True),
         )
 
     @classmethod
@@ -204,10 +202,10 @@ class Canvas:
                 f"{name} attends to earlier text alone: it completes prompts, and fills no holes "
                 "before given text"
             )
-        phases = set((self.position_ids[:, self.region.start] % size).tolist())
-        if len(phases) == 1 and config.family.prompt == "start":
-            return replace(self, phase=phases.pop(), attention_block=size)
         if config.family.prompt == "start":
+            phases = set((self.position_ids[:, self.region.start] % size).tolist())
+            if len(phases) == 1:
+                return replace(self, phase=phases.pop(), attention_block=size)
             logger.warning(
                 "prompts of different lengths: blocks of %s begin with the answers, not as trained; "
                 "decode such prompts one at a time",
@@ -235,9 +233,8 @@ class Canvas:
     @property
     def first_columns(self) -> HostMask:
         """Mark the first column of each hole."""
-        # holes [0, 1, 1, 0, 1] -> [0, 1, 0, 0, 1]
-        before = np.concatenate([np.zeros_like(self.holes[:, :1]), self.holes[:, :-1]], axis=1)
-        return self.holes & ~before
+        # holes [0, 1, 1, 0, 1] differ from the column before at [0, 1, 0, 1, 1] -> [0, 1, 0, 0, 1]
+        return self.holes & np.diff(self.holes, axis=1, prepend=False)
 
     @property
     def hole_starts(self) -> HostTokens:

@@ -21,6 +21,7 @@ from jax_lm.diffusion.sampler import Sampler
 from jax_lm.models.graph import ModelFunction, ModelGraph
 from jax_lm.models.shapes import BatchValues, Mask
 from jax_lm.models.token_likelihood import column_parts
+from jax_lm.tokenizer import pad_left
 
 # Samples of one forward pass, and the multiple to which their rows are padded.
 SCORE_ROWS = 8
@@ -57,34 +58,31 @@ def log_likelihood(
         raise ValueError(f"seed={seed}: must not be negative")
     rng = np.random.default_rng(seed)
     length = len(completion)
+    is_exact = not sampler.config.family.is_diffusion
     # choose masks
-    if is_exact := not sampler.config.family.is_diffusion:
-        # A row does not see the token that it predicts: all tokens are scored at once.
-        samples = 1
-    # One l from each of `samples` equal strata of 1 … L.
-    levels = np.floor((np.arange(samples) + rng.random(samples)) * length / samples).astype(int) + 1
     if is_exact:
-        levels[:] = length
-    width = len(prompt) + length
-    padding = -width % SCORE_WIDTH
+        # A row does not see the token that it predicts: all tokens are scored at once.
+        levels = np.array([length])
+    else:
+        # One l from each of `samples` equal strata of 1 … L.
+        strata = np.arange(samples) + rng.random(samples)
+        levels = np.floor(strata * length / samples).astype(int) + 1
     # One row for all samples: [pad ..., prompt, completion].
-    tokens = np.array([[sampler.mask_id] * padding + prompt + completion], np.int32)
-    present = np.arange(width + padding)[None] >= padding
+    tokens, present = pad_left([prompt + completion], sampler.mask_id, multiple_of=SCORE_WIDTH)
     values = []
     # score, SCORE_ROWS samples at a time
-    for first in range(0, samples, SCORE_ROWS):
+    for first in range(0, len(levels), SCORE_ROWS):
         counts = levels[first : first + SCORE_ROWS]
-        masked = np.zeros((SCORE_ROWS, width + padding), bool)
-        for row, level in enumerate(counts):
-            masked[row, width + padding - length + rng.choice(length, level, replace=False)] = True
+        masked = np.zeros((SCORE_ROWS, tokens.shape[1]), bool)
+        for number, level in enumerate(counts):
+            masked[number, rng.choice(length, level, replace=False) - length] = True
         sums = masked_log_probability(
-            sampler.graph, sampler.params, tokens, present, masked, sampler.mask_id
+            sampler.graph, sampler.params, tokens, present.astype(bool), masked, sampler.mask_id
         )
         # Rows without a sample fill up the last pass, and are dropped.
         values += (np.asarray(sums)[: len(counts)] * length / counts).tolist()
-    error = float(np.std(values, ddof=1)) / sqrt(samples) if samples > 1 else inf
-    error = 0.0 if is_exact else error
-    return Score(float(np.mean(values)), error, length, samples)
+    error = float(np.std(values, ddof=1)) / sqrt(samples) if len(values) > 1 else inf
+    return Score(float(np.mean(values)), 0.0 if is_exact else error, length, len(levels))
 
 
 @partial(ModelFunction, static_argnames=("graph", "mask_id"))

@@ -4,7 +4,7 @@ Any layer that maps [*, in] to [*, out] and has a `weight` can carry an adapter.
 layout (`jax_lm.checkpoints.peft`). This module knows about models, but not about training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +61,21 @@ def add_lora(model: DreamForCausalLM, config: LoraConfig, seed: int):
         ValueError: the configuration targets no layer of the model.
     """
     key = jax.random.key(seed)
-    targeted = [(number, path) for number, path in linear_paths(model) if config.carries(path)]
-    if not targeted:
+    has_target = False
+    for number, layer in enumerate(model.model.layers):
+        for index, name in enumerate(LINEAR):
+            part = "self_attn" if name in ATTENTION else "mlp"
+            path = f"model.layers.{number}.{part}.{name}"
+            if not config.carries(path):
+                continue
+            has_target = True
+            block = getattr(layer, part)
+            # The key depends on the layer alone, so other targets leave the values of A unchanged.
+            folded = jax.random.fold_in(jax.random.fold_in(key, number), index)
+            rank, scale = config.rank_of(path), config.scale_of(path)
+            setattr(block, name, LoraLinear(getattr(block, name), rank, scale, folded))
+    if not has_target:
         raise ValueError(f"lora_targets={config.targets!r}: no layer of the model is meant")
-    for number, path in targeted:
-        name = path.rpartition(".")[2]
-        layer = model.model.layers[number]
-        block = layer.self_attn if name in ATTENTION else layer.mlp
-        # The key depends on the layer alone, so other targets leave the values of A unchanged.
-        folded = jax.random.fold_in(jax.random.fold_in(key, number), LINEAR.index(name))
-        setattr(
-            block,
-            name,
-            LoraLinear(getattr(block, name), config.rank_of(path), config.scale_of(path), folded),
-        )
-
-
-def linear_paths(model: DreamForCausalLM) -> Iterator[tuple[int, str]]:
-    """Yield the linear layers of the decoder: number of the decoder layer, and dotted path."""
-    for number in range(len(model.model.layers)):
-        for name in LINEAR:
-            block = "self_attn" if name in ATTENTION else "mlp"
-            yield number, f"model.layers.{number}.{block}.{name}"
 
 
 def is_lora(name: str) -> bool:
@@ -153,11 +146,8 @@ def merge(model: DreamForCausalLM):
         change = adapter.scale * product(adapter.lora_b[...], adapter.lora_a[...].T)
         weight[...] = (weight[...].astype(jnp.float32) + change).astype(weight[...].dtype)
         # Put the plain layer back in place of its `LoraLinear`.
-        owner: Any = model
-        *parents, last = path.split(".")
-        for parent in parents:
-            owner = owner[int(parent)] if parent.isdecimal() else getattr(owner, parent)
-        setattr(owner, last, adapter.base)
+        _, _, number, part, name = path.split(".")  # model.layers.0.mlp.up_proj
+        setattr(getattr(model.model.layers[int(number)], part), name, adapter.base)
 
 
 def adapters(model: DreamForCausalLM) -> Sequence[tuple[str, LoraLinear]]:

@@ -39,6 +39,7 @@ INT8_ROWS = 128
 SPLIT_ROWS = 8
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product(
     a: Float[Array, "*z m i"],
     b: Float[Array, "*y n i"] | Int8[Array, "n i"],
@@ -58,11 +59,6 @@ def product(
         dtype: dtype of the result. A result that nothing else is added to is best rounded here:
             an accelerator's kernel then writes half of the bytes, and XLA launches none to round.
     """
-    return rounded_product(a, b, dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
     if b.dtype == jnp.int8:
         return int8_product(a, b)
     if b.dtype == FP8:
@@ -83,7 +79,7 @@ def rounded_product(a: Array, b: Array, dtype: DTypeLike) -> Array:
 
 
 def product_forward(a: Array, b: Array, dtype: DTypeLike) -> tuple[Array, Operands]:
-    return rounded_product(a, b, dtype), (a, b)
+    return product(a, b, dtype), (a, b)
 
 
 def product_backward(
@@ -109,7 +105,7 @@ def product_backward(
     return da.astype(a.dtype), db.astype(b.dtype)
 
 
-rounded_product.defvjp(product_forward, product_backward)
+product.defvjp(product_forward, product_backward)
 
 
 def int8_product(x: Float[Array, "*z m i"], weight: Int8[Array, "o i"]) -> Float[Array, "*z m o"]:
