@@ -79,13 +79,15 @@ def has_form(value, form) -> bool:
     return isinstance(value, form)
 
 
-def require_columns(fields: Fields, columns: Columns):
-    """Raise BadRowError for a column that is missing in the fields."""
+def mapped_columns(fields: Fields, columns: Columns) -> Fields:
+    """Return the columns under our names. Raises BadRowError if one is missing."""
+    # columns (("prompt", "question"),): {"question": q, "id": 1} -> {"prompt": q}
     for _, column in columns:
         if column not in fields:
             raise BadRowError(
                 f"has no column {column!r}, only {', '.join(map(str, fields)) or 'none'}"
             )
+    return {name: fields[column] for name, column in columns}
 
 
 def parse_turn(turn, name: str) -> Fields:

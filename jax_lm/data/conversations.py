@@ -31,8 +31,8 @@ from jax_lm.data.columns import (
     BadRowError,
     Columns,
     ConversationForm,
+    mapped_columns,
     parse_turn,
-    require_columns,
     row_fields,
 )
 from jax_lm.data.sources import WHOLE, Lines, open_source
@@ -143,9 +143,8 @@ def rename_columns(fields: Fields, columns: Columns) -> Fields:
     # {"solution": s, "messages": m} -> {"solution": s, "response": s}
     if not columns:
         return fields
-    require_columns(fields, columns)
     others = {name: value for name, value in fields.items() if name not in HIDDEN}
-    return others | {name: fields[column] for name, column in columns}
+    return others | mapped_columns(fields, columns)
 
 
 def conversation_rows(
