@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, pairs
 
 # Pairs of our name of a column (text, prompt, response, messages) and its name in the data.
 Columns = tuple[tuple[str, str], ...]
@@ -30,13 +30,7 @@ PLAIN_FORM = ConversationForm()
 
 # Roles of messages as they are named, and speakers of ShareGPT with their roles.
 ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
-SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-}
+SPEAKERS = pairs("system system  human user  user user  gpt assistant  assistant assistant")
 
 
 class BadRowError(ValueError):

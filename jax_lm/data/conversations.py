@@ -163,7 +163,7 @@ def conversation_rows(
         size = len(visible) + len(target)
         if size > max_length:
             raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
-        return Row.masked_after(len(visible), [*visible, *target])
+        return Row.masked_after(len(visible), visible + target)
 
     return lambda fields: [to_row(*each) for each in prompts_and_responses(fields, tokenizer, form)]
 
@@ -204,7 +204,7 @@ def prompts_and_responses(
     Raises:
         BadRowError: the fields contain no prompt and response, or contain two responses.
     """
-    # messages, of which the last is the response, and with `turns="all"` all of the assistant
+    # messages: the last one is the response; with `turns="all"`, all of the assistant's are
     for name in CONVERSATIONS:
         if name in fields:
             messages = parse_turns(fields[name], name)
