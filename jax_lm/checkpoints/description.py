@@ -16,7 +16,7 @@ from jax_lm.checkpoints.huggingface import LICENCE_FILES
 from jax_lm.config import DreamConfig
 from jax_lm.host.files import output_folder
 from jax_lm.tokenizer import DiffuCoderTokenizer, TokenizerError
-from jax_lm.tokenizer.files import TOKENIZER_CONFIG, TOKENIZER_FILES, write_json
+from jax_lm.tokenizer.files import TOKENIZER_CONFIG, TOKENIZER_FILES, read_optional, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +115,7 @@ def code_files(folder: Path) -> list[Path]:
 def auto_map_modules(folder: Path) -> Iterator[str]:
     """Yield the modules named by `auto_map` in config.json and tokenizer_config.json."""
     for file in ("config.json", TOKENIZER_CONFIG):
-        auto_map: Any = (
-            huggingface.read_json(folder, file).get("auto_map")
-            if (folder / file).is_file()
-            else None
-        )
+        auto_map: Any = read_optional(folder / file).get("auto_map")
         # {"AutoModel": "modeling_dream.DreamModel"}, or a list for slow and fast tokenizers:
         # {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", null]}; anything else is ignored
         for value in auto_map.values() if isinstance(auto_map, dict) else ():

@@ -287,7 +287,7 @@ def save(
     Raises:
         CheckpointError: llama.cpp does not support the family or the tokenizer.
     """
-    architecture = {kind: name for name, kind in ARCHITECTURES.items()}.get(config.model_type)
+    architecture = invert(ARCHITECTURES).get(config.model_type)
     if architecture is None or config.block_size is not None:
         raise CheckpointError(
             f"llama.cpp has no architecture for {config.family.name}: it has those of "

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from huggingface_hub import snapshot_download
 from jaxtyping import Array
@@ -29,7 +29,7 @@ from jax_lm.checkpoints.stored import (
     save_tensors,
 )
 from jax_lm.config import Fields, pairs
-from jax_lm.host.files import atomic_write, output_folder, write_json_whole
+from jax_lm.host.files import atomic_write, write_json_whole
 from jax_lm.tokenizer.files import TokenizerError, read_optional, write_json
 
 # The model that comes with the package, and its name.
@@ -45,20 +45,20 @@ SHARD_BYTES = 5 * 10**9
 # owner/name, or owner/name@revision.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 DESCRIPTION_FILES = ["*.json", "merges.txt", "*.jinja"]
-WEIGHT_FILES = ["*.safetensors"]
+LICENCE_FILES = ["LICENSE*", "NOTICE*"]
 # A derived model needs the code for PyTorch, and the licence for whoever receives it. Both are
 # copied; code is never executed.
-CODE_FILES = ["*.py"]
-LICENCE_FILES = ["LICENSE*", "NOTICE*"]
+MODEL_FILES = [*DESCRIPTION_FILES, "*.py", *LICENCE_FILES]
+WEIGHT_FILES = ["*.safetensors"]
 
 # Dtypes by their name in safetensors.
 DTYPES = {
-    name: np.dtype(dtype)
+    name: jnp.dtype(dtype)
     for name, dtype in pairs("""
-    BOOL bool  F16 float16  F32 float32  F64 float64
+    BOOL bool  BF16 bfloat16  F16 float16  F32 float32  F64 float64
     I8 int8  I16 int16  I32 int32  I64 int64  U8 uint8  U16 uint16  U32 uint32  U64 uint64
 """).items()
-} | {"BF16": np.dtype(ml_dtypes.bfloat16)}
+}
 
 
 def resolve(
@@ -105,8 +105,7 @@ def resolve(
             f"{kind} {str(path_or_hub_id)!r}: no such folder, and not a hub id (owner/name)"
         )
     try:
-        described = [*DESCRIPTION_FILES, *CODE_FILES, *LICENCE_FILES]
-        patterns = list(files) or [*described, *(WEIGHT_FILES if with_weights else [])]
+        patterns = list(files) or MODEL_FILES + (WEIGHT_FILES if with_weights else [])
         # Without HF_TOKEN no token is sent, even if the hub's client has one stored in a file.
         token = os.environ.get("HF_TOKEN") or False
         return Path(
@@ -275,16 +274,14 @@ def read_header(path: Path) -> tuple[dict[str, Fields], dict[str, str], int]:
     return entries, metadata, 8 + length
 
 
-def save(folder: str | Path, tensors: Mapping[str, Array | np.ndarray], config: Fields):
+def save(folder: Path, tensors: Mapping[str, Array | np.ndarray], config: Fields):
     """Write `config.json` and one `model.safetensors`, each atomically."""
-    folder = Path(folder)
-    output_folder(folder)
     arrays = {name: np.asarray(value) for name, value in tensors.items()}
     with atomic_write(folder / WEIGHTS) as path:
         save_tensors(path, arrays, {"format": "pt"})
     # An index left by a sharded checkpoint would take precedence over the file just written.
     (folder / INDEX).unlink(missing_ok=True)
-    write_json_whole(folder / "config.json", dict(config), 2)
+    write_json_whole(folder / "config.json", config, 2)
 
 
 def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[str, np.ndarray]]):
@@ -307,14 +304,13 @@ def save_shards(folder: Path, sizes: Mapping[str, int], arrays: Iterable[tuple[s
         else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
     )
     remaining = iter(arrays)
+    weight_map = {}
     for file, names in zip(files, shards, strict=True):
         tensors = dict(itertools.islice(remaining, len(names)))
         assert list(tensors) == names
         save_tensors(folder / file, tensors, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
     if count > 1:
-        weight_map = {
-            name: file for file, names in zip(files, shards, strict=True) for name in names
-        }
         index = {
             "metadata": {"total_size": sum(sizes.values())},
             "weight_map": dict(sorted(weight_map.items())),

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors
+from jax_lm.config import pairs, translate
 
 # Limits far above what a checkpoint needs, so that a hostile pickle can exhaust neither time nor
 # memory: pickle instructions, levels of nested dicts, and entries of these dicts.
@@ -36,22 +37,21 @@ INSTRUCTIONS = frozenset(
     """.split()  # noqa: SIM905 (a table, not a list)
 )
 
-# Names of modules in the old port, and in the published checkpoints: within a decoder layer, and
-# outside the layers.
-LAYER_NAMES = {
-    "DreamRMSNorm_0": "input_layernorm",
-    "DreamRMSNorm_1": "post_attention_layernorm",
-    "DreamAttention_0": "self_attn",
-    "DreamMLP_0.Dense_0": "mlp.gate_proj",
-    "DreamMLP_0.Dense_1": "mlp.up_proj",
-    "DreamMLP_0.Dense_2": "mlp.down_proj",
-}
-TOP_NAMES = {
-    "DreamModel_0.Embed_0": "model.embed_tokens",
-    "DreamModel_0.DreamRMSNorm_0": "model.norm",
-}
-# DreamModel_0.layers_7.DreamMLP_0.Dense_1 -> layer "7", path "DreamMLP_0.Dense_1"
-LAYER = re.compile(r"(?:DreamModel_0|model)\.layers[_.](\d+)\.(.+)")
+# Names of modules in the old port, after `LAYER`, and in the published checkpoints.
+NAMES = pairs("""
+    model.layers.{}.DreamRMSNorm_0.      model.layers.{}.input_layernorm.
+    model.layers.{}.DreamRMSNorm_1.      model.layers.{}.post_attention_layernorm.
+    model.layers.{}.DreamAttention_0.    model.layers.{}.self_attn.
+    model.layers.{}.DreamMLP_0.Dense_0.  model.layers.{}.mlp.gate_proj.
+    model.layers.{}.DreamMLP_0.Dense_1.  model.layers.{}.mlp.up_proj.
+    model.layers.{}.DreamMLP_0.Dense_2.  model.layers.{}.mlp.down_proj.
+    DreamModel_0.Embed_0.                model.embed_tokens.
+    DreamModel_0.DreamRMSNorm_0.         model.norm.
+    Dense_0.                             lm_head.
+    model.lm_head.                       lm_head.
+""")
+# The path of a layer has one of several forms: DreamModel_0.layers_7., model.layers_7., …
+LAYER = re.compile(r"^(?:DreamModel_0|model)\.layers[_.](\d+)\.")
 
 
 @dataclass(slots=True, eq=False)
@@ -275,16 +275,8 @@ def leaves(tree, path: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
 def checkpoint_name(keys: tuple[str, ...]) -> str:
     """Translate the path of a parameter in the old port to its published name."""
     # ("params", "DreamModel_0", "layers_7", "DreamMLP_0", "Dense_1", "kernel")
-    # -> "model.layers.7.mlp.up_proj.weight"
+    # -> "model.layers.7.DreamMLP_0.Dense_1.weight" -> "model.layers.7.mlp.up_proj.weight"
     *module, kind = keys[1:] if keys[:1] == ("params",) else keys
     kind = "weight" if kind in ("kernel", "embedding", "scale") else kind
-    path = ".".join(module)
-    if path in ("Dense_0", "lm_head", "model.lm_head"):
-        return f"lm_head.{kind}"
-    if match := LAYER.fullmatch(path):
-        layer, submodule = match.groups()
-        for old, new in LAYER_NAMES.items():
-            if submodule == old or submodule.startswith(f"{old}."):
-                submodule = new + submodule.removeprefix(old)
-        return f"model.layers.{layer}.{submodule}.{kind}"
-    return f"{TOP_NAMES.get(path, path)}.{kind}"
+    path = LAYER.sub(r"model.layers.\1.", ".".join([*module, kind]))
+    return translate(path, NAMES)

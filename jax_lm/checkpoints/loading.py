@@ -99,25 +99,17 @@ class LoadSpec:
             raise CheckpointError(
                 f"{name!r} in {tensor.path} has shape {tensor.shape}, the config asks for {shape}"
             )
-        is_scale = name.endswith(".scale")
-        if self.holds_int8(name):
-            expected = "int8"
-            fits = tensor.dtype == np.int8
-        elif is_scale:
-            expected = "float32"
-            fits = tensor.dtype == np.float32
-        else:
-            expected = "a float dtype"
-            fits = jnp.issubdtype(tensor.dtype, jnp.floating)
-        if not fits:
+        # int8 kernels and scales have a fixed dtype, all others any float dtype.
+        fixed = "int8" if self.holds_int8(name) else "float32" if name.endswith(".scale") else None
+        if not (tensor.dtype == fixed if fixed else jnp.issubdtype(tensor.dtype, jnp.floating)):
             raise CheckpointError(
-                f"{name!r} in {tensor.path} has dtype {tensor.dtype}, expected {expected}"
+                f"{name!r} in {tensor.path} has dtype {tensor.dtype}, "
+                f"expected {fixed or 'a float dtype'}"
             )
-        # int8 and scales have fixed dtypes; a kernel is quantized from its stored dtype.
-        keeps = self.dtype is None or is_scale or self.holds_int8(name) or self.becomes(name)
-        return TensorRequest(
-            tensor, tensor.dtype if keeps else jnp.dtype(self.dtype), self.sharding(name)
-        )
+        # A kernel is quantized from its stored dtype.
+        keeps = self.dtype is None or fixed or self.becomes(name)
+        dtype = tensor.dtype if keeps else jnp.dtype(self.dtype)
+        return TensorRequest(tensor, dtype, self.sharding(name))
 
     def requests(self, checkpoint: CheckpointTensors) -> dict[str, TensorRequest]:
         """Return the read request of each tensor.
@@ -209,9 +201,9 @@ def check_tensors(
     read = 0
     for names in group_by_size(sizes, GROUP_BYTES):
         arrays = checkpoint.read([requests[name] for name in names])
-        if not spec.allow_nonfinite:
-            require_finite(dict(zip(names, arrays, strict=True)), requests)
         for name in names:
+            if not spec.allow_nonfinite:
+                require_finite(name, requests[name].tensor.path, arrays[0])
             # `pop` drops the last reference, so the memory of a quantized kernel is freed.
             yield name, arrays.pop(0)
             read += sizes[name]
@@ -219,19 +211,15 @@ def check_tensors(
                 on_progress(read, sum(sizes.values()))
 
 
-def require_finite(arrays: Mapping[str, Array], requests: Mapping[str, TensorRequest]):
-    """Raise CheckpointError for the first tensor that holds NaN or infinity."""
-    for name, array in arrays.items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            continue
-        # Fetched one by one: a CPU has a thread per core, and as many sums over split tensors at
-        # once would wait for each other for ever.
-        if count := int(count_nonfinite(array)):
-            raise CheckpointError(
-                f"{name!r} in {requests[name].tensor.path} holds {count} numbers that are NaN "
-                "or infinite: every output would be wrong. "
-                "`generate` and `convert` load it with --allow-nonfinite"
-            )
+def require_finite(name: str, path: Path, array: Array):
+    """Raise CheckpointError if a tensor holds NaN or infinity."""
+    # Fetched at once: a CPU has a thread per core, and as many sums over split tensors in parallel
+    # would wait for each other for ever.
+    if jnp.issubdtype(array.dtype, jnp.floating) and (count := int(count_nonfinite(array))):
+        raise CheckpointError(
+            f"{name!r} in {path} holds {count} numbers that are NaN or infinite: "
+            "every output would be wrong. `generate` and `convert` load it with --allow-nonfinite"
+        )
 
 
 @jax.jit

@@ -17,7 +17,7 @@ import numpy as np
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.stored import CheckpointError, StoredTensor, StoredTensors, save_tensors
 from jax_lm.config import Fields
-from jax_lm.host.files import atomic_write, output_folder, write_json_whole
+from jax_lm.host.files import atomic_write, write_json_whole
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -120,15 +120,10 @@ class LoraConfig:
         Args:
             path: dotted path, such as model.layers.0.self_attn.q_proj.
         """
+        if self.layers_to_transform and int(path.split(".")[2]) not in self.layers_to_transform:
+            return False
         name = self.peft_path(path)
-        if self.exclude_modules and is_named(name, self.exclude_modules):
-            return False
-        if (
-            self.layers_to_transform is not None
-            and int(path.split(".")[2]) not in self.layers_to_transform
-        ):
-            return False
-        return is_named(name, self.targets)
+        return is_named(name, self.targets) and not is_named(name, self.exclude_modules)
 
     def rank_of(self, path: str) -> int:
         """Return the rank of the adapter at a path."""
@@ -347,7 +342,6 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray], config: LoraConfig, ba
         config: rank, scale and layers.
         base: the model that it was trained on.
     """
-    output_folder(folder)
     metadata = {"format": "pt"} | ({FINGERPRINT: base.fingerprint} if base.fingerprint else {})
     with atomic_write(folder / WEIGHTS) as path:
         save_tensors(

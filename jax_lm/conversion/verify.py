@@ -61,7 +61,7 @@ def verify(folder: Path, *, on_progress: Progress | None = None) -> Iterator[Che
     except ValueError as error:
         yield Check("checkpoint", str(error), passed=False)
         return
-    yield tokenizer_check(folder, config.mask_token_id, config.vocab_size)
+    yield tokenizer_check(folder, config)
     # Checksums, which take as long as reading all files.
     try:
         results = list(checksums.check_sums(folder, on_progress=on_progress))
@@ -88,16 +88,16 @@ def family_facts(config: DreamConfig) -> str:
     return f"{family.name}: {mask}, logits {rows}, attention {family.attention}{blocks}{limit}"
 
 
-def tokenizer_check(folder: Path, mask_token_id: int | None, vocab_size: int) -> Check:
+def tokenizer_check(folder: Path, config: DreamConfig) -> Check:
     """Check that the tokenizer can be read and belongs to the model; having none is fine."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return Check("tokenizer", "none")
     try:
         tokenizer = DiffuCoderTokenizer.from_pretrained(folder)
-        if mask_token_id is None and tokenizer.special.mask is None:
-            tokenizer.require_vocabulary(vocab_size)
+        if config.mask_token_id is None and tokenizer.special.mask is None:
+            tokenizer.require_vocabulary(config.vocab_size)
         else:
-            tokenizer.require_ids(mask_token_id=mask_token_id, vocab_size=vocab_size)
+            tokenizer.require_ids(mask_token_id=config.mask_token_id, vocab_size=config.vocab_size)
         # A template can only be checked by rendering a conversation.
         if tokenizer.chat_template is not None:
             tokenizer.apply_chat_template([{"role": "user", "content": "Reverse a list."}])

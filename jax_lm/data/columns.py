@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from jax_lm.config import Fields
+from jax_lm.config import Fields, pairs
 
 # Pairs of our name of a column (text, prompt, response, messages) and its name in the data.
 Columns = tuple[tuple[str, str], ...]
@@ -30,13 +30,7 @@ PLAIN_FORM = ConversationForm()
 
 # Roles of messages as they are named, and speakers of ShareGPT with their roles.
 ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
-SPEAKERS = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-}
+SPEAKERS = pairs("system system  human user  user user  gpt assistant  assistant assistant")
 
 
 class BadRowError(ValueError):
@@ -79,13 +73,15 @@ def has_form(value, form) -> bool:
     return isinstance(value, form)
 
 
-def require_columns(fields: Fields, columns: Columns):
-    """Raise BadRowError for a column that is missing in the fields."""
+def mapped_columns(fields: Fields, columns: Columns) -> Fields:
+    """Return the columns under our names. Raises BadRowError if one is missing."""
+    # columns (("prompt", "question"),): {"question": q, "id": 1} -> {"prompt": q}
     for _, column in columns:
         if column not in fields:
             raise BadRowError(
                 f"has no column {column!r}, only {', '.join(map(str, fields)) or 'none'}"
             )
+    return {name: fields[column] for name, column in columns}
 
 
 def parse_turn(turn, name: str) -> Fields:

@@ -31,8 +31,8 @@ from jax_lm.data.columns import (
     BadRowError,
     Columns,
     ConversationForm,
+    mapped_columns,
     parse_turn,
-    require_columns,
     row_fields,
 )
 from jax_lm.data.sources import WHOLE, Lines, open_source
@@ -143,9 +143,8 @@ def rename_columns(fields: Fields, columns: Columns) -> Fields:
     # {"solution": s, "messages": m} -> {"solution": s, "response": s}
     if not columns:
         return fields
-    require_columns(fields, columns)
     others = {name: value for name, value in fields.items() if name not in HIDDEN}
-    return others | {name: fields[column] for name, column in columns}
+    return others | mapped_columns(fields, columns)
 
 
 def conversation_rows(
@@ -164,7 +163,7 @@ def conversation_rows(
         size = len(visible) + len(target)
         if size > max_length:
             raise BadRowError(f"{size} tokens, longer than max_length={max_length}")
-        return Row.masked_after(len(visible), [*visible, *target])
+        return Row.masked_after(len(visible), visible + target)
 
     return lambda fields: [to_row(*each) for each in prompts_and_responses(fields, tokenizer, form)]
 
@@ -205,7 +204,7 @@ def prompts_and_responses(
     Raises:
         BadRowError: the fields contain no prompt and response, or contain two responses.
     """
-    # messages, of which the last is the response, and with `turns="all"` all of the assistant
+    # messages: the last one is the response; with `turns="all"`, all of the assistant's are
     for name in CONVERSATIONS:
         if name in fields:
             messages = parse_turns(fields[name], name)

@@ -87,15 +87,14 @@ class Expansion:
         share = MERGE_SHARE * (1.0 if rng.random() < 0.5 else 1 - masked.mean())
         targets, shown = merge_masks(np.array(middle), masked, share, expand_id, rng)
         tokens = [*before, *targets[shown].tolist(), *[self.delete_id] * excess, *after]
-        is_mask = [*masked[shown].tolist(), *[True] * excess]
+        canvas = np.append(masked[shown], np.ones(excess, bool))
         # All excess masks together weigh as much as one token, however many there are.
-        shares = [*masked[shown].astype(float).tolist(), *[1 / max(excess, 1)] * excess]
-        return Row(
-            tuple(tokens),
-            (*[False] * len(before), *is_mask, *[False] * len(after)),
-            open=False,
-            drawn=Drawn(level, (*[0.0] * len(before), *shares, *[0.0] * len(after))),
+        shares = np.append(masked[shown], [1 / max(excess, 1)] * excess)
+        # What stands before and after the hole is not on the canvas.
+        canvas, shares = (
+            tuple(np.pad(values, (len(before), len(after))).tolist()) for values in (canvas, shares)
         )
+        return Row(tuple(tokens), canvas, open=False, drawn=Drawn(level, shares))
 
     def draw_excess(self, rng: np.random.Generator) -> int:
         """Draw the number of excess masks of a hole."""

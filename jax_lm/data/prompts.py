@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jax_lm.config import Fields
-from jax_lm.data.columns import BadRowError, Columns, parse_turn, require_columns, row_fields
+from jax_lm.data.columns import BadRowError, Columns, mapped_columns, parse_turn, row_fields
 from jax_lm.data.sources import WHOLE, open_source
 
 # One JSON object per line: the fields of `BuiltinTask`, and "split".
@@ -116,9 +116,7 @@ def open_prompts(
 def prompt_row(line, columns: Columns, *, plain: bool) -> Fields:
     """Return the fields of a line with its prompt. Raises BadRowError if it has none."""
     row = row_fields(line, plain="prompt" if plain else None)
-    # columns (("prompt", "question"),): {"question": q} -> {"question": q, "prompt": q}
-    require_columns(row, columns)
-    row = row | {name: row[column] for name, column in columns}
+    row = row | mapped_columns(row, columns)
     prompt = row.get("prompt")
     if not prompt or not isinstance(prompt, str | list):
         raise BadRowError("has no 'prompt' that is text or chat messages")

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jax_lm.config import pairs
+
 # The location of each line, and the line: bytes, or a parsed JSON value.
 Lines = Iterator[tuple[str, Any]]
 
@@ -23,12 +25,12 @@ PART_ROWS = 2**17
 # The default split, and the one that `datasets` assigns to data without splits.
 WHOLE = "train"
 
-# Words in file names by which `datasets` recognises the splits of a folder.
-NAMES_OF_SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
+# Words in file names by which `datasets` recognises the splits of a folder, and their splits.
+SPLIT_WORDS = pairs("""
+    train train  training train
+    validation validation  valid validation  val validation  dev validation
+    test test  testing test  eval test  evaluation test
+""")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class JsonFiles:
         files = tuple(
             (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths
         )
-        # 100 bytes in 3 parts: 34 bytes each, of which the last has 32
+        # 100 bytes in 3 parts: 34, 34 and 32
         total = sum(size for _, size, _ in files)
         return cls(files, max(1, -(-total // num_shards) if num_shards else PART_BYTES))
 
@@ -270,7 +272,7 @@ def files_by_split(files: Sequence[Path]) -> dict[str, list[Path]]:
     groups = {}
     for file in files if len(files) > 1 else ():
         words = set(re.split(r"[-._ \d]+", file.stem))
-        split = next((split for split, names in NAMES_OF_SPLITS.items() if words & set(names)), "")
+        split = next((split for word, split in SPLIT_WORDS.items() if word in words), "")
         groups.setdefault(split, []).append(file)
     if groups.keys() - {""} and "" in groups:
         named, other = (next(iter(group)).name for group in (groups[max(groups)], groups[""]))

@@ -87,7 +87,8 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
     check_plan(job.plan(), out)
     for path in out.glob(HALF_WRITTEN):
         path.unlink()
-    missing = [part for part in range(parts) if not (out / f"{shard_name(part)}{DONE}").is_file()]
+    done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
+    missing = [part for part, path in enumerate(done_files) if not path.is_file()]
     # write the missing shards
     with open_pool(min(workers, len(missing))) as map_parts:
         for done, shard in enumerate(
@@ -95,19 +96,18 @@ def tokenize(job: Tokenization, out: Path, workers: int) -> str:
         ):
             logger.info("shard %d/%d: %s", done, parts, summarize_counts([shard]))
     # summarise all shards, including those of earlier runs
-    done_files = [out / f"{shard_name(part)}{DONE}" for part in range(parts)]
     shards = [json.loads(path.read_text(encoding="utf-8")) for path in done_files]
     refused = [line for shard in shards for line in shard["refused"][:NAMED]][:NAMED]
     named = "".join(f"; {where}: {reason}" for where, reason in refused)
     if not any(shard["samples"] for shard in shards):
         # Empty shards would make the same command with better data fail.
-        leftovers = [path for done_file in done_files for path in out.glob(f"{done_file.stem}.*")]
-        for path in (out / PLAN, *leftovers):
-            path.unlink(missing_ok=True)
+        for name in (PLAN, *(f"{path.stem}.*" for path in done_files)):
+            for path in out.glob(name):
+                path.unlink()
         raise ValueError(f"data: {summarize_counts(shards)}{named}: nothing to learn from")
     summaries = [
-        {"name": shard_name(part), **shard, "refused": len(shard["refused"])}
-        for part, shard in enumerate(shards)
+        {"name": path.stem, **shard, "refused": len(shard["refused"])}
+        for path, shard in zip(done_files, shards, strict=True)
     ]
     described = {
         "format": FORMAT,

@@ -29,18 +29,17 @@ from jax_lm.evaluation.attempts import Attempt, execute_attempts
 from jax_lm.evaluation.pass_at_k import ALL, rates
 from jax_lm.evaluation.problems import Problems
 from jax_lm.host import terminal
-from jax_lm.host.files import output_folder, write_json_whole, write_whole
+from jax_lm.host.files import write_json_whole, write_whole
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models.shapes import SequenceTokens
 from jax_lm.options import EXACT, P2, WHOLE_CANVAS, Decoding, GenerationOptions
-from jax_lm.reports.charts import heat_chart, line_chart, render, write_picture
+from jax_lm.reports.charts import heat_chart, line_chart, write_picture
 from jax_lm.reports.document import Section
+from jax_lm.reports.rendering import render
 from jax_lm.reports.tables import Measurements, Row, table_section
 from jax_lm.results import tied_share
 from jax_lm.templates import Template
 from untrusted.results import Executor
-
-# An order: the positions, by the step at which each was decided.
 
 # Decides the first position in the order at each step, see `measured_options`.
 ONE_POSITION = Decoding(commit="threshold", threshold=1.0, block_length=WHOLE_CANVAS)
@@ -154,7 +153,6 @@ def draw_pictures(analysis: Row) -> dict[str, str]:
 
 def write_analysis(analysis: Row, folder: Path, metadata: Mapping[str, str], facts: Fields):
     """Write analysis.json (which begins with `facts`), analysis.html and the charts."""
-    output_folder(folder)
     write_json_whole(folder / "analysis.json", {**facts, **analysis})
     pictures = draw_pictures(analysis)
     for name, picture in pictures.items():
@@ -175,7 +173,7 @@ def measured_options(engine: DiffuCoderInference, options: GenerationOptions) ->
     """Return the options that decode whole canvases, in the orders that the model's family has."""
     options = replace(options, early_stop=False)
     if engine.is_autoregressive:
-        # Of a single masked position, the most confident is the leftmost.
+        # A single position is masked at a time, so the most confident one is the leftmost.
         return replace(options, alg="left_to_right") if options.alg == "maskgit_plus" else options
     if decides_several(options):
         return options
@@ -209,11 +207,10 @@ def decode_traces(
                 report(holes - int(np.asarray(state.masked).sum()), holes)
     assert state
     # Select the holes, the same number in each row: [b, width] -> [b * t] -> [b, t]
-    arrays = [
-        np.asarray(array)[canvas.holes]
+    decided = [
+        np.asarray(array)[canvas.holes].reshape(len(rows), -1).tolist()
         for array in (state.tokens, state.commit_step, state.confidence)
     ]
-    decided = zip(*(array.reshape(len(rows), -1).tolist() for array in arrays), strict=True)
     return [
         {
             "name": problem.name,
@@ -227,8 +224,8 @@ def decode_traces(
             "end": len(generation.token_ids),
             "tied": tied_share(generation.confidence),
         }
-        for (problem, sample), generation, (ids, steps, confidence) in zip(
-            rows, engine.generations(canvas, state), decided, strict=True
+        for (problem, sample), generation, ids, steps, confidence in zip(
+            rows, engine.generations(canvas, state), *decided, strict=True
         )
     ]
 

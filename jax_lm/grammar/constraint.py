@@ -115,9 +115,9 @@ class Constraint:
         more, is_over = self.grammar.forced(text)
         tokens = [*self.tokenizer.encode_plain(more), *self.tokenizer.stop_ids[:is_over]]
         # a shorter text may fit where the one that is usual does not
-        if (end := self.rest([*ids, *tokens])) is None:
+        if (end := self.rest(ids + tokens)) is None:
             return []
-        self.known[:] = [*ids, *tokens, *end]
+        self.known[:] = ids + tokens + end
         return tokens
 
     def next_tokens(self, ids: TokenIds, candidates: TokenIds) -> TokenIds:
@@ -136,9 +136,9 @@ class Constraint:
             if tokens[0] in stops:
                 if not rest:
                     return tokens
-            elif (end := self.rest([*ids, *tokens])) is not None:
-                self.known[:] = [*ids, *tokens, *end]
+            elif (end := self.rest(ids + tokens)) is not None:
+                self.known[:] = ids + tokens + end
                 return tokens
         # no candidate fits: continue with the known end
-        self.known[:] = [*ids, *rest]
+        self.known[:] = ids + rest
         return rest[:1] or [stops[0]]

@@ -45,6 +45,7 @@ SHORTEST = {
 }
 KEYS = ("key", "first key")
 VALUES = ("value", "item")
+STRINGS = KEYS + VALUES
 
 
 class JsonObjectGrammar:
@@ -116,7 +117,7 @@ def token_length(text: str, position: int, expects: str, closer: str) -> int:
     }
     if char in punctuation.get(expects, ""):
         return 1
-    if char == '"' and expects in (*VALUES, *KEYS):
+    if char == '"' and expects in STRINGS:
         match = STRING.match(text, position)
     elif expects in VALUES:
         match = LITERAL.match(text, position) or NUMBER.match(text, position)
@@ -130,7 +131,7 @@ def missing_end(token: str, expects: str) -> str | None:
 
     The token is a string, a number or a literal.
     """
-    if token[0] == '"' and expects in (*VALUES, *KEYS):
+    if token[0] == '"' and expects in STRINGS:
         match = OPEN_STRING.fullmatch(token)
         if match is None:
             return None

@@ -10,9 +10,9 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator
-from enum import Enum, auto
 from functools import lru_cache
 from keyword import kwlist, softkwlist
+from typing import Literal
 
 # CPython's `PyCF_ALLOW_INCOMPLETE_INPUT`, with which `codeop` distinguishes incomplete code from
 # wrong code.
@@ -51,25 +51,17 @@ HEADERS = (
     "0",
 )
 # Remainder of an operator that was cut.
-CUT_OPERATORS = {"!": ("=",), ".": (".",), "-": (">",)}
+CUT_OPERATORS = {"!": "=", ".": ".", "-": ">"}
 KEYWORDS = (*kwlist, *softkwlist)
 LAST_WORD = re.compile(r"\w+\Z")
 # Lines that may follow: a statement, or a clause that a `try` or `match` still lacks.
 LINES = ("pass", "finally: pass", "except: pass", "def f(): pass", "case _: pass")
 
 
-class ParserVerdict(Enum):
-    """Result of parsing a text."""
-
-    WHOLE = auto()
-    OPEN = auto()
-    WRONG = auto()
-
-
 @lru_cache(maxsize=4096)
 def find_end(text: str, after: str = "") -> str | None:
     """Search for text that makes `text`, it and `after` a program; None if none is found."""
-    if verdict(text + after) is ParserVerdict.WHOLE:
+    if verdict(text + after) == "whole":
         return ""
     # Without a limit, "try:" would go on with 39 lines of `pass` before it ends.
     brackets = len(scan(text)[1])
@@ -94,7 +86,7 @@ def search_end(text: str, after: str, most: int) -> str | None:
             return None
         tried.add(candidate)
         result = verdict(candidate + after)
-        if result is ParserVerdict.WHOLE:
+        if result == "whole":
             return candidate.removeprefix(text)
         # with a suffix, the candidate alone decides whether it can be continued
         if after:
@@ -105,23 +97,23 @@ def search_end(text: str, after: str, most: int) -> str | None:
         # Extend only what is the beginning of some program: the parser expects more, here or at
         # least if a backslash continues the last line.
         continued = candidate + " \\\n"
-        if result is not ParserVerdict.WRONG or verdict(continued) is ParserVerdict.OPEN:
+        if result != "wrong" or verdict(continued) == "open":
             waiting += [
                 (candidate + piece, depth + 1) for piece in reversed(list(pieces(candidate)))
             ]
     return None
 
 
-def verdict(text: str) -> ParserVerdict:
-    """Parse a text. The verdict is OPEN if the parser reached the end and expected more."""
+def verdict(text: str) -> Literal["whole", "open", "wrong"]:
+    """Parse a text. The verdict is open if the parser reached the end and expected more."""
     try:
         compile(text, FILE, "exec", flags=ast.PyCF_ONLY_AST | INCOMPLETE_INPUT, dont_inherit=True)
     except SyntaxError as error:
-        return ParserVerdict.OPEN if error.msg == "incomplete input" else ParserVerdict.WRONG
+        return "open" if error.msg == "incomplete input" else "wrong"
     # such as null bytes, or code that is nested too deeply
     except (ValueError, OverflowError, MemoryError, RecursionError):
-        return ParserVerdict.WRONG
-    return ParserVerdict.WHOLE
+        return "wrong"
+    return "whole"
 
 
 def first_pieces(text: str) -> Iterator[str]:
@@ -148,7 +140,7 @@ def first_pieces(text: str) -> Iterator[str]:
             if keyword.startswith(word[0]) and keyword != word[0]:
                 yield keyword.removeprefix(word[0])
     # "a !" -> "="
-    yield from CUT_OPERATORS.get(text[-1:], ())
+    yield from CUT_OPERATORS.get(text[-1:], "")
 
 
 def pieces(text: str) -> Iterator[str]:

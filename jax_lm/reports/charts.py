@@ -1,25 +1,19 @@
-"""Draw line charts, bar charts and heat maps as SVG, and render all templates of `pages`.
+"""Draw line charts, bar charts and heat maps as SVG.
 
-The functions compute coordinates, and templates in `pages` draw them. All templates except those of
-Markdown escape their values, and each page is one self-contained HTML file. Pictures take their
-colour from the page (`currentColor`), so that they are readable on dark and light backgrounds.
+The functions compute coordinates, and templates in `pages` draw them. Pictures take their colour
+from the page (`currentColor`), so that they are readable on dark and light backgrounds.
 """
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isnan, log10
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from jaxtyping import Float
 
 from jax_lm.host.files import write_whole
+from jax_lm.reports.rendering import PAGES, render
 
-PAGES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
-    autoescape=lambda name: name is None or not name.endswith(".md"),
-    undefined=jinja2.StrictUndefined,
-)
 # Size of a picture and its margins around the drawing area, in pixels. The right one holds the
 # legend.
 WIDTH = 640
@@ -55,11 +49,6 @@ PICTURE_COLOR = "#333"
 Number = float | int
 # The points (x, y) of each line by its name. A y of None is a missing value.
 Series = Mapping[str, Sequence[tuple[Number, Number | None]]]
-
-
-def render(name: str, **values) -> str:
-    """Render a template of `pages`. Raises an error if a value is missing."""
-    return PAGES.get_template(name).render(**values)
 
 
 def format_number(value: Number) -> str:
@@ -101,7 +90,7 @@ def line_chart(
         name: [(x, y) for x, y in points if y is not None and not isnan(y)]
         for name, points in series.items()
     }
-    xs = [x for points in lines.values() for x, _ in points]
+    xs = {x for points in lines.values() for x, _ in points}
     low, high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     # with a single x, any span
     span = float(high - low) or 1.0
@@ -112,7 +101,7 @@ def line_chart(
         share = (float(y) - bottom) / (top - bottom)
         return round(across, 1), round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
-    x_ticks = sorted(set(xs)) if len(set(xs)) <= MAX_LABELS else round_ticks(low, high)
+    x_ticks = sorted(xs) if len(xs) <= MAX_LABELS else round_ticks(low, high)
     return render(
         "line_chart.svg",
         title=title,

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jax_lm.host.files import output_folder, write_json_whole, write_whole
-from jax_lm.reports.charts import render, write_picture
+from jax_lm.host.files import write_json_whole, write_whole
+from jax_lm.reports.charts import write_picture
+from jax_lm.reports.rendering import render
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,7 @@ class Document:
         return f"{counts['met']} of {total} met, {counts['missed']} missed, {counts['not measured']} not measured"
 
     def markdown(self) -> str:
-        text = render(
-            "document.md",
-            document=self,
-            table=lambda columns, rows: "\n".join(table(columns, rows)),
-        )
-        return text.rstrip("\n") + "\n"
+        return render("document.md", document=self, table=table).rstrip("\n") + "\n"
 
     def page(self) -> str:
         """Render one HTML file. Every text in it is escaped; only our own pictures are not."""
@@ -107,7 +103,6 @@ class Document:
 
         The folder is created; each file is complete or absent.
         """
-        output_folder(folder)
         if data is not None:
             write_json_whole(folder / f"{name}.json", data)
         for section in self.sections:
@@ -128,11 +123,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [line(cells) for cells in (columns, ["---"] * len(columns), *rows)]
 
 
-def facts_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
+def facts_table(rows: Iterable[tuple[str, str]], styles: Mapping[str, str] = {}) -> Table:
     """Return a table of names and values; `styles` are those of certain values."""
     grid = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
-        grid.add_row(name, escape(value), style=(styles or {}).get(value))
+        grid.add_row(name, escape(value), style=styles.get(value))
     return grid
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 
-from jax_lm.reports.charts import render
+from jax_lm.reports.rendering import render
 from jax_lm.results import Generation
 
 # The animated picture: pixels of a character, of a line and of the margin.

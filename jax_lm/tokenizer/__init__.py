@@ -145,15 +145,11 @@ class DiffuCoderTokenizer:
                 )
             special = read_special_tokens(folder, backend)
             if adds_mask:
-                special = replace(special, mask=special.mask or MASK)
-                missing = [
-                    token
-                    for token in (special.mask, DIFFUSION_PAD)
-                    if token is not None and backend.token_to_id(token) is None
-                ]
-                backend.add_tokens(
-                    [AddedToken(token, special=True, normalized=False) for token in missing]
-                )
+                mask = special.mask or MASK
+                special = replace(special, mask=mask)
+                for token in (mask, DIFFUSION_PAD):
+                    if backend.token_to_id(token) is None:
+                        backend.add_tokens([AddedToken(token, special=True, normalized=False)])
             return cls(backend, read_chat_template(folder), special)
         except TokenizerError:
             raise
@@ -402,8 +398,8 @@ class DiffuCoderTokenizer:
             replace: replace tokens that these files name already, instead of keeping them.
         """
         pad = self.backend.id_to_token(self.pad_id)
-        special = {"eos_token": self.special.end, "pad_token": pad, "mask_token": self.special.mask}
-        special = {name: token for name, token in special.items() if token is not None}
+        special = {"eos_token": self.special.end, "pad_token": pad}
+        special |= {"mask_token": self.special.mask} if self.special.mask else {}
         attributes = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
         added = {
             str(token_id): {name: getattr(token, name) for name in attributes}
@@ -415,11 +411,12 @@ class DiffuCoderTokenizer:
         new = PLAIN_SETTINGS | kind | {"added_tokens_decoder": added} | special
         for name, complete in ((TOKENIZER_CONFIG, new), (SPECIAL_TOKENS, special)):
             stored = read_optional(folder / name)
-            # Keys to write into an existing file.
-            keys = {key for key in special if stored.get(key) is None}
-            keys |= {*special, "added_tokens_decoder"} if replace else set()
-            keys = keys & complete.keys() if stored else complete
-            fields = stored | {key: complete[key] for key in keys}
+            # An existing file keeps all else.
+            written = [key for key in special if replace or stored.get(key) is None]
+            written += ["added_tokens_decoder"] * replace
+            fields = stored | {
+                key: value for key, value in complete.items() if not stored or key in written
+            }
             if fields != stored:
                 write_json(folder / name, fields)
 
