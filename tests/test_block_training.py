@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases.causal import write_causal
 from flax import nnx
 
 from jax_lm.cli.main import main
@@ -22,7 +23,7 @@ from jax_lm.diffusion import masking
 from jax_lm.inference import DiffuCoderInference
 from jax_lm.models import lora
 from jax_lm.models.attention import attends_by_blocks, limit_to_blocks
-from jax_lm.models.dream import DreamConfig, DreamForCausalLM
+from jax_lm.models.dream import DreamConfig, DreamForCausalLM, parameters
 from jax_lm.options import Decoding, GenerationOptions
 from jax_lm.sharding import MeshShape
 from jax_lm.training.config import SFT_LOSS, AdaptConfig, LossConfig, SftConfig
@@ -369,3 +370,43 @@ def test_adapters_do_not_change_how_a_base_attends(trained, tiny_folder, tmp_pat
 
 if __name__ == "__main__":
     compare()
+
+
+@pytest.mark.parametrize("options", [["--block-length", "4"], []], ids=["blocks", "whole canvas"])
+def test_adapters_make_a_causal_model_a_diffusion_model(options, tmp_path, tiny_config, capsys):
+    causal = write_causal(tmp_path / "causal", tiny_config)
+    rows = [json.dumps({"text": f"def add_{n}(a):\n    return a + {n}\n"}) for n in range(8)]
+    (tmp_path / "code.jsonl").write_text("\n".join(rows))
+    shared = ["--data", str(tmp_path / "code.jsonl"), "--out", str(tmp_path / "run")]
+    shared += ["--max-length", "32", "--batch-size", "2", "--max-steps", "4", "--save-every", "2"]
+    arguments = ["adapt", "--model", str(causal), "--lora-rank", "2", *shared, *options]
+    assert main([*arguments, "--stop-after", "2"]) == 0
+    half = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
+    # the same command goes on
+    assert main(arguments) == 0
+    stored = (tmp_path / "run/adapter/adapter_model.safetensors").read_bytes()
+    assert stored != half
+    # below the adapters are the weights of the causal model, with a mask
+    base = DreamForCausalLM.from_pretrained(tmp_path / "run/base")
+    assert base.config.attention_block == (4 if options else None)
+    assert base.config.mask_token_id is not None
+    given = dict(parameters(DreamForCausalLM.from_pretrained(causal)))
+    for name, value in parameters(base).items():
+        np.testing.assert_array_equal(value[: len(given[name])], given[name], err_msg=name)
+    # and the adapter finds them
+    assert (
+        "base"
+        in json.loads((tmp_path / "run/adapter/adapter_config.json").read_text())[
+            "base_model_name_or_path"
+        ]
+    )
+    capsys.readouterr()
+    adapter = ["--adapter", str(tmp_path / "run/adapter")]
+    assert main(["generate", *adapter, "--max-new-tokens", "8", "--temperature", "0", "def"]) == 0
+    assert capsys.readouterr().out.startswith("def")
+
+
+def test_random_weights_have_no_adapters(tmp_path, capsys):
+    arguments = ["--data", "x.jsonl", "--out", str(tmp_path / "run"), "--from-scratch"]
+    assert main(["adapt", "--model", "builtin", "--lora-rank", "2", *arguments]) == 2
+    assert "lora_rank=2: random weights are trained whole" in capsys.readouterr().err

@@ -296,7 +296,7 @@ def test_an_update_costs_four_forward_passes():
         ({"kind": "rl"}, "step='rl'"),
         ({"kind": "sft", "precision": "int8"}, "dtype='int8'"),
         ({"kind": "sft", "lora_rank": 0}, "lora_rank=0"),
-        ({"lora_rank": 16}, "lora_rank=16: must be at least 1, and step sft or grpo"),
+        ({"lora_rank": 16}, "lora_rank=16: must be at least 1, and step sft, adapt or grpo"),
     ],
 )
 def test_a_training_step_that_is_not_there_is_refused(fields, message):
@@ -482,7 +482,8 @@ def test_the_plan_of_a_server_is_written_and_takes_no_sizes(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "settings", "advised"),
     [
-        ("adapt", {}, "Try --batch-size 4 ("),
+        ("adapt", {}, "Try --lora-rank 16 ("),
+        ("adapt", {"lora_rank": 8}, "Try --batch-size 4 ("),
         ("sft", {}, "Try --lora-rank 16 ("),
         ("sft", {"lora_rank": 8}, "Try --quantize int8 ("),
         ("generate", {}, "or prompt and answer together of 256 ("),

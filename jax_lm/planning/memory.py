@@ -156,14 +156,15 @@ class PlannedStep:
                 f"dtype={self.precision!r}: step={self.kind} trains over int8, bfloat16 or float32 "
                 "kernels"
             )
-        if self.is_training and self.quantization and self.lora_rank is None:
+        has_adapters = self.lora_rank is not None and self.kind != "adapt"
+        if self.is_training and self.quantization and not has_adapters:
             raise ValueError(
-                f"dtype={self.precision!r}: must be bfloat16 or float32, as step={self.kind} "
-                "trains all weights"
+                f"dtype={self.precision!r}: must be bfloat16 or float32, or for adapters of sft "
+                "and grpo int8"
             )
-        if self.lora_rank is not None and (self.lora_rank < 1 or self.kind not in ("sft", "grpo")):
+        if self.lora_rank is not None and (self.lora_rank < 1 or not self.is_training):
             raise ValueError(
-                f"lora_rank={self.lora_rank}: must be at least 1, and step sft or grpo"
+                f"lora_rank={self.lora_rank}: must be at least 1, and step sft, adapt or grpo"
             )
         require_sizes(self, "batch")
         if not 1 <= self.new_tokens <= self.canvas:
@@ -463,11 +464,11 @@ def cheaper_options(
     new_tokens = max(1, min(planned.new_tokens, length // 2))
     is_served = planned.kind == SERVE
     names = ("--slots", "--context") if is_served else ("--batch-size", "--max-length")
-    # In training, int8 needs adapters, which `adapt` does not have.
-    if planned.kind == "adapt":
-        first = {}
-    elif planned.is_training and planned.lora_rank is None:
+    # In training, int8 needs adapters, and `adapt` has no int8.
+    if planned.is_training and planned.lora_rank is None:
         first = {"--lora-rank 16": replace(planned, lora_rank=16)}
+    elif planned.kind == "adapt":
+        first = {}
     else:
         first = {"--dtype int8": replace(planned, precision="int8")}
     variants = first | {

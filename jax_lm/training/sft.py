@@ -187,6 +187,7 @@ def adapt(
     out: Path,
     *,
     pad_id: int,
+    trained: NameTest = lambda name: True,
     identity: Fields | None = None,
 ) -> bool:
     """Train `model` on texts; returns whether the run reached its end.
@@ -198,6 +199,7 @@ def adapt(
         config: settings of the run.
         out: folder of the run; a run in it is continued.
         pad_id: id of the pad token.
+        trained: which parameters are trained, by name.
         identity: further settings that a resumed run must agree on.
 
     Raises:
@@ -206,7 +208,7 @@ def adapt(
     length = longest_allowed(config, model.config.max_position_embeddings)
     config = replace(config, max_length=length, loss=resolve_blocks(config.loss, model))
     stream, held_out = make_streams(samples, config, pad_id, 0)
-    require_memory(model, config, "adapt")
+    require_memory(model, config, "adapt", trained)
     opening = partial(openness, annealing_steps=config.opening_steps)
     return train(
         model,
@@ -214,6 +216,7 @@ def adapt(
         resolve_masks(config.loss, is_packed=True),
         config.training,
         out,
+        trained=trained,
         held_out=held_out,
         identity=settings_without(config, "loss", "training") | (identity or {}),
     )

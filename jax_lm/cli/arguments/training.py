@@ -210,18 +210,22 @@ class Adapt:
     """Train masked diffusion on plain text, from an autoregressive checkpoint (Qwen2, Qwen3, Llama)
     or from scratch.
 
-    Attention opens from causal to full over the first steps. If the command is killed, the same
-    command resumes the run.
+    Attention opens from causal to full over the first steps, or is that of blocks from the first
+    step on. If the command is killed, the same command resumes the run.
 
     Examples:
         diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-7B --out base --config recipes/adapt_paper.yaml
+        diffucoder adapt --data code.jsonl --model Qwen/Qwen2.5-Coder-0.5B --out out/blocks --block-length 4 --lora-rank 32
         diffucoder adapt --data code.jsonl --model ./shape --from-scratch --out out/base --max-length 512
 
     Attributes:
         data: JSONL file, or JSON file with an array, whose rows have "text". Or a folder written by
             `data tokenize`, or with the extra `datasets` a hub id, folder or Parquet file.
         model: folder or hub id of the checkpoint; a mask token is added to a tokenizer without one.
-        out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/.
+        out: folder of the run: metrics.jsonl, checkpoints/ and, in the end, model/; or with
+            `lora_rank` base/ and, in the end, adapter/.
+        lora_rank: train adapters of this rank instead of all weights. The model below them, with a
+            mask token and the new attention, is written to base/ before the first step.
         part: which part of a data set is read.
         columns: names of the columns.
         from_scratch: use only the shape (config.json) and the tokenizer, and initialise the
@@ -240,9 +244,14 @@ class Adapt:
     out: Path
     part: DatasetPart
     columns: TextColumn
+    lora_rank: int | None = None
     from_scratch: bool = False
     save_dtype: SavedDtype = "float32"
     mesh: str | None = None
     hosts: Hosts
     config: Path | None = None
     settings: AdaptConfig
+
+    def __post_init__(self):
+        if self.from_scratch and self.lora_rank is not None:
+            raise ValueError(f"lora_rank={self.lora_rank}: random weights are trained whole")

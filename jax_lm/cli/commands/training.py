@@ -4,6 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flax import nnx
+from jax.experimental import multihost_utils
 
 from jax_lm.checkpoints import huggingface
 from jax_lm.checkpoints.description import require_elsewhere
@@ -178,10 +179,30 @@ def run_adapt(arguments: Adapt) -> int:
         model = DreamForCausalLM.from_pretrained(folder, mesh=mesh)
         model = grow_vocabulary(model, config.vocab_size)
         model.become(config)
+    if arguments.lora_rank is not None:
+        # Adapters name the model below them, so that model must be in a folder.
+        base = arguments.out / "base"
+        model.save_pretrained(base, tokenizer=tokenizer, source=folder)
+        multihost_utils.sync_global_devices("base is written")
+        adapters = LoraConfig(rank=arguments.lora_rank)
+        target = choose_trained(
+            find_model(base), adapters, out=arguments.out, save_dtype=arguments.save_dtype
+        )
+        lora.add_lora(model, adapters, settings.training.seed)
     # train
-    identity = {"data": digest, "from_scratch": arguments.from_scratch}
+    identity = {
+        "data": digest,
+        "from_scratch": arguments.from_scratch,
+        "lora": target.lora_identity,
+    }
     finished = adapt(
-        model, rows, settings, arguments.out, pad_id=tokenizer.pad_id, identity=identity
+        model,
+        rows,
+        settings,
+        arguments.out,
+        pad_id=tokenizer.pad_id,
+        trained=target.trained,
+        identity=identity,
     )
     write_refused(refused, arguments.out)
     return finish(target, model, finished=finished)
