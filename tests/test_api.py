@@ -381,7 +381,8 @@ def test_errors_reach_the_client_as_its_own(client, address):
     )
     status, _, body = call(address, "GET", "/v1/completions")
     assert (status, body["error"]["type"]) == (405, "invalid_request_error")
-    assert call(address, "GET", "/v1/nothing")[0] == 404
+    status, _, body = call(address, "GET", "/v1/nothing")
+    assert (status, body["error"]["message"]) == (404, "GET /v1/nothing: Not Found")
 
 
 def test_special_tokens_in_a_text_are_its_characters(address, engine):

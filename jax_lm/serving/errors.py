@@ -110,7 +110,7 @@ async def on_error(http: Request, problem) -> Response:
             code = "unsupported_parameter" if is_unsupported else None
             return Refusal(400, message, param=param, code=code).response
         case HTTPException():
-            message = str(problem.detail)
+            message = f"{http.method} {http.url.path[:200]}: {problem.detail}"
             if problem.status_code == 400:
                 # FastAPI's "There was an error parsing the body"
                 message = "the body is nested too deeply, has a number of too many digits, or is not UTF-8"
